@@ -1,0 +1,23 @@
+"""The command line: one file a command, each a frozen dataclass of its options that is called to run."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import tyro
+
+from cubeloom.cli.verify import Verify
+from cubeloom.errors import UserError
+
+Command = Annotated[Verify, tyro.conf.subcommand("verify")]
+
+
+def main() -> None:
+    """Exit 0 if the command succeeded, 1 if what it checked does not hold, 2 if its input cannot work."""
+    command = tyro.cli(tyro.conf.OmitSubcommandPrefixes[Command], prog="cubeloom", description=__doc__)
+    try:
+        sys.exit(command())
+    except UserError as error:
+        print(f"cubeloom: {error}", file=sys.stderr)
+        sys.exit(2)
