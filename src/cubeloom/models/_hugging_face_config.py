@@ -1,0 +1,137 @@
+"""Configurations of Hugging Face's as ours: fields with a counterpart, and options that must be as we build them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cubeloom.errors import UserError
+from cubeloom.models.bert import BERTConfig
+from cubeloom.models.gpt import GPTConfig
+from cubeloom.models.llama import LlamaConfig
+from cubeloom.models.presets import Config
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How one kind of configuration is read.
+
+    `fields` are their names for ours. `legal` are their options and the values under which our model computes the same;
+    an option that is missing has the first.
+    """
+
+    make: type[Config]
+    fields: dict[str, str]
+    legal: dict[str, tuple[object, ...]]
+
+
+READINGS = {
+    "gpt2": Reading(
+        GPTConfig,
+        {
+            "vocab": "vocab_size",
+            "positions": "n_positions",
+            "hidden": "n_embd",
+            "layers": "n_layer",
+            "heads": "n_head",
+            "tied": "tie_word_embeddings",
+            "dropout": "resid_pdrop",
+            "norm_eps": "layer_norm_epsilon",
+        },
+        {
+            "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+            "add_cross_attention": (False,),
+        },
+    ),
+    "llama": Reading(
+        LlamaConfig,
+        {
+            "vocab": "vocab_size",
+            "positions": "max_position_embeddings",
+            "hidden": "hidden_size",
+            "layers": "num_hidden_layers",
+            "heads": "num_attention_heads",
+            "kv_heads": "num_key_value_heads",
+            "mlp_hidden": "intermediate_size",
+            "norm_eps": "rms_norm_eps",
+            "tied": "tie_word_embeddings",
+        },
+        {
+            "hidden_act": ("silu", "swish"),
+            "attention_bias": (False,),
+            "mlp_bias": (False,),
+            "attention_dropout": (0.0,),
+        },
+    ),
+    "bert": Reading(
+        BERTConfig,
+        {
+            "vocab": "vocab_size",
+            "positions": "max_position_embeddings",
+            "hidden": "hidden_size",
+            "layers": "num_hidden_layers",
+            "heads": "num_attention_heads",
+            "types": "type_vocab_size",
+            "dropout": "hidden_dropout_prob",
+            "norm_eps": "layer_norm_eps",
+            "tied": "tie_word_embeddings",
+        },
+        {
+            "hidden_act": ("gelu",),
+            "position_embedding_type": ("absolute",),
+            "is_decoder": (False,),
+            "add_cross_attention": (False,),
+        },
+    ),
+}
+
+
+def config_from_hugging_face(theirs: Mapping[str, Any]) -> Config:
+    """Our configuration from `config.to_dict()` of theirs; an option that our model does not have is refused.
+
+    One is passed over: the dropout of attention probabilities in GPT-2 and BERT, which changes training alone.
+    `next_sentence` depends on the model's class and is left False: `dataclasses.replace` it for BertForPreTraining.
+    """
+    kind = theirs.get("model_type")
+    if kind not in READINGS:
+        raise UserError(f"no model here is Hugging Face's {kind!r}; those that are: {', '.join(READINGS)}")
+    reading = READINGS[kind]
+    missing = [name for name in reading.fields.values() if name not in theirs]
+    if missing:
+        raise UserError(f"this configuration of a {kind} has no {', '.join(missing)}")
+    ours = {our: theirs[their] for our, their in reading.fields.items()}
+    legal = reading.legal | _derived(kind, ours)
+    for option, values in legal.items():
+        if theirs.get(option, values[0]) not in values:
+            raise UserError(
+                f"{kind} with {option}={theirs[option]!r} is not supported; it must be {' or '.join(map(repr, values))}"
+            )
+    if kind == "llama":
+        ours["rotary_base"] = _rotary_base(theirs)
+    return reading.make(**ours)
+
+
+def _derived(kind: str, ours: Mapping[str, Any]) -> dict[str, tuple[object, ...]]:
+    """The options whose only legal value follows from others."""
+    match kind:
+        case "gpt2":
+            return {"n_inner": (None, 4 * ours["hidden"]), "embd_pdrop": (ours["dropout"],)}
+        case "bert":
+            return {"intermediate_size": (4 * ours["hidden"],)}
+        case _:
+            return {"head_dim": (None, ours["hidden"] // ours["heads"])}
+
+
+def _rotary_base(theirs: Mapping[str, Any]) -> float:
+    """From `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of the versions before."""
+    rotary = theirs.get("rope_parameters") or {
+        **(theirs.get("rope_scaling") or {}),
+        "rope_theta": theirs.get("rope_theta"),
+    }
+    kind = rotary.get("rope_type", rotary.get("type", "default"))
+    if kind != "default" or rotary.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UserError(f"llama with rotary positions {dict(rotary)} is not supported; rope_type must be 'default'")
+    return float(rotary.get("rope_theta") or LlamaConfig.rotary_base)

@@ -1,0 +1,182 @@
+"""Which tensors of Hugging Face's make up which of ours, as tables: a rule a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from cubeloom.models.bert import BERTConfig
+from cubeloom.models.gpt import GPTConfig
+from cubeloom.models.llama import LlamaConfig
+from cubeloom.models.presets import Config
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How tensors become one of ours, and back: woven along their first dim, each giving rows to each group in turn.
+
+    With two groups and shares 2, 1, 1 a tensor of four rows and two of two, `q k v`, are `q0 q1 k0 v0 q2 q3 k1 v1`. One
+    group and one share, the default, is the tensor itself.
+    """
+
+    groups: int = 1
+    shares: tuple[int, ...] = (1,)
+    transposed: bool = False  # GPT-2's are `[in, out]`, as its first implementation wrote a convolution
+    fused: bool = False  # theirs is one tensor already, its parts one after the other
+
+    def join(self, theirs: Sequence[Tensor]) -> Tensor:
+        parts = [part.T if self.transposed else part for part in theirs]
+        if self.fused:
+            parts = unweave(parts[0], 1, self.shares)
+        return weave(parts, self.groups)
+
+    def split(self, ours: Tensor) -> list[Tensor]:
+        parts = unweave(ours, self.groups, self.shares)
+        if self.fused:
+            parts = [weave(parts, 1)]
+        return [(part.T if self.transposed else part).contiguous() for part in parts]
+
+
+def weave(parts: Sequence[Tensor], groups: int) -> Tensor:
+    return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], dim=1).flatten(0, 1)
+
+
+def unweave(whole: Tensor, groups: int, shares: tuple[int, ...]) -> list[Tensor]:
+    grouped = whole.unflatten(0, (groups, -1))  # [groups, rows of a group, ...]
+    unit = grouped.shape[1] // sum(shares)
+    return [part.flatten(0, 1) for part in grouped.split([unit * share for share in shares], dim=1)]
+
+
+AS_IT_IS = Layout()
+
+
+@dataclass(frozen=True)
+class Rule:
+    ours: str
+    theirs: tuple[str, ...]
+    layout: Layout = AS_IT_IS
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rules of one model.
+
+    `our_copies` and `their_copies` name tensors that are another's under a second name: tied weights. Either name may
+    be missing in what is read; both are written. `unused` are ends of names that hold nothing learned and are passed
+    over. `prefix` may be missing from all the names that start with it.
+    """
+
+    rules: tuple[Rule, ...]
+    our_copies: dict[str, str] = field(default_factory=dict)
+    their_copies: dict[str, str] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    prefix: str = ""
+
+
+def weight(ours: str, *theirs: str, layout: Layout = AS_IT_IS) -> Iterator[Rule]:
+    yield Rule(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), layout)
+
+
+def both(ours: str, *theirs: str, layout: Layout = AS_IT_IS) -> Iterator[Rule]:
+    """The rules of a weight and of its bias, which is never transposed."""
+    yield from weight(ours, *theirs, layout=layout)
+    flat = Layout(groups=layout.groups, shares=layout.shares, fused=layout.fused)
+    yield Rule(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), flat)
+
+
+def gpt(config: GPTConfig) -> Table:
+    rules = [*weight("embed", "transformer.wte"), *weight("positions", "transformer.wpe")]
+    matrix = Layout(transposed=True)
+    qkv = Layout(groups=config.heads, shares=(1, 1, 1), transposed=True, fused=True)
+    for n in range(config.layers):
+        our, their = f"blocks.{n}", f"transformer.h.{n}"
+        rules += both(f"{our}.norm1", f"{their}.ln_1")
+        rules += both(f"{our}.attention.qkv", f"{their}.attn.c_attn", layout=qkv)
+        rules += both(f"{our}.attention.proj", f"{their}.attn.c_proj", layout=matrix)
+        rules += both(f"{our}.norm2", f"{their}.ln_2")
+        rules += both(f"{our}.mlp.up", f"{their}.mlp.c_fc", layout=matrix)
+        rules += both(f"{our}.mlp.down", f"{their}.mlp.c_proj", layout=matrix)
+    rules += both("norm", "transformer.ln_f")
+    unused = (".attn.bias", ".attn.masked_bias")  # causal masks that older versions stored
+    if not config.tied:
+        return Table((*rules, *weight("head", "lm_head")), prefix="transformer.", unused=unused)
+    return Table(
+        tuple(rules),
+        prefix="transformer.",
+        our_copies={"head.weight": "embed.weight"},
+        their_copies={"lm_head.weight": "transformer.wte.weight"},
+        unused=unused,
+    )
+
+
+def llama(config: LlamaConfig) -> Table:
+    rules = [*weight("embed", "model.embed_tokens")]
+    qkv = Layout(groups=config.kv_heads, shares=(config.queries_per_key, 1, 1))
+    gate_up = Layout(groups=config.mlp_hidden, shares=(1, 1))
+    for n in range(config.layers):
+        our, their = f"blocks.{n}", f"model.layers.{n}"
+        heads = (f"{their}.self_attn.{name}_proj" for name in "qkv")
+        rules += weight(f"{our}.norm1", f"{their}.input_layernorm")
+        rules += weight(f"{our}.attention.qkv", *heads, layout=qkv)
+        rules += weight(f"{our}.attention.proj", f"{their}.self_attn.o_proj")
+        rules += weight(f"{our}.norm2", f"{their}.post_attention_layernorm")
+        rules += weight(f"{our}.mlp.gate_up", f"{their}.mlp.gate_proj", f"{their}.mlp.up_proj", layout=gate_up)
+        rules += weight(f"{our}.mlp.down", f"{their}.mlp.down_proj")
+    rules += weight("norm", "model.norm")
+    unused = ("rotary_emb.inv_freq",)
+    if not config.tied:
+        return Table((*rules, *weight("head", "lm_head")), unused=unused)
+    return Table(
+        tuple(rules),
+        our_copies={"head.weight": "embed.weight"},
+        their_copies={"lm_head.weight": "model.embed_tokens.weight"},
+        unused=unused,
+    )
+
+
+def bert(config: BERTConfig) -> Table:
+    rules = [
+        *weight("embed", "bert.embeddings.word_embeddings"),
+        *weight("positions", "bert.embeddings.position_embeddings"),
+        *weight("types", "bert.embeddings.token_type_embeddings"),
+        *both("embed_norm", "bert.embeddings.LayerNorm"),
+    ]
+    qkv = Layout(groups=config.heads, shares=(1, 1, 1))
+    for n in range(config.layers):
+        our, their = f"blocks.{n}", f"bert.encoder.layer.{n}"
+        heads = (f"{their}.attention.self.{name}" for name in ("query", "key", "value"))
+        rules += both(f"{our}.attention.qkv", *heads, layout=qkv)
+        rules += both(f"{our}.attention.proj", f"{their}.attention.output.dense")
+        rules += both(f"{our}.norm1", f"{their}.attention.output.LayerNorm")
+        rules += both(f"{our}.mlp.up", f"{their}.intermediate.dense")
+        rules += both(f"{our}.mlp.down", f"{their}.output.dense")
+        rules += both(f"{our}.norm2", f"{their}.output.LayerNorm")
+    rules += both("transform", "cls.predictions.transform.dense")
+    rules += both("transform_norm", "cls.predictions.transform.LayerNorm")
+    rules.append(Rule("decoder.bias", ("cls.predictions.decoder.bias",)))
+    if config.next_sentence:
+        rules += [*both("pooler", "bert.pooler.dense"), *both("next_sentence", "cls.seq_relationship")]
+    bias = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
+    unused = ("embeddings.position_ids",)
+    if not config.tied:
+        # Hugging Face then unties the two biases as well, and computes with the decoder's alone.
+        return Table((*rules, *weight("decoder", "cls.predictions.decoder")), {}, bias, (*unused, *bias))
+    return Table(
+        tuple(rules),
+        our_copies={"decoder.weight": "embed.weight"},
+        their_copies={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight", **bias},
+        unused=unused,
+    )
+
+
+def table(config: Config) -> Table:
+    match config:
+        case GPTConfig():
+            return gpt(config)
+        case LlamaConfig():
+            return llama(config)
+        case BERTConfig():
+            return bert(config)

@@ -1,0 +1,96 @@
+"""Weights to and from Hugging Face `transformers`.
+
+Their classes are GPT2LMHeadModel, LlamaForCausalLM and BertForMaskedLM, or BertForPreTraining where the configuration
+has `next_sentence`. Values only move, so that a round trip is exact to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from cubeloom.errors import UserError
+from cubeloom.models._hugging_face_config import config_from_hugging_face as config_from_hugging_face
+from cubeloom.models._hugging_face_rules import Table, table
+from cubeloom.models.presets import Config, build
+
+State = dict[str, Tensor]
+
+SHOWN = 3  # how many names of each kind of trouble a message gives
+
+
+def from_hugging_face(config: Config, state: Mapping[str, Tensor]) -> State:
+    """A state dict of ours from one of theirs. Tensors of the same layout in both are shared, not copied."""
+    rules = table(config)
+    theirs = _originals(_recognised(state, rules), rules.their_copies)
+    _check(theirs, _to(rules, _skeleton(config)), f"Hugging Face's tensors of {config}")
+    ours = {rule.ours: rule.layout.join([theirs[name] for name in rule.theirs]) for rule in rules.rules}
+    return _with_copies(ours, rules.our_copies)
+
+
+def to_hugging_face(config: Config, state: Mapping[str, Tensor]) -> State:
+    """The reverse. Tied weights come under both names; safetensors' `save_model` stores them once."""
+    rules = table(config)
+    ours = _originals(state, rules.our_copies)
+    _check(ours, _originals(_skeleton(config), rules.our_copies), f"the tensors of {config}")
+    return _with_copies(_to(rules, ours), rules.their_copies)
+
+
+def _to(rules: Table, ours: Mapping[str, Tensor]) -> State:
+    theirs: State = {}
+    for rule in rules.rules:
+        theirs.update(zip(rule.theirs, rule.layout.split(ours[rule.ours]), strict=True))
+    return theirs
+
+
+def _skeleton(config: Config) -> State:
+    """Our state dict with shapes and no values."""
+    with torch.device("meta"):
+        return build(config).state_dict()
+
+
+def _recognised(state: Mapping[str, Tensor], rules: Table) -> State:
+    learned = {name: tensor for name, tensor in state.items() if not name.endswith(rules.unused)}
+    if any(name.startswith(rules.prefix) for name in learned):
+        return learned
+    # Saved from the model without its head, as the first GPT-2s were published.
+    return {rules.prefix + name: tensor for name, tensor in learned.items()}
+
+
+def _originals(state: Mapping[str, Tensor], copies: Mapping[str, str]) -> State:
+    """The state without second names, which must not hold anything else than the first ones do."""
+    originals = {name: tensor for name, tensor in state.items() if name not in copies}
+    for copy, original in copies.items():
+        if copy not in state:
+            continue
+        kept = originals.setdefault(original, state[copy])
+        if kept is not state[copy] and not (kept.is_meta or torch.equal(kept, state[copy])):
+            raise UserError(f"{copy} and {original} differ, but the configuration says they are tied; try tied=False")
+    return originals
+
+
+def _with_copies(state: State, copies: Mapping[str, str]) -> State:
+    return state | {copy: state[original] for copy, original in copies.items()}
+
+
+def _check(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
+    troubles = {
+        "missing": [name for name in expected if name not in state],
+        "unexpected": [name for name in state if name not in expected],
+        "of another shape": [
+            f"{name} {list(state[name].shape)} for {list(tensor.shape)}"
+            for name, tensor in expected.items()
+            if name in state and state[name].shape != tensor.shape
+        ],
+    }
+    if any(troubles.values()):
+        found = "; ".join(f"{kind}: {_first_few(names)}" for kind, names in troubles.items() if names)
+        raise UserError(f"these are not {what}: {found}")
+
+
+def _first_few(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
+    return ", ".join(listed[:SHOWN]) + more

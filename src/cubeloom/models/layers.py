@@ -1,0 +1,160 @@
+"""What the models share beyond torch's own layers.
+
+Activations are `[rows, features]`, a row for each token of the batch. No layer here reads a size from a configuration:
+on a grid it is given some of the sequences and some of the features, and computes just those.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cubeloom.errors import UserError
+from cubeloom.initial import Constant, Initial, Normal
+
+
+class AttentionCore(nn.Module):
+    """Attention between queries, keys and values already projected; it has no parameters.
+
+    Features come as `[kv_head, queries_per_key + 2, head_dim]`: for each key-value head its queries, then its key, then
+    its value. So a contiguous run of whole groups is a smaller attention, which heads cut over devices are. They leave
+    as `[kv_head, queries_per_key, head_dim]`.
+
+    Probabilities are not dropped out: GPT-2 and BERT did, models trained since do not, and fused kernels draw a mask
+    that depends on how the heads are cut.
+    """
+
+    def __init__(
+        self, *, head_dim: int, queries_per_key: int = 1, causal: bool = True, rotary_base: float | None = None
+    ) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.queries_per_key = queries_per_key
+        self.causal = causal
+        self.rotary_base = rotary_base
+
+    def forward(self, qkv: Tensor, sequence: int) -> Tensor:
+        queries = self.queries_per_key
+        # [batch, sequence, kv_heads, queries + 2, head_dim]
+        grouped = qkv.unflatten(0, (-1, sequence)).unflatten(2, (-1, queries + 2, self.head_dim))
+        turned = grouped[..., : queries + 1, :]  # queries and key, which lie together
+        if self.rotary_base is not None:
+            turned = rotate(turned, self.rotary_base)
+        query = turned[..., :queries, :].flatten(2, 3).transpose(1, 2)  # [batch, heads, sequence, head_dim]
+        key = turned[..., queries, :].transpose(1, 2)  # [batch, kv_heads, sequence, head_dim]
+        value = grouped[..., queries + 1, :].transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=self.causal, enable_gqa=queries > 1
+        )
+        return mixed.transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def extra_repr(self) -> str:
+        return (
+            f"head_dim={self.head_dim}, queries_per_key={self.queries_per_key}, "
+            f"causal={self.causal}, rotary_base={self.rotary_base}"
+        )
+
+
+def rotate(heads: Tensor, base: float) -> Tensor:
+    """Rotary positions for `[batch, sequence, kv_heads, some, head_dim]`: feature i turns with feature i + head_dim/2.
+
+    Pairing halves rather than neighbours is Hugging Face's convention, which Llama's published weights there follow.
+    """
+    sequence, head_dim = heads.shape[1], heads.shape[-1]
+    # Angles are float32 whatever the activations are, as where those weights were trained: in bfloat16 far positions
+    # would collapse into one, and in float64 the model would no longer be the same to the last digits.
+    exponents = torch.arange(0, head_dim, 2, device=heads.device, dtype=torch.float32) / head_dim
+    places = torch.arange(sequence, device=heads.device, dtype=torch.float32)
+    angles = (places[:, None] * (1.0 / base**exponents))[:, None, None, :]  # [sequence, 1, 1, head_dim / 2]
+    cos, sin = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
+    left, right = heads.chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+
+
+class SwiGLU(nn.Module):
+    """`silu(gate) * up`, where even features are gates and odd ones what they gate: any even cut is right by itself."""
+
+    def forward(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.unflatten(-1, (-1, 2)).unbind(-1)
+        return functional.silu(gate) * up
+
+
+class CrossEntropy(nn.Module):
+    """The mean cross-entropy of the rows whose target is not -100."""
+
+    ignore_index = -100
+
+    def __init__(self, *, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.label_smoothing = label_smoothing
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(
+            logits, targets, ignore_index=self.ignore_index, label_smoothing=self.label_smoothing
+        )
+
+    def extra_repr(self) -> str:
+        return f"label_smoothing={self.label_smoothing}"
+
+
+class Attention(nn.Module):
+    """Multi-head attention as in GPT-2 and BERT: biases, and dropout of what is added to the residual stream."""
+
+    def __init__(self, *, hidden: int, heads: int, causal: bool, dropout: float) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(hidden, 3 * hidden)
+        self.core = AttentionCore(head_dim=hidden // heads, causal=causal)
+        self.proj = nn.Linear(hidden, hidden)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, sequence: int) -> Tensor:
+        return self.dropout(self.proj(self.core(self.qkv(x), sequence)))
+
+
+class MLP(nn.Module):
+    """Four times wider and back, as in GPT-2 and BERT; `approximate` is torch's name for which GELU is between."""
+
+    def __init__(self, *, hidden: int, approximate: str, dropout: float) -> None:
+        super().__init__()
+        self.up = nn.Linear(hidden, 4 * hidden)
+        self.act = nn.GELU(approximate=approximate)
+        self.down = nn.Linear(4 * hidden, hidden)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.down(self.act(self.up(x))))
+
+
+def sequence_length(tokens: Tensor, longest: int) -> int:
+    """The length of the sequences in `[batch, sequence]`, refused where the model has no positions for it."""
+    sequence = tokens.shape[1]
+    if sequence > longest:
+        raise UserError(f"a sequence of {sequence} tokens is too long: the model has {longest} positions")
+    return sequence
+
+
+def positions(tokens: Tensor) -> Tensor:
+    """The place of each token in its sequence, in the order of `tokens.flatten()`."""
+    batch, sequence = tokens.shape
+    return torch.arange(sequence, device=tokens.device).repeat(batch)
+
+
+def initial(name: str, *, std: float, residual_std: float) -> Initial:
+    """Biases at zero, norms at one, what is added to the residual stream at `residual_std`, the rest at `std`."""
+    module, _, kind = name.rpartition(".")
+    layer = module.rpartition(".")[2]
+    if kind == "bias":
+        return Constant(0.0)
+    if "norm" in layer:
+        return Constant(1.0)
+    return Normal(residual_std if layer in ("proj", "down") else std)
+
+
+def check_divides(whole: str, size: int, parts: str, count: int) -> None:
+    if size % count:
+        legal = [n for n in range(1, size + 1) if size % n == 0]
+        nearest = sorted(sorted(legal, key=lambda n: abs(n - count))[:2])
+        raise UserError(
+            f"{count} {parts} do not divide the {whole} {size}; the nearest that do: {' or '.join(map(str, nearest))}"
+        )

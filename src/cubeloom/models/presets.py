@@ -1,0 +1,102 @@
+"""Models by name, from those that train on a laptop in seconds to the papers' sizes."""
+
+from __future__ import annotations
+
+import difflib
+
+from cubeloom.errors import UserError
+from cubeloom.models.bert import BERT, BERTConfig
+from cubeloom.models.gpt import GPT, GPTConfig
+from cubeloom.models.llama import Llama, LlamaConfig
+
+Config = GPTConfig | LlamaConfig | BERTConfig
+Model = GPT | Llama | BERT
+
+
+def _gpt2(layers: int, hidden: int, heads: int, *, tied: bool = True) -> GPTConfig:
+    return GPTConfig(vocab=50257, positions=1024, hidden=hidden, layers=layers, heads=heads, tied=tied)
+
+
+def _gpt(layers: int, hidden: int, heads: int) -> GPTConfig:
+    """A shape from the launch scripts of Tensor3D's authors; 51200 is GPT-2's vocabulary padded so that it divides."""
+    return GPTConfig(vocab=51200, positions=2048, hidden=hidden, layers=layers, heads=heads)
+
+
+def _llama2(layers: int, hidden: int, heads: int, kv_heads: int, mlp_hidden: int) -> LlamaConfig:
+    return LlamaConfig(
+        vocab=32000,
+        positions=4096,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        mlp_hidden=mlp_hidden,
+        norm_eps=1e-5,
+    )
+
+
+def _bert(layers: int, hidden: int, heads: int) -> BERTConfig:
+    return BERTConfig(vocab=30522, positions=512, hidden=hidden, layers=layers, heads=heads)
+
+
+PRESETS: dict[str, Config] = {
+    # Small enough for tests, with sizes that 2, 3, 4, 6 and 8 and the products of small grids divide.
+    "gpt-tiny": GPTConfig(vocab=384, positions=64, hidden=96, layers=2, heads=24),
+    "llama-tiny": LlamaConfig(vocab=384, positions=64, hidden=96, layers=2, heads=48, kv_heads=24, mlp_hidden=192),
+    "bert-tiny": BERTConfig(vocab=384, positions=64, hidden=96, layers=2, heads=24),
+    "gpt2": _gpt2(12, 768, 12),
+    "gpt2-medium": _gpt2(24, 1024, 16),
+    "gpt2-large": _gpt2(36, 1280, 20),
+    "gpt2-xl": _gpt2(48, 1600, 25),
+    "gpt2-64": _gpt2(64, 1280, 20, tied=False),  # Chimera's, table 4: 1,389,327,360 parameters
+    "gpt-5b": _gpt(24, 4096, 32),
+    "gpt-10b": _gpt(32, 5120, 40),
+    "gpt-20b": _gpt(32, 7168, 56),
+    "gpt-40b": _gpt(38, 9216, 72),
+    "gpt-50b": _gpt(48, 9216, 72),
+    "gpt-60b": _gpt(56, 9216, 72),
+    "gpt-80b": _gpt(42, 12288, 96),
+    "gpt-100b": _gpt(53, 12288, 96),
+    "gpt-160b": _gpt(84, 12288, 96),
+    "gpt-175b": _gpt(96, 12288, 96),
+    "llama-7b": _llama2(32, 4096, 32, 32, 11008),
+    "llama-13b": _llama2(40, 5120, 40, 40, 13824),
+    "llama-70b": _llama2(80, 8192, 64, 8, 28672),
+    "llama3-8b": LlamaConfig(
+        vocab=128256,
+        positions=8192,
+        hidden=4096,
+        layers=32,
+        heads=32,
+        kv_heads=8,
+        mlp_hidden=14336,
+        rotary_base=500000.0,
+        norm_eps=1e-5,
+    ),
+    "bert-base": _bert(12, 768, 12),
+    "bert-large": _bert(24, 1024, 16),
+    # Chimera's, table 4: 669,790,012 parameters
+    "bert-48": BERTConfig(vocab=30522, positions=512, hidden=1024, layers=48, heads=16, tied=False, next_sentence=True),
+}
+
+
+def names() -> tuple[str, ...]:
+    return tuple(PRESETS)
+
+
+def config(name: str) -> Config:
+    if name not in PRESETS:
+        nearest = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
+        raise UserError(f"unknown model {name!r}; did you mean {nearest!r}? The models are {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+def build(model: str | Config) -> Model:
+    """That model on the default device. Its values are `initial`'s to say: those that torch drew here do not matter."""
+    match config(model) if isinstance(model, str) else model:
+        case GPTConfig() as gpt:
+            return GPT(gpt)
+        case LlamaConfig() as llama:
+            return Llama(llama)
+        case BERTConfig() as bert:
+            return BERT(bert)
