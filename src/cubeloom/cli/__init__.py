@@ -7,15 +7,21 @@ from typing import Annotated
 
 import tyro
 
+from cubeloom.cli.models import Models
 from cubeloom.cli.verify import Verify
 from cubeloom.errors import UserError
 
-Command = Annotated[Verify, tyro.conf.subcommand("verify")]
+Command = Annotated[Verify, tyro.conf.subcommand("verify")] | Annotated[Models, tyro.conf.subcommand("models")]
 
 
 def main() -> None:
-    """Exit 0 if the command succeeded, 1 if what it checked does not hold, 2 if its input cannot work."""
-    command = tyro.cli(tyro.conf.OmitSubcommandPrefixes[Command], prog="cubeloom", description=__doc__)
+    """Train neural networks that are too large for one device."""
+    # Exit 0 if the command succeeded, 1 if what it checked does not hold, 2 if its input cannot work.
+    command = tyro.cli(
+        tyro.conf.OmitSubcommandPrefixes[Command],  # type: ignore[misc]
+        prog="cubeloom",
+        description=main.__doc__,
+    )
     try:
         sys.exit(command())
     except UserError as error:

@@ -3,6 +3,7 @@
 from cubeloom.models.bert import BERT as BERT
 from cubeloom.models.bert import BERTConfig as BERTConfig
 from cubeloom.models.bert import FirstToken as FirstToken
+from cubeloom.models.cuts import cut_of as cut_of
 from cubeloom.models.gpt import GPT as GPT
 from cubeloom.models.gpt import GPTConfig as GPTConfig
 from cubeloom.models.hugging_face import config_from_hugging_face as config_from_hugging_face

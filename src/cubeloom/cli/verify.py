@@ -1,0 +1,141 @@
+"""`cubeloom verify`: train the same steps serially and on a grid, and compare everything."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from cubeloom.comm import devices
+from cubeloom.comm.ledger import plain
+from cubeloom.cube import Batch, Rest
+from cubeloom.cube.cut import Activations, Inputs, Weights
+from cubeloom.errors import UserError
+from cubeloom.grid import AXES, Grid
+from cubeloom.models import config
+from cubeloom.verify import Experiment, Report, verify
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verify:
+    """Train the same steps serially and on a grid of local processes, and compare loss, gradients, weights and bytes.
+
+    Exits 0 only if all agree, 1 if something does not, 2 if the request cannot work.
+    """
+
+    model: str = "gpt-tiny"
+    """A preset, such as gpt-tiny, llama-tiny or bert-tiny."""
+    grid: str = "x=2,y=2,z=2"
+    """Sizes of the axes pipe, data, z, y, x; those not named are 1."""
+    placement: str = ",".join(AXES)
+    """The order of the axes on the ranks, from outermost to innermost."""
+    rest: Activations = "sharded"
+    """How activations are kept between layers, along the axis that does not index them."""
+    weights: Weights = "freed"
+    """Along z: sharded and freed or kept between forward and backward, or replicated."""
+    inputs: Inputs = "kept"
+    """For the weight gradient: the gathered input kept, or its shard, gathered again."""
+    steps: int = 3
+    batch: int | None = None
+    """Samples in a step, over the whole grid; two for each rank of data and z by default."""
+    sequence: int = 24
+    dtype: Literal["float64", "float32", "bfloat16"] = "float64"
+    dropout: float | None = None
+    """Instead of the preset's."""
+    label_smoothing: float | None = None
+    """Instead of the preset's."""
+    zero: bool = False
+    """Shard the optimizer's state over the data axis (ZeRO-1)."""
+    load: Path | None = None
+    """Start from these weights (a safetensors file that cubeloom wrote) instead of initial values."""
+    seed: int = 0
+    device: devices.Kind = devices.CPU
+    json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
+    """Print one JSON object as the last line."""
+
+    def __call__(self) -> int:
+        report = verify(self.experiment(), self.device)
+        console = Console(stderr=self.json)
+        console.print(losses_table(report), bytes_table(report), verdict(report), sep="\n")
+        if self.json:
+            print(json.dumps(report.as_json()))
+        return 0 if report.ok else 1
+
+    def experiment(self) -> Experiment:
+        if self.steps < 1:
+            raise UserError(f"--steps must be at least 1, got {self.steps}")
+        if not devices.available(self.device):
+            raise UserError(f"--device {self.device}: torch sees none here; use --device {devices.CPU}")
+        grid = Grid.parse(self.grid, tuple(axis.strip() for axis in self.placement.split(",")))
+        if grid.pipe > 1:
+            raise UserError(f"grid {grid}: pipelines are not there yet; use data, z, y and x")
+        changes = {"dropout": self.dropout, "label_smoothing": self.label_smoothing}
+        model = config(self.model)
+        for name, value in changes.items():
+            if value is None:
+                continue
+            if not hasattr(model, name):
+                raise UserError(f"model {self.model} has no {name.replace('_', ' ')}")
+            if not 0 <= value < 1:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 0 and below 1, got {value}")
+            model = replace(model, **{name: value})  # type: ignore[arg-type]
+        batch = Batch(2 * grid.data * grid.z if self.batch is None else self.batch, self.sequence)
+        if batch.samples < 1 or not 1 <= batch.sequence <= model.positions:
+            raise UserError(
+                f"a batch of {batch.samples} × {batch.sequence}: at least one sample, and sequences of 1 to "
+                f"{model.positions} tokens for {self.model}"
+            )
+        return Experiment(
+            model=model,
+            grid=grid,
+            batch=batch,
+            rest=Rest(activations=self.rest, weights=self.weights, inputs=self.inputs),
+            steps=self.steps,
+            dtype=DTYPES[self.dtype],
+            seed=self.seed,
+            zero=self.zero,
+            weights=None if self.load is None else str(self.load),
+        )
+
+
+def losses_table(report: Report) -> Table:
+    table = Table("step", "serial loss", f"loss on {report.experiment.grid}", title="Training")
+    for step, (theirs, ours) in enumerate(zip(report.serial_losses, report.losses, strict=True)):
+        table.add_row(str(step), f"{theirs:.12f}", f"{ours:.12f}")
+    return table
+
+
+def bytes_table(report: Report) -> Table:
+    table = Table("axis", "counted", "predicted", title="Bytes that rank 0 received")
+    for axis in sorted(report.counted.keys() | report.predicted.keys()):
+        table.add_row(
+            axis, *(f"{plain(found.get(axis, Fraction(0))):,}" for found in (report.counted, report.predicted))
+        )
+    return table
+
+
+def verdict(report: Report) -> str:
+    differences = "  ".join(
+        f"{name} {size:.1e}"
+        for name, size in (("loss", report.loss_diff), ("gradients", report.grad_diff), ("weights", report.weight_diff))
+    )
+    worst = ", ".join(f"{what} {name}" for what, name in report.worst.items())
+    agree = "agree on every rank" if report.bytes_agree else "DO NOT AGREE"
+    return (
+        f"largest relative difference: {differences}  (at most {report.tolerance:.0e} is right; worst: {worst})\n"
+        f"bytes counted and predicted {agree}; {report.parameters:,} parameters a rank\n"
+        + (
+            "the grid trains as the serial model does"
+            if report.ok
+            else "THE GRID DOES NOT TRAIN AS THE SERIAL MODEL DOES"
+        )
+    )

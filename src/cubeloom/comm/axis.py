@@ -1,0 +1,157 @@
+"""Collectives along one axis of the grid. Each starts at once and is awaited where its result is needed.
+
+The only module, with `network` and `devices` beside it, that calls torch.distributed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cubeloom.comm.ledger import Entry, Recorder
+
+# torch 2.13 renamed these and warns of the old names; 2.11 has only the old ones.
+_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+_SUM, _MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
+
+
+class Pending:
+    """A communication under way. `wait` gives its result; it may be called once."""
+
+    __slots__ = ("_finish", "_keep", "_result", "_work")
+
+    def __init__(
+        self,
+        result: Tensor,
+        work: dist.Work | None = None,
+        finish: Callable[[Tensor], Tensor] | None = None,
+        keep: Tensor | None = None,
+    ) -> None:
+        self._result = result
+        self._work = work
+        self._finish = finish
+        self._keep = keep  # the buffer being sent must outlive the transfer
+
+    def wait(self) -> Tensor:
+        if self._work is not None:
+            self._work.wait()
+        self._work = self._keep = None
+        return self._result if self._finish is None else self._finish(self._result)
+
+
+class Axis:
+    """The ranks along one axis (or several, as one group), seen from this rank.
+
+    `name` is what the ledger says, for instance `x` or `data+z`; `index` is this rank's place among `size`.
+    Tensors are the local ones; `origin` says for the ledger which layer asked.
+    """
+
+    def __init__(self, name: str, ranks: list[int], index: int, group: dist.ProcessGroup | None, recorder: Recorder):
+        self.name = name
+        self.size = len(ranks)
+        self.index = index
+        self._ranks = ranks
+        self._group = group
+        self._recorder = recorder
+        # A process group orders its members by rank; over several axes that need not be the order of the axis.
+        ordered = sorted(ranks)
+        self._members = None if ranks == ordered else [ranks.index(rank) for rank in ordered]
+
+    def _record(self, operation: str, size: int, origin: str) -> None:
+        if self._recorder.ledger is not None:
+            self._recorder.ledger.entries.append(Entry(operation, self.name, self.size, size, origin))
+
+    def _by_index(self, parts: Tensor) -> Tensor:
+        """Parts in the process group's order, put into the axis's."""
+        if self._members is None:
+            return parts
+        return parts[[self._members.index(index) for index in range(self.size)]]
+
+    def _by_member(self, parts: Tensor) -> Tensor:
+        """The reverse."""
+        return parts if self._members is None else parts[self._members]
+
+    def all_gather(self, shard: Tensor, dim: int = 0, origin: str = "") -> Pending:
+        """Shards of all ranks, joined along `dim` in the order of the ranks."""
+        if self.size == 1:
+            return Pending(shard)
+        dim %= shard.dim()
+        shard = shard.contiguous()
+        whole = shard.new_empty((self.size, *shard.shape))
+        self._record("all_gather", whole.nbytes, origin)
+        work = _gather_single(whole.flatten(0, 1) if shard.dim() else whole, shard, group=self._group, async_op=True)
+        return Pending(
+            whole, work, lambda parts: self._by_index(parts).movedim(0, dim).flatten(dim, dim + 1), keep=shard
+        )
+
+    def reduce_scatter(self, whole: Tensor, dim: int = 0, origin: str = "") -> Pending:
+        """This rank's part, along `dim`, of the sum over the ranks."""
+        if self.size == 1:
+            return Pending(whole)
+        # Parts must lie one behind the other: [.., size·n, ..] -> [size, .., n, ..].
+        parts = self._by_member(whole.unflatten(dim, (self.size, -1)).movedim(dim % whole.dim(), 0)).contiguous()
+        self._record("reduce_scatter", parts.nbytes, origin)
+        part = torch.empty_like(parts[0])
+        work = _scatter_single(part, parts.flatten(0, 1), group=self._group, async_op=True)
+        return Pending(part, work, keep=parts)
+
+    def all_reduce(self, tensor: Tensor, origin: str = "", *, largest: bool = False) -> Pending:
+        """The sum over the ranks (or the largest), in a new tensor."""
+        if self.size == 1:
+            return Pending(tensor)
+        return self.all_reduce_in_place(tensor.clone(memory_format=torch.contiguous_format), origin, largest=largest)
+
+    def all_reduce_in_place(self, tensor: Tensor, origin: str = "", *, largest: bool = False) -> Pending:
+        if self.size == 1:
+            return Pending(tensor)
+        self._record("all_reduce", tensor.nbytes, origin)
+        operation = _MAX if largest else _SUM
+        return Pending(tensor, dist.all_reduce(tensor, operation, group=self._group, async_op=True))
+
+    def all_to_all(self, parts: list[Tensor], sizes: list[int], origin: str = "") -> Pending:
+        """Send `parts[i]`, one-dimensional, to rank i of the axis; get what each sent here, joined. `sizes` says how many."""
+        if self.size == 1:
+            return Pending(parts[0])
+        members = self._members or list(range(self.size))
+        outgoing = torch.cat([parts[member] for member in members])
+        incoming = outgoing.new_empty(sum(sizes))
+        foreign = sum(sizes) - sizes[self.index]
+        self._record("all_to_all", foreign * incoming.element_size(), origin)
+        arriving = [sizes[member] for member in members]
+        leaving = [parts[member].numel() for member in members]
+        work = dist.all_to_all_single(incoming, outgoing, arriving, leaving, group=self._group, async_op=True)
+
+        def in_order(joined: Tensor) -> Tensor:
+            pieces = dict(zip(members, joined.split(arriving), strict=True))
+            return torch.cat([pieces[index] for index in range(self.size)])
+
+        return Pending(incoming, work, None if self._members is None else in_order, keep=outgoing)
+
+    def broadcast(self, tensor: Tensor, root: int, origin: str = "") -> Pending:
+        """Rank `root`'s tensor, written into everybody's."""
+        if self.size == 1:
+            return Pending(tensor)
+        self._record("broadcast", tensor.nbytes, origin)
+        return Pending(tensor, dist.broadcast(tensor, self._ranks[root], group=self._group, async_op=True))
+
+    def reduce(self, tensor: Tensor, root: int, origin: str = "") -> Pending:
+        """The sum over the ranks, in rank `root`'s tensor; the others' are left undefined."""
+        if self.size == 1:
+            return Pending(tensor)
+        self._record("reduce", tensor.nbytes, origin)
+        return Pending(tensor, dist.reduce(tensor, self._ranks[root], group=self._group, async_op=True))
+
+    def send(self, tensor: Tensor, to: int, origin: str = "") -> Pending:
+        tensor = tensor.contiguous()
+        self._record("send", tensor.nbytes, origin)
+        return Pending(tensor, dist.isend(tensor, self._ranks[to], group=self._group))
+
+    def receive(self, buffer: Tensor, source: int, origin: str = "") -> Pending:
+        """Fill `buffer` with what rank `source` of the axis sends."""
+        self._record("receive", buffer.nbytes, origin)
+        return Pending(buffer, dist.irecv(buffer, self._ranks[source], group=self._group))

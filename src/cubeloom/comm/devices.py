@@ -1,0 +1,42 @@
+"""Which device a rank computes on and which backend joins such devices; no other module names either."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+Kind = Literal["cpu", "cuda"]
+BACKENDS: dict[Kind, str] = {"cpu": "gloo", "cuda": "nccl"}
+CPU: Kind = "cpu"
+
+
+def available(kind: Kind) -> bool:
+    return kind == "cpu" or torch.cuda.is_available()
+
+
+def count(kind: Kind) -> int:
+    """How many of them this machine has."""
+    return torch.cuda.device_count() if kind == "cuda" else 1
+
+
+def use(kind: Kind, local_rank: int) -> torch.device:
+    """The device of this rank, made current. Ranks beyond the number of GPUs share them in turn."""
+    if kind == "cpu":
+        return torch.device(kind)
+    device = torch.device(kind, local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def current(kind: Kind) -> torch.device:
+    """The device that `use` made current."""
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def wiring(kind: Kind, local_rank: int, shared: bool) -> dict[str, str]:
+    """Environment that the backend wants of a rank on this machine: talk over the loopback; `shared`: several on one GPU."""
+    if kind == "cpu":
+        return {"GLOO_SOCKET_IFNAME": "lo"}
+    # NCCL refuses two ranks of one host on one GPU, and takes each other id for another host.
+    return {"NCCL_SOCKET_IFNAME": "lo"} | ({"NCCL_HOSTID": f"cubeloom-{local_rank}"} if shared else {})

@@ -1,0 +1,72 @@
+"""The exact record of every communication that a rank did."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+# What a rank receives of a message of `size` bytes in a group of g ranks, in units of (g-1)/g · size: ring collectives,
+# and for the rooted ones the mean over the ranks when each is the root once (pipelined, so nothing is received twice).
+_RINGS = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "broadcast": 1, "reduce": 1}
+# These name the bytes that arrive from other ranks; what is sent counts where it is received.
+_DIRECT = {"all_to_all": 1, "receive": 1, "send": 0}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One communication: `size` is the bytes of the whole tensor that the group gathers or sums, or of the message."""
+
+    operation: str
+    axis: str
+    ranks: int
+    size: int
+    origin: str
+
+    @property
+    def received(self) -> Fraction:
+        """Bytes that this rank receives; a fraction where a ring's pieces are not whole bytes."""
+        if self.operation in _DIRECT:
+            return Fraction(_DIRECT[self.operation] * self.size)
+        return _RINGS[self.operation] * Fraction(self.size * (self.ranks - 1), self.ranks)
+
+
+@dataclass
+class Ledger:
+    entries: list[Entry] = field(default_factory=list)
+
+    def by_axis(self) -> dict[str, Fraction]:
+        """Bytes received along each axis."""
+        return self._sum(lambda entry: entry.axis)
+
+    def by_origin(self) -> dict[str, Fraction]:
+        """Bytes received for each layer and pass that asked."""
+        return self._sum(lambda entry: entry.origin)
+
+    def _sum(self, key: Callable[[Entry], str]) -> dict[str, Fraction]:
+        total: dict[str, Fraction] = defaultdict(Fraction)
+        for entry in self.entries:
+            total[key(entry)] += entry.received
+        return dict(total)
+
+
+class Recorder:
+    """Where a network's axes look for a ledger to write in; there is none unless somebody is recording."""
+
+    def __init__(self) -> None:
+        self.ledger: Ledger | None = None
+
+    @contextmanager
+    def recording(self) -> Iterator[Ledger]:
+        outer, self.ledger = self.ledger, Ledger()
+        try:
+            yield self.ledger
+        finally:
+            self.ledger = outer
+
+
+def plain(number: Fraction) -> int | float:
+    """For people and JSON: whole bytes where they are whole."""
+    return int(number) if number.denominator == 1 else float(number)

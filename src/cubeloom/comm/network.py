@@ -1,0 +1,87 @@
+"""This rank's membership of a live grid: its coordinates, one communicator per axis, the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from cubeloom.comm.axis import Axis
+from cubeloom.comm.ledger import Ledger, Recorder
+from cubeloom.errors import UserError
+from cubeloom.grid import AXES, Grid
+
+# The order in which DTensor cuts: z within x or y, and data within z, so that each is a contiguous piece of the one before.
+MESH_AXES = ("pipe", "x", "y", "z", "data")
+CUBE = ("x", "y", "z")
+
+
+class Network:
+    """Join the ranks of the default process group into a grid. Several networks can live in one process."""
+
+    def __init__(self, grid: Grid, device: torch.device | None = None) -> None:
+        if not dist.is_initialized():
+            raise UserError("join a process group first: run under `cubeloom`, torchrun, or cubeloom.launch.run")
+        if dist.get_world_size() != grid.world:
+            raise UserError(
+                f"the grid {grid} needs {grid.world} ranks and this job has {dist.get_world_size()}; "
+                f"change the grid or start {grid.world} ranks"
+            )
+        self.grid = grid
+        self.device = device or torch.device("cpu")
+        self.rank = dist.get_rank()
+        self.coordinates = grid.coordinates(self.rank)
+        self._recorder = Recorder()
+        ranks = torch.tensor([grid.rank(grid_coordinates) for grid_coordinates in _all_coordinates(grid)])
+        self.mesh = DeviceMesh(
+            self.device.type,
+            ranks.view([grid.size(axis) for axis in MESH_AXES]),
+            mesh_dim_names=MESH_AXES,
+        )
+        self.cube_mesh = self.mesh[CUBE]
+        self._axes: dict[tuple[str, ...], Axis] = {}
+
+    def axis(self, *names: str) -> Axis:
+        """The axis of this name; of several names, one group over all of them, the last varying fastest.
+
+        Axes of size 1 are left out, and the order of the sum is that of the grid, so that equal groups are one object.
+        Groups of several axes are made when first asked for, by their members alone: all of them must ask in the same order.
+        """
+        wide = tuple(name for name in names if self.grid.size(name) > 1)
+        key = wide or names[:1]
+        if key not in self._axes:
+            self._axes[key] = self._make(key)
+        return self._axes[key]
+
+    def _make(self, names: tuple[str, ...]) -> Axis:
+        ranks = self.grid.line(self.rank, names)
+        group = None
+        if len(ranks) > 1:
+            group = (
+                self.mesh.get_group(names[0])
+                if len(names) == 1
+                else dist.new_group(sorted(ranks), use_local_synchronization=True)
+            )
+        return Axis("+".join(names), ranks, ranks.index(self.rank), group, self._recorder)
+
+    @contextmanager
+    def recording(self) -> Iterator[Ledger]:
+        """Write every communication inside the block into the ledger it gives."""
+        with self._recorder.recording() as ledger:
+            yield ledger
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+
+def _all_coordinates(grid: Grid) -> Iterator[dict[str, int]]:
+    """Coordinates in the mesh's order."""
+    plain = Grid(**grid.sizes, placement=MESH_AXES)
+    for rank in range(grid.world):
+        yield plain.coordinates(rank)
+
+
+assert set(MESH_AXES) == set(AXES)

@@ -1,0 +1,41 @@
+"""Coming together: the process group that a job's ranks share before any grid is laid over it."""
+
+from __future__ import annotations
+
+import gc
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import TCPStore as TCPStore
+
+from cubeloom.comm.devices import BACKENDS, Kind
+
+LOCAL = "127.0.0.1"
+
+
+def host() -> TCPStore:
+    """A meeting point on this machine, at a port that the system picks, so that two never meet."""
+    return TCPStore(LOCAL, 0, is_master=True, wait_for_workers=False)
+
+
+def visit(port: int) -> TCPStore:
+    """The meeting point at this port, seen from a rank."""
+    return TCPStore(LOCAL, port, is_master=False, wait_for_workers=False)
+
+
+def join(store: Store, job: str, rank: int, world: int, kind: Kind, timeout: float) -> None:
+    """Become a rank of the job of this name."""
+    dist.init_process_group(
+        BACKENDS[kind],
+        store=PrefixStore(job, store),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=timeout),
+    )
+
+
+def leave() -> None:
+    dist.barrier()  # nobody leaves while another still needs its connection
+    dist.destroy_process_group()
+    gc.collect()  # networks are cycles, and each holds the threads of its process groups

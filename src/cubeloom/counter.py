@@ -1,0 +1,71 @@
+"""Random numbers by position: a number depends on a key and an index, never on who draws it or in what order.
+
+So a rank draws exactly its shard of a parameter, or of a dropout mask, and any two grids agree bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+# The golden-ratio step and the two multipliers of the SplitMix64 generator, as signed 64-bit numbers.
+_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
+
+# Normal numbers are drawn in blocks of one size: log and cos may differ in the last bit between the vectorised body of a
+# loop and its remainder, so no element may ever fall into a remainder, nor a block be split among threads.
+_BLOCK = 1 << 15
+
+
+def key(*parts: object) -> int:
+    """A 64-bit key from any parts that print distinctly, for instance a seed and a parameter's name."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def bits(key: int, index: Tensor) -> Tensor:
+    """64 random bits for each int64 index (SplitMix64's finaliser on key + index · step; int64 wraps around)."""
+    state = index * _STEP + key
+    state = (state ^ _shift(state, 30)) * _FIRST
+    state = (state ^ _shift(state, 27)) * _SECOND
+    return state ^ _shift(state, 31)
+
+
+def _shift(state: Tensor, places: int) -> Tensor:
+    """A logical shift to the right; torch's is arithmetic."""
+    return (state >> places) & ((1 << (64 - places)) - 1)
+
+
+def uniform(key: int, index: Tensor) -> Tensor:
+    """float64 in [0, 1), 53 bits each."""
+    return _shift(bits(key, index), 11).to(torch.float64) * 2.0**-53
+
+
+def global_index(
+    shape: tuple[int, ...], offset: tuple[int, ...], local: tuple[int, ...], start: int, count: int
+) -> Tensor:
+    """Where elements start..start+count of a local block lie in the flattened whole of this shape."""
+    flat = torch.arange(start, start + count)
+    index = torch.zeros_like(flat)
+    stride = 1
+    for dim in reversed(range(len(shape))):
+        index += (flat % local[dim] + offset[dim]) * stride
+        flat = flat // local[dim]
+        stride *= shape[dim]
+    return index
+
+
+def normal(key: int, shape: tuple[int, ...], offset: tuple[int, ...], local: tuple[int, ...]) -> Tensor:
+    """A block of a tensor of standard normal numbers (float64, Box and Muller), without the rest of the tensor."""
+    count = math.prod(local)
+    out = torch.empty(-(-count // _BLOCK) * _BLOCK, dtype=torch.float64)
+    for start in range(0, count, _BLOCK):
+        # The last block runs past the end; what it draws there is cut off below.
+        index = global_index(shape, offset, local, start, _BLOCK)
+        radius = torch.sqrt(-2 * torch.log1p(-uniform(key, 2 * index)))
+        out[start : start + _BLOCK] = radius * torch.cos(2 * math.pi * uniform(key, 2 * index + 1))
+    return out[:count].view(local)

@@ -1,0 +1,190 @@
+"""Replace the layers of a plain model by their forms on the cube."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cubeloom import counter
+from cubeloom.comm import Network
+from cubeloom.cube.cut import Cut, Rest
+from cubeloom.cube.dropout import CubeDropout
+from cubeloom.cube.embedding import CubeEmbedding, CubeTable, TableWeight
+from cubeloom.cube.first_token import CubeFirstToken
+from cubeloom.cube.forms import (
+    Batch,
+    DropoutForm,
+    EmbeddingForm,
+    FirstTokenForm,
+    Form,
+    LinearForm,
+    LossForm,
+    NormForm,
+    Spread,
+    TableForm,
+    WholeForm,
+)
+from cubeloom.cube.gradients import Gradients
+from cubeloom.cube.linear import CubeLinear
+from cubeloom.cube.loss import CubeCrossEntropy
+from cubeloom.cube.norm import CubeNorm
+from cubeloom.cube.parameter import Block, distribute
+from cubeloom.cube.resolve import resolve
+from cubeloom.cube.state import CubeState
+from cubeloom.cube.weight import Weight
+from cubeloom.initial import Initial
+
+# Fills a rank's block of a parameter: from the name and the block to its values.
+Fill = Callable[[str, Block], Tensor]
+
+
+class Initialised(Protocol):
+    """A model that says how its parameters start."""
+
+    def initial(self, name: str) -> Initial: ...
+
+
+def initial_values(model: Initialised, seed: int, dtype: torch.dtype, device: torch.device | None = None) -> Fill:
+    """Values that depend on seed, name and place alone: any two grids start from the same model, bit for bit."""
+
+    def fill(name: str, block: Block) -> Tensor:
+        return block.draw(model.initial(name), counter.key(seed, name), dtype, device or torch.device("cpu"))
+
+    return fill
+
+
+def materialise(model: nn.Module, fill: Fill) -> nn.Module:
+    """The serial model: give a model built on the meta device whole parameters."""
+    made: dict[int, nn.Parameter] = {}
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        if id(parameter) not in made:
+            shape = tuple(parameter.shape)
+            made[id(parameter)] = nn.Parameter(fill(name, Block(shape, (0,) * len(shape), shape)))
+        owner, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, made[id(parameter)])
+    return model
+
+
+def apply(
+    model: nn.Module, cut: Cut, network: Network, batch: Batch, fill: Fill, rest: Rest | None = None
+) -> tuple[nn.Module, CubeState]:
+    """Cut a model, built on the meta device, over the cube; in place. Also gives what its layers share.
+
+    Raises CutError, before anything is allocated, if the model cannot be cut on this grid.
+    """
+    rest = rest or Rest()
+    forms = resolve(model, cut, network.grid, rest, batch)
+    state = CubeState(network, rest, Gradients(network))
+    builder = _Builder(model, state, fill)
+    for form in forms:
+        owner, _, attribute = form.name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, builder.build(form))
+    return model, state
+
+
+class _Builder:
+    def __init__(self, model: nn.Module, state: CubeState, fill: Fill) -> None:
+        self._plain = dict(model.named_modules())
+        self._state = state
+        self._fill = fill
+        self._weights: dict[str, Weight] = {}
+
+    def build(self, form: Form) -> nn.Module:
+        match form:
+            case LinearForm():
+                return self._linear(form)
+            case NormForm():
+                return self._norm(form)
+            case EmbeddingForm():
+                return CubeEmbedding(form, self._state, self._embedding_weight(form))
+            case TableForm():
+                return CubeTable(form, self._state, self._table_weight(form))
+            case DropoutForm():
+                return CubeDropout(form, self._state)
+            case LossForm():
+                return CubeCrossEntropy(form, self._state)
+            case FirstTokenForm():
+                return CubeFirstToken(form, self._state)
+            case WholeForm():
+                return self._whole(form)
+        raise TypeError(f"no layer for {type(form).__name__}")
+
+    def _parameter(
+        self, name: str, shape: tuple[int, ...], cuts: Mapping[str, int], summed_over: tuple[str, ...]
+    ) -> nn.Parameter:
+        network = self._state.network
+        block = Block.of(network, shape, cuts)
+        parameter = distribute(network, self._fill(name, block), shape, cuts)
+        self._state.gradients.register(parameter, *summed_over)
+        return parameter
+
+    def _weight(self, form: LinearForm | EmbeddingForm, shape: tuple[int, int], cuts: Mapping[str, int]) -> Weight:
+        """Cut over the plane, and over z in the first dimension, within what the plane leaves of it."""
+        replicated = form.weights == "replicated"
+        if not replicated:
+            cuts = {**cuts, "z": 0}
+        parameter = self._parameter(f"{form.name}.weight", shape, cuts, ("data", "z") if replicated else ("data",))
+        axis = self._state.network.axis("z")
+        weight = Weight(parameter, axis, form.weights, self._state.chain, form.name)
+        self._weights[form.name] = weight
+        return weight
+
+    def _linear(self, form: LinearForm) -> CubeLinear:
+        if form.shares is not None:
+            weight = self._weights[form.shares]
+        else:
+            weight = self._weight(form, (form.n, form.k), {form.n_axis: 0, form.k_axis: 1})
+        bias = None
+        if form.bias:
+            bias = self._parameter(f"{form.name}.bias", (form.n,), {form.bias_axis: 0}, form.bias_replicas)
+        return CubeLinear(form, self._state, weight, bias)
+
+    def _norm(self, form: NormForm) -> CubeNorm:
+        rows = ("data", "z", "y") if form.rows == Spread.ROWS else ("data", "z")
+        plain = self._plain[form.name]
+        assert isinstance(plain, nn.LayerNorm | nn.RMSNorm)
+        weight, bias = (
+            self._parameter(f"{form.name}.{name}", (form.features,), {"x": 0}, rows) if wanted else None
+            for name, wanted in (("weight", plain.elementwise_affine), ("bias", form.bias))
+        )
+        return CubeNorm(form, self._state, weight, bias, _eps(plain))
+
+    def _embedding_weight(self, form: EmbeddingForm) -> Weight:
+        return self._weight(form, (form.entries, form.features), {"y": 0, "x": 1})
+
+    def _table_weight(self, form: TableForm) -> Weight:
+        network, shape, name = self._state.network, (form.entries, form.features), f"{form.name}.weight"
+        cut_rows = form.rows == Spread.ROWS
+        if not form.sharded:
+            summed_over = ("data", "z", "y") if cut_rows else ("data", "z")
+            parameter = self._parameter(name, shape, {"x": 1}, summed_over)
+            return Weight(parameter, network.axis("z"), "replicated", self._state.chain, form.name)
+        parameter = self._parameter(name, shape, {"x": 1, "y": 0, "z": 0}, ("data",))
+        make = Weight if cut_rows else partial(TableWeight, network)
+        return make(parameter, network.axis("y", "z"), "freed", self._state.chain, form.name)
+
+    def _whole(self, form: WholeForm) -> nn.Module:
+        weight = self._parameter(f"{form.name}.weight", (form.n, form.k), {}, ("data", "z"))
+        bias = self._parameter(f"{form.name}.bias", (form.n,), {}, ("data", "z")) if form.bias else None
+        return _WholeLinear(self._state, weight, bias)
+
+
+class _WholeLinear(nn.Module):
+    def __init__(self, state: CubeState, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+        self._state = state
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self._state.local(self.bias)
+        return functional.linear(x, self._state.local(self.weight), bias)
+
+
+def _eps(norm: nn.LayerNorm | nn.RMSNorm) -> float:
+    """RMSNorm's default is the resolution of the dtype it computes in."""
+    return torch.finfo(torch.float32).eps if norm.eps is None else norm.eps

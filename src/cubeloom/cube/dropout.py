@@ -1,0 +1,41 @@
+"""Dropout of the residual stream with a mask that depends on seed, step, layer and position, never on the grid."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom import counter
+from cubeloom.cube.forms import DropoutForm, Spread
+from cubeloom.cube.state import CubeState
+
+
+class CubeDropout(nn.Module):
+    """Drops elements of `[rows, H/x]`, rows of data, z and, where they are cut, y.
+
+    The mask is computed anew when a block is recomputed, and comes out the same.
+    """
+
+    def __init__(self, form: DropoutForm, state: CubeState) -> None:
+        super().__init__()
+        network = state.network
+        self.p = form.probability
+        self._name = form.name
+        self._clock = state.clock
+        self._columns = network.axis("x")
+        axes = ("data", "z", "y") if form.rows == Spread.ROWS else ("data", "z")
+        self._row_block = 0
+        for axis in axes:
+            self._row_block = self._row_block * network.grid.size(axis) + network.coordinates[axis]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        rows, columns = x.shape
+        first_row = self._clock.first_row + self._row_block * rows
+        row = torch.arange(first_row, first_row + rows, device=x.device)
+        column = torch.arange(columns, device=x.device) + self._columns.index * columns
+        index = row[:, None] * (columns * self._columns.size) + column
+        key = counter.key(self._clock.seed, self._clock.step, self._name)
+        kept = counter.uniform(key, index) >= self.p
+        return x * kept / (1 - self.p)

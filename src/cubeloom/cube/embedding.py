@@ -1,0 +1,98 @@
+"""Tables of vectors: the embedding, whose vocabulary is cut, and small tables that each rank gathers whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cubeloom.comm import Network, Pending
+from cubeloom.cube.collective import Collective
+from cubeloom.cube.forms import EmbeddingForm, Spread, TableForm
+from cubeloom.cube.gradients import Gradients
+from cubeloom.cube.parameter import own_part
+from cubeloom.cube.state import CubeState
+from cubeloom.cube.weight import Weight
+
+
+class CubeEmbedding(nn.Module):
+    """Vocabulary over y, features over x, shards over z: `[V/(y·z), H/x]`, the same as a head's weight.
+
+    Each rank looks up the tokens of its z rank that fall into its part of the vocabulary, `[M/z, H/x]`; the sum over y is
+    scattered by rows.
+    """
+
+    def __init__(self, form: EmbeddingForm, state: CubeState, weight: Weight) -> None:
+        super().__init__()
+        self.weight = weight.parameter
+        self._gathered = weight
+        self._gradients = state.gradients
+        along_y = state.network.axis("y")
+        self._first = along_y.index * (form.entries // along_y.size)
+        self._sum = Collective("scatter" if form.rows == Spread.ROWS else "reduce", along_y, form.name)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        table = self._gathered.forward(backward_needs_it=False)
+        rows = _Lookup.apply(self.weight, tokens - self._first, table, self._gathered, self._gradients)
+        self._gathered.read()
+        return self._sum(rows)
+
+
+class CubeTable(nn.Module):
+    """Features over x; entries over y and z, or on every rank where they are too few. Looked up for this rank's rows only."""
+
+    def __init__(self, form: TableForm, state: CubeState, weight: Weight) -> None:
+        super().__init__()
+        self.weight = weight.parameter
+        self._gathered = weight
+        self._gradients = state.gradients
+        self._rows = own_part(state.network.axis("y")) if form.rows == Spread.ROWS else None
+
+    def forward(self, entries: Tensor) -> Tensor:
+        if self._rows is not None:
+            entries = self._rows(entries)
+        table = self._gathered.forward(backward_needs_it=False)
+        rows = _Lookup.apply(self.weight, entries, table, self._gathered, self._gradients)
+        self._gathered.read()
+        return rows
+
+
+class TableWeight(Weight):
+    """A table's weight where all ranks of y have the same rows: each takes its part of the gradient, and sums it over z."""
+
+    def __init__(self, network: Network, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._part = own_part(network.axis("y"))
+        self._shards = network.axis("z")
+
+    def scatter(self, gradient: Tensor) -> Pending:
+        return self._shards.reduce_scatter(self._part(gradient), 0, f"{self._origin} weight gradient")
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of the table, zero for indices outside it. The parameter is here for the graph; `table` has its values."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, parameter: nn.Parameter, index: Tensor, table: Tensor, weight: Weight, gradients: Gradients
+    ) -> Tensor:
+        inside = (index >= 0) & (index < table.shape[0])
+        safe = index.clamp(0, table.shape[0] - 1)
+        ctx.save_for_backward(safe, inside)
+        ctx.parameter, ctx.weight, ctx.gradients, ctx.entries = parameter, weight, gradients, table.shape[0]
+        return functional.embedding(safe, table).masked_fill_(~inside.unsqueeze(-1), 0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None, None]:
+        index, inside = ctx.saved_tensors
+        weight: Weight = ctx.weight
+
+        def compute() -> Pending:
+            table = gradient.new_zeros(ctx.entries, gradient.shape[-1])
+            table.index_add_(0, index, gradient.masked_fill(~inside.unsqueeze(-1), 0))
+            return weight.scatter(table)
+
+        ctx.gradients.weight_gradient(ctx.parameter, compute)
+        return None, None, None, None, None

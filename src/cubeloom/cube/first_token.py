@@ -1,0 +1,49 @@
+"""The first token of each sequence, with whole features, on every rank of x and y."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.cube.forms import FirstTokenForm, Spread
+from cubeloom.cube.state import CubeState
+
+
+class CubeFirstToken(nn.Module):
+    def __init__(self, form: FirstTokenForm, state: CubeState) -> None:
+        super().__init__()
+        self.rows_axis = state.network.axis("y")
+        self.cut_rows = form.rows == Spread.ROWS and self.rows_axis.size > 1
+        self.features_axis = state.network.axis("x")
+        self.origin = form.name
+
+    def forward(self, rows: Tensor, sequence: int) -> Tensor:
+        """`[M/(z·y), H/x]` or `[M/z, H/x]` -> `[sequences/z, H]`."""
+        return _FirstToken.apply(rows, sequence, self)
+
+
+class _FirstToken(torch.autograd.Function):
+    """Everything behind is computed alike on all ranks of x and y, so the backward takes its own part of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sequence: int, layer: CubeFirstToken) -> Tensor:
+        parts = layer.rows_axis.size if layer.cut_rows else 1
+        first = layer.rows_axis.index * rows.shape[0] if layer.cut_rows else 0
+        total = rows.shape[0] * parts
+        wanted = torch.arange(0, total, sequence, device=rows.device)
+        here = (wanted >= first) & (wanted < first + rows.shape[0])
+        ctx.shape, ctx.local, ctx.here, ctx.layer = rows.shape, wanted[here] - first, here, layer
+        block = rows.new_zeros(len(wanted), rows.shape[1])
+        block[here] = rows[ctx.local]
+        if layer.cut_rows:
+            block = layer.rows_axis.all_reduce_in_place(block, f"{layer.origin} forward").wait()
+        return layer.features_axis.all_gather(block, 1, f"{layer.origin} forward").wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        axis = ctx.layer.features_axis
+        rows = gradient.new_zeros(ctx.shape)
+        rows[ctx.local] = gradient.chunk(axis.size, 1)[axis.index][ctx.here]
+        return rows, None, None

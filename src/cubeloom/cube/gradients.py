@@ -1,0 +1,221 @@
+"""Gradients of one model on one rank: accumulated by our own backward, summed over replicas behind it in buckets.
+
+A layer's backward hands over a parameter's local gradient with `add`, or with `weight_gradient` how to compute it. Autograd
+tells through a hook when all uses of a parameter have been through; what its replicas must sum then goes into a bucket, and
+full buckets are all-reduced while the backward goes on. When `backward()` returns, all gradients are whole.
+
+Inside `accumulating()` the sum is left to a later pass, or to `reduce`. Inside `putting_off()` weight gradients are only
+noted: `drain` computes them, `reduce` sums them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from cubeloom.comm import Axis, Network, Pending
+from cubeloom.cube.parameter import like, local_of
+
+BUCKET_BYTES = 25 * 2**20
+
+# Starts a weight's matmul and, where the weight is sharded over z, the scatter of the result.
+Compute = Callable[[], Pending]
+# Takes what this rank gets of a parameter's summed gradient, instead of the whole (see `scatter_to`).
+Receiver = Callable[[nn.Parameter, Tensor], None]
+
+
+class Gradients:
+    def __init__(self, network: Network, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self._network = network
+        self._buckets = _Buckets(bucket_bytes)
+        self._axes: dict[nn.Parameter, Axis] = {}
+        self._arriving: deque[tuple[nn.Parameter, Pending]] = deque()
+        self._owed: Counter[nn.Parameter] = Counter()  # gradients still arriving
+        self._seen: set[nn.Parameter] = set()  # all uses have been through, but a gradient is owed
+        self._put_off: deque[tuple[nn.Parameter, Compute]] = deque()
+        self._putting_off = False
+        self._accumulating = False
+        self._backward = -1  # the running backward pass whose end we have asked to hear of
+        self._summed: dict[nn.Parameter, weakref.ref[Tensor]] = {}  # gradients that hold an earlier pass's sum
+        self._earlier: dict[nn.Parameter, Tensor] = {}
+
+    def register(self, parameter: nn.Parameter, *axes: str) -> None:
+        """Replicas along these axes compute the parameter's gradient from different rows; they are to be summed."""
+        self._axes[parameter] = self._network.axis(*axes)
+        # Weak, since the garbage collector does not see through hooks: parameter -> hook -> gradients -> parameter.
+        seen = weakref.WeakMethod(self._all_uses_seen)
+        parameter.register_post_accumulate_grad_hook(lambda used: (seen() or _forget)(used))
+
+    def scatter_to(self, receiver: Receiver) -> None:
+        """From now on each rank of the data axis gets its part of the sums, where a gradient can be cut (ZeRO-1)."""
+        self._buckets.receiver = receiver
+        self._buckets.scattered_axis = self._network.axis("data")
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        outer, self._accumulating = self._accumulating, True
+        try:
+            yield
+        finally:
+            self._accumulating = outer
+
+    @contextmanager
+    def putting_off(self) -> Iterator[None]:
+        outer, self._putting_off = self._putting_off, True
+        try:
+            yield
+        finally:
+            self._putting_off = outer
+
+    def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """Add a local gradient to the parameter's."""
+        self._hear_of_the_end()
+        held = parameter.grad
+        summed = self._summed.pop(parameter, None)
+        if held is not None and summed is not None and summed() is held:
+            # An earlier pass's sum must not be summed again: set aside until this pass's sum is there.
+            self._earlier[parameter] = held
+            held = None
+        if held is None:
+            parameter.grad = like(parameter, gradient)
+        else:
+            local_of(held).add_(gradient)
+
+    def weight_gradient(self, parameter: nn.Parameter, compute: Compute) -> None:
+        """Compute a gradient now, or note it for `drain`."""
+        if self._putting_off:
+            self._put_off.append((parameter, compute))
+            return
+        self._hear_of_the_end()
+        self._owed[parameter] += 1
+        self._arriving.append((parameter, compute()))
+        # One may still be scattering behind the next layer's computation.
+        while len(self._arriving) > 1:
+            self._arrive()
+
+    @property
+    def put_off(self) -> int:
+        """How many weight gradients are noted and not computed."""
+        return len(self._put_off)
+
+    def drain(self, count: int | None = None) -> None:
+        """Compute the first `count` weight gradients that were put off, or all."""
+        for _ in range(len(self._put_off) if count is None else count):
+            parameter, compute = self._put_off.popleft()
+            self._owed[parameter] += 1
+            self._arriving.append((parameter, compute()))
+        while self._arriving:
+            self._arrive()
+
+    def reduce(self) -> None:
+        """Sum all gradients over their replicas."""
+        for parameter, axis in self._axes.items():
+            if parameter.grad is not None:
+                self._buckets.put(parameter, axis)
+        self._settle()
+
+    def _arrive(self) -> None:
+        parameter, pending = self._arriving.popleft()
+        self.add(parameter, pending.wait())
+        self._owed[parameter] -= 1
+        if not self._owed[parameter] and parameter in self._seen:
+            self._seen.discard(parameter)
+            self._buckets.put(parameter, self._axes[parameter])
+
+    def _all_uses_seen(self, parameter: Tensor) -> None:
+        assert isinstance(parameter, nn.Parameter)
+        if self._accumulating or self._putting_off:
+            return
+        if self._owed[parameter]:
+            self._seen.add(parameter)
+        elif parameter.grad is not None:
+            self._buckets.put(parameter, self._axes[parameter])
+
+    def _hear_of_the_end(self) -> None:
+        """Have `_end` called when the backward that is running ends. Outside a backward there is nothing to hear of."""
+        running = torch._C._current_graph_task_id()
+        if running not in (-1, self._backward):
+            self._backward = running
+            Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self._backward = -1
+        while self._arriving:
+            self._arrive()
+        if not (self._accumulating or self._putting_off):
+            self._settle()
+
+    def _settle(self) -> None:
+        for parameter in self._buckets.finish():
+            if parameter.grad is None:
+                continue
+            if parameter in self._earlier:
+                local_of(parameter.grad).add_(local_of(self._earlier.pop(parameter)))
+            self._summed[parameter] = weakref.ref(parameter.grad)
+
+
+def _forget(_: Tensor) -> None:
+    """The hook of a model that is gone."""
+
+
+class _Buckets:
+    """Gradients on their way to be summed, several in one message."""
+
+    def __init__(self, limit: int) -> None:
+        self.receiver: Receiver | None = None
+        self.scattered_axis: Axis | None = None
+        self._limit = limit
+        self._open: dict[tuple[Axis, torch.dtype, bool], list[nn.Parameter]] = {}
+        self._under_way: list[tuple[list[nn.Parameter], Pending, bool]] = []
+
+    def put(self, parameter: nn.Parameter, axis: Axis) -> None:
+        if axis.size == 1:
+            return
+        local = local_of(_gradient(parameter))
+        scattered = axis is self.scattered_axis and local.shape[0] % axis.size == 0
+        bucket = self._open.setdefault((axis, local.dtype, scattered), [])
+        bucket.append(parameter)
+        if sum(local_of(_gradient(each)).nbytes for each in bucket) >= self._limit:
+            self._send(axis, self._open.pop((axis, local.dtype, scattered)), scattered)
+
+    def _send(self, axis: Axis, parameters: list[nn.Parameter], scattered: bool) -> None:
+        locals_ = [local_of(_gradient(parameter)) for parameter in parameters]
+        if scattered:  # row i is what rank i gets: its part of each gradient
+            rows = torch.cat([local.reshape(axis.size, -1) for local in locals_], dim=1)
+            pending = axis.reduce_scatter(rows, origin="gradients")
+        else:
+            pending = axis.all_reduce_in_place(torch.cat([local.flatten() for local in locals_]), origin="gradients")
+        self._under_way.append((parameters, pending, scattered))
+
+    def finish(self) -> list[nn.Parameter]:
+        """Send what is left, await all; the parameters whose gradients were summed."""
+        for (axis, _, scattered), parameters in self._open.items():
+            self._send(axis, parameters, scattered)
+        self._open.clear()
+        done: list[nn.Parameter] = []
+        for parameters, pending, scattered in self._under_way:
+            parts = len(parameters) and (self.scattered_axis.size if scattered and self.scattered_axis else 1)
+            sizes = [local_of(_gradient(parameter)).numel() // parts for parameter in parameters]
+            for parameter, summed in zip(parameters, pending.wait().flatten().split(sizes), strict=True):
+                self._deliver(parameter, summed, scattered)
+            done += parameters
+        self._under_way.clear()
+        return done
+
+    def _deliver(self, parameter: nn.Parameter, summed: Tensor, scattered: bool) -> None:
+        if scattered and self.receiver is not None:
+            self.receiver(parameter, summed)
+        else:
+            local = local_of(_gradient(parameter))
+            local.copy_(summed.view_as(local))
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad

@@ -1,0 +1,126 @@
+"""The linear layer: one matmul on the cube, whatever the world calls its setting.
+
+Shapes of `Y[M,N] = X[M,K] · W[K,N]` on one rank, for an expand (k lies on x, n on y; a contract exchanges them):
+
+    X at rest  [M/(z·y), K/x]   rows sharded, or [M/z, K/x] replicated over y, or [M/z, K/(x·y)] features sharded
+    X          [M/z, K/x]       gathered along n
+    W at rest  [N/(y·z), K/x]   gathered along z: [N/y, K/x]
+    Y partial  [M/z, N/y]       a summand along k
+    Y at rest  [M/(z·x), N/y]   scattered by rows, or [M/z, N/y] all-reduced, or [M/z, N/(y·x)] scattered by features
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.comm import Axis, Pending
+from cubeloom.cube.collective import Collective, Kind, hollow
+from cubeloom.cube.forms import LinearForm, Spread
+from cubeloom.cube.gradients import Gradients
+from cubeloom.cube.parameter import local_of, own_part
+from cubeloom.cube.state import CubeState
+from cubeloom.cube.turn import Turn
+from cubeloom.cube.weight import Weight
+
+
+class CubeLinear(nn.Module):
+    def __init__(self, form: LinearForm, state: CubeState, weight: Weight, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.weight = weight.parameter
+        self.bias = bias
+        self._state = state
+        self._gathered = weight
+        along_n = state.network.axis(form.n_axis)
+        along_k = state.network.axis(form.k_axis)
+        self._input = _collective(form.inputs, "copy", "gather", along_n, f"{form.name} input")
+        self._output = _collective(form.outputs, "reduce", "scatter", along_k, f"{form.name} output")
+        self._regather = form.saved == "regathered" and form.inputs != Spread.REPLICATED and along_n.size > 1
+        self._own_features = own_part(along_k) if form.outputs == Spread.FEATURES else None
+        self._turn = Turn(form.name, state.network) if form.turn else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        started = self._input.start(x)
+        # Made between the two nodes of the input's collective: so in the backward the weight gradient is computed while
+        # the input gradient travels.
+        call = _Call(self._gathered, self._state.gradients, self._input if self._regather else None)
+        token = _WeightGradient.apply(self.weight, call)
+        whole = started.finish()
+        weight = self._gathered.forward(backward_needs_it=True)
+        partial = _Matmul.apply(whole, x.detach() if self._regather else None, token, weight, call)
+        self._gathered.read()
+        y = self._output(partial)
+        if self._turn is not None:
+            y = self._turn(y)
+        if self.bias is not None:
+            bias = self._state.local(self.bias)
+            y = y + (bias if self._own_features is None else self._own_features(bias))
+        return y
+
+
+def _collective(spread: Spread, replicated: Kind, sharded: Kind, axis: Axis, origin: str) -> Collective:
+    kind = replicated if spread == Spread.REPLICATED else sharded
+    return Collective(kind, axis, origin, dim=-1 if spread == Spread.FEATURES else 0)
+
+
+@dataclass
+class _Call:
+    """One use of the layer: what its nodes hand to one another in the backward."""
+
+    weight: Weight
+    gradients: Gradients
+    regather: Collective | None
+    operands: tuple[Pending, Tensor] | None = None  # X and dY of the weight gradient
+
+
+class _WeightGradient(torch.autograd.Function):
+    """In the backward: dW = dYᵀ X, after the matmul's node has left the operands, or put off."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: nn.Parameter, call: _Call) -> Tensor:
+        ctx.parameter, ctx.call = parameter, call
+        return hollow(local_of(parameter))
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[None, None]:
+        call: _Call = ctx.call
+        assert call.operands is not None
+        (x, gradient), call.operands = call.operands, None
+        weight = call.weight
+
+        def compute() -> Pending:
+            return weight.scatter(gradient.flatten(0, -2).t() @ x.wait().flatten(0, -2))
+
+        call.gradients.weight_gradient(ctx.parameter, compute)
+        return None, None
+
+
+class _Matmul(torch.autograd.Function):
+    """Y = X Wᵀ of local blocks; its backward is dX = dY W, and leaves X and dY for the weight gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shard: Tensor | None, token: Tensor, weight: Tensor, call: _Call) -> Tensor:
+        ctx.call = call
+        ctx.save_for_backward(x if shard is None else shard)
+        ctx.token = hollow(token)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None]:
+        call: _Call = ctx.call
+        (saved,) = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        token = None
+        if ctx.needs_input_grad[2]:
+            # The gather of X, if only its shard was kept, runs behind the next matmul.
+            x = Pending(saved) if call.regather is None else call.regather.again(saved)
+            call.operands = (x, gradient)
+            token = ctx.token
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = gradient @ call.weight.backward()
+            call.weight.read()
+        return dx, None, token, None, None

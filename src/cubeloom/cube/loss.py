@@ -1,0 +1,103 @@
+"""Cross-entropy of logits whose vocabulary lies on y and whose rows lie on z and x: `[M/(z·x), V/y]`, never whole anywhere.
+
+The largest logit, the sum of exponentials and the target's logit are reduced over y; the mean is over all targets of the
+whole batch that are not ignored, so that every rank has the same loss, the true one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.comm import Axis
+from cubeloom.cube.forms import LossForm
+from cubeloom.cube.norm import at_least_float32
+from cubeloom.cube.parameter import own_part
+from cubeloom.cube.state import CubeState
+
+IGNORED = -100
+
+
+class CubeCrossEntropy(nn.Module):
+    def __init__(self, form: LossForm, state: CubeState) -> None:
+        super().__init__()
+        network, whole = state.network, form.whole
+        self._rows = own_part(network.axis("x")) if not whole else None
+        self._vocabulary = network.axis("y") if not whole else None
+        self._everybody = network.axis("data", "z", *(() if whole else ("x",)))
+        self._smoothing = form.smoothing
+        self._origin = form.name
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """`targets` are those of the z rank, `[M/z]`."""
+        if self._rows is not None:
+            targets = self._rows(targets)
+        if self._vocabulary is None:
+            return self._mean(
+                nn.functional.cross_entropy(
+                    logits, targets, ignore_index=IGNORED, label_smoothing=self._smoothing, reduction="sum"
+                ),
+                targets,
+            )
+        return _VocabularyCrossEntropy.apply(
+            logits, targets, self._smoothing, self._vocabulary, self._everybody, self._origin
+        )
+
+    def _mean(self, total: Tensor, targets: Tensor) -> Tensor:
+        count = (targets != IGNORED).sum().to(total.dtype)
+        return _Mean.apply(total, count, self._everybody, self._origin)
+
+
+class _Mean(torch.autograd.Function):
+    """Sum of sums over sum of counts; the backward of a rank's own part."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, count: Tensor, everybody: Axis, origin: str) -> Tensor:
+        sums = everybody.all_reduce(torch.stack([total, count]), f"{origin} mean").wait()
+        ctx.count = sums[1]
+        return sums[0] / sums[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return gradient / ctx.count, None, None, None
+
+
+class _VocabularyCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, smoothing: float, vocabulary: Axis, everybody: Axis, origin: str
+    ) -> Tensor:
+        wide = at_least_float32(logits)
+        entries = wide.shape[-1]
+        local = targets - vocabulary.index * entries
+        here = (local >= 0) & (local < entries)
+        safe = local.clamp(0, entries - 1)
+        largest = vocabulary.all_reduce(wide.amax(-1), f"{origin} largest", largest=True).wait()
+        shifted = wide - largest.unsqueeze(-1)
+        exponentials = shifted.exp()
+        target = shifted.gather(-1, safe.unsqueeze(-1)).squeeze(-1).masked_fill(~here, 0)
+        numbers = [exponentials.sum(-1), target] + ([shifted.sum(-1)] if smoothing else [])
+        sums = vocabulary.all_reduce(torch.stack(numbers), f"{origin} sums").wait()
+        logarithm = sums[0].log()
+        losses = logarithm - sums[1]
+        if smoothing:
+            # The smoothed target gives each entry a share of `smoothing`, and the true one the rest.
+            mean = sums[2] / (entries * vocabulary.size)
+            losses = (1 - smoothing) * losses + smoothing * (logarithm - mean)
+        counted = targets != IGNORED
+        totals = torch.stack([losses.masked_fill(~counted, 0).sum(), counted.sum().to(losses.dtype)])
+        total, count = everybody.all_reduce(totals, f"{origin} mean").wait()
+        ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(-1)), safe, here, counted, count)
+        ctx.smoothing, ctx.classes, ctx.dtype = smoothing, entries * vocabulary.size, logits.dtype
+        return total / count
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        probabilities, safe, here, counted, count = ctx.saved_tensors
+        slope = probabilities - ctx.smoothing / ctx.classes
+        hit = here.to(slope.dtype).unsqueeze(-1) * (ctx.smoothing - 1)
+        slope.scatter_add_(-1, safe.unsqueeze(-1), hit)
+        slope *= (counted * (gradient / count)).unsqueeze(-1)
+        return slope.to(ctx.dtype), None, None, None, None, None

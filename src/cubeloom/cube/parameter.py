@@ -1,0 +1,86 @@
+"""Parameters cut over the cube: DTensors of which each rank holds, and ever had, only its own block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from cubeloom import counter
+from cubeloom.comm import Axis, Network
+from cubeloom.comm.network import CUBE
+from cubeloom.initial import Constant, Initial
+
+
+@dataclass(frozen=True)
+class Block:
+    """One rank's block of a tensor: `cuts` says which dimension each axis cuts, x and y first, z within them."""
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    local: tuple[int, ...]
+
+    @classmethod
+    def of(cls, network: Network, shape: tuple[int, ...], cuts: Mapping[str, int]) -> Block:
+        offset, local = [0] * len(shape), list(shape)
+        for axis in CUBE:
+            if axis in cuts:
+                dim = cuts[axis]
+                local[dim] //= network.grid.size(axis)
+                offset[dim] += local[dim] * network.coordinates[axis]
+        return cls(shape, tuple(offset), tuple(local))
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(start, start + size) for start, size in zip(self.offset, self.local, strict=True))
+
+    def draw(self, initial: Initial, key: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Initial values, which depend on the key and the place in the whole tensor alone."""
+        if isinstance(initial, Constant):
+            return torch.full(self.local, initial.value, dtype=dtype, device=device)
+        return (initial.std * counter.normal(key, self.shape, self.offset, self.local)).to(device, dtype)
+
+
+def distribute(network: Network, local: Tensor, shape: tuple[int, ...], cuts: Mapping[str, int]) -> nn.Parameter:
+    placements: list[Placement] = [Shard(cuts[axis]) if axis in cuts else Replicate() for axis in CUBE]
+    whole = torch.empty(shape, device="meta")
+    return nn.Parameter(
+        DTensor.from_local(
+            local, network.cube_mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+        )
+    )
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """The block that this rank holds of a parameter or a gradient, outside autograd.
+
+    `to_local` would make a node and check the mesh, 20 us each time; the attribute is what it wraps.
+    """
+    assert isinstance(tensor, DTensor)
+    return tensor._local_tensor.detach()
+
+
+def like(parameter: nn.Parameter, local: Tensor) -> Tensor:
+    """A local block as a tensor distributed as the parameter is: its gradient, for instance."""
+    assert isinstance(parameter, DTensor)
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def own_part(axis: Axis) -> Callable[[Tensor], Tensor]:
+    """Of rows that all ranks of an axis have, those that are this rank's."""
+
+    def part(rows: Tensor) -> Tensor:
+        size = rows.shape[0] // axis.size
+        return rows.narrow(0, axis.index * size, size)
+
+    return part

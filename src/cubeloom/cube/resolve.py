@@ -1,0 +1,149 @@
+"""From a model, its cut and a grid to the form of every layer; or to a clear refusal, before anything starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import islice
+
+from torch import nn
+
+from cubeloom.cube import cut as declared
+from cubeloom.cube.cut import Cut, CutError, Kind, Rest, lookup
+from cubeloom.cube.forms import (
+    Batch,
+    DropoutForm,
+    EmbeddingForm,
+    FirstTokenForm,
+    Form,
+    LinearForm,
+    LossForm,
+    NormForm,
+    Spread,
+    TableForm,
+    WholeForm,
+)
+from cubeloom.grid import AXES, Grid, grids
+
+
+def resolve(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch) -> list[Form]:
+    """The form of each layer, in the order of the modules. Raises CutError if one cannot be cut."""
+    found = forms(model, cut, grid, rest)
+    complaints = list(problems(found, grid, batch))
+    if complaints:
+        raise CutError(_refusal(complaints, model, cut, grid, rest, batch))
+    return found
+
+
+def forms(model: nn.Module, cut: Cut, grid: Grid, rest: Rest) -> list[Form]:
+    """As `resolve`, without asking whether the sizes divide."""
+    owners: dict[int, str] = {}
+    found: list[Form] = []
+    for name, module in model.named_modules():
+        kind = lookup(cut, name)
+        if kind is None:
+            _refuse_undeclared(name, module)
+            continue
+        weight = getattr(module, "weight", None)
+        owner = owners.setdefault(id(weight), name) if weight is not None else name
+        found.append(_form(name, module, kind, grid, rest, owner if owner != name else None))
+    return found
+
+
+def _refuse_undeclared(name: str, module: nn.Module) -> None:
+    """A layer with parameters, or one that draws random numbers, is never left serial in silence."""
+    if next(module.parameters(recurse=False), None) is not None:
+        raise CutError(f"layer {name} ({type(module).__name__}) has parameters but the cut does not say how it lies")
+    if isinstance(module, nn.Dropout) and module.p > 0:
+        raise CutError(f"layer {name} (Dropout) is not in the cut, so its mask would depend on the grid")
+
+
+def _form(name: str, module: nn.Module, kind: Kind, grid: Grid, rest: Rest, shares: str | None) -> Form:
+    stream = Spread.ROWS if rest.activations == "sharded" else Spread.REPLICATED
+    match kind, module:
+        case ((declared.Expand() | declared.Contract()), nn.Linear()):
+            return _linear(name, module, kind, grid, rest, stream, shares)
+        case declared.Norm(), nn.LayerNorm() | nn.RMSNorm():
+            rows = Spread.ROWS if kind.sharded else stream
+            bias = getattr(module, "bias", None) is not None
+            return NormForm(name, math.prod(module.normalized_shape), isinstance(module, nn.LayerNorm), bias, rows)
+        case declared.Embedding(), nn.Embedding():
+            return EmbeddingForm(name, module.num_embeddings, module.embedding_dim, stream, rest.weights)
+        case declared.Table(), nn.Embedding():
+            sharded = module.num_embeddings % (grid.y * grid.z) == 0
+            return TableForm(name, module.num_embeddings, module.embedding_dim, stream, sharded)
+        case declared.Dropout(), nn.Dropout():
+            return DropoutForm(name, module.p, stream)
+        case declared.Loss(), nn.Module():
+            return LossForm(name, float(getattr(module, "label_smoothing", 0.0)), kind.whole)
+        case declared.FirstToken(), nn.Module():
+            return FirstTokenForm(name, kind.features, stream)
+        case declared.Whole(), nn.Linear():
+            return WholeForm(name, module.in_features, module.out_features, module.bias is not None)
+    raise CutError(f"layer {name} is a {type(module).__name__}, which the cut cannot take as {type(kind).__name__}")
+
+
+def _linear(
+    name: str,
+    module: nn.Linear,
+    kind: declared.Expand | declared.Contract,
+    grid: Grid,
+    rest: Rest,
+    stream: Spread,
+    shares: str | None,
+) -> LinearForm:
+    inputs = outputs = stream
+    turn = False
+    if isinstance(kind, declared.Expand):
+        inputs = Spread.ROWS if kind.sharded_input else stream
+        outputs = Spread.ROWS if kind.sharded_output or kind.turn else stream
+        turn = kind.turn
+    if kind.heads is not None:
+        # Whole heads where they suffice for x and y, otherwise whole sequences over x.
+        spread = Spread.FEATURES if kind.heads % (grid.x * grid.y) == 0 else Spread.ROWS
+        inputs, outputs = (inputs, spread) if isinstance(kind, declared.Expand) else (spread, outputs)
+    return LinearForm(
+        name,
+        k=module.in_features,
+        n=module.out_features,
+        side="x" if isinstance(kind, declared.Expand) else "y",
+        inputs=inputs,
+        outputs=outputs,
+        weights=rest.weights,
+        saved=rest.inputs,
+        bias=module.bias is not None,
+        heads=kind.heads,
+        turn=turn,
+        shares=shares,
+    )
+
+
+def problems(found: list[Form], grid: Grid, batch: Batch) -> Iterator[str]:
+    parts = grid.data * grid.z
+    if batch.samples % parts:
+        yield f"the batch of {batch.samples} samples cannot be cut over data={grid.data}·z={grid.z}"
+    for form in found:
+        for problem in form.problems(grid, batch):
+            yield f"layer {form.name}: {problem}"
+
+
+def nearest(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch, most: int = 3) -> list[Grid]:
+    """Grids that work, those with as many devices first, then by how little their axes differ."""
+
+    def distance(candidate: Grid) -> tuple[float, float]:
+        ratios = [math.log2(candidate.size(axis) / grid.size(axis)) for axis in AXES]
+        return abs(sum(ratios)), sum(map(abs, ratios))
+
+    def works(candidate: Grid) -> bool:
+        return not any(problems(forms(model, cut, candidate, rest), candidate, batch))
+
+    worlds = range(max(1, grid.world // 2), grid.world * 2 + 1) if grid.world <= 64 else [grid.world]
+    candidates = sorted((each for world in worlds for each in grids(world, ("data", "z", "y", "x"))), key=distance)
+    return list(islice(filter(works, candidates), most))
+
+
+def _refusal(complaints: list[str], model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch) -> str:
+    more = f" (and {len(complaints) - 1} more like it)" if len(complaints) > 1 else ""
+    working = nearest(model, cut, grid, rest, batch)
+    advice = f"grids that work: {'; '.join(map(str, working))}" if working else "no grid of about this size works"
+    return f"grid {grid}: {complaints[0]}{more}; {advice}"

@@ -1,0 +1,49 @@
+"""What the layers of one model share on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.comm import Network
+from cubeloom.cube.cut import Rest
+from cubeloom.cube.gradients import Gradients
+from cubeloom.cube.parameter import local_of
+from cubeloom.cube.weight import Chain
+
+
+@dataclass
+class Clock:
+    """Where training stands, for random numbers that must not depend on the grid."""
+
+    seed: int = 0
+    step: int = 0
+    first_row: int = 0  # of this micro-batch, among the rows of the whole batch
+
+
+@dataclass
+class CubeState:
+    network: Network
+    rest: Rest
+    gradients: Gradients
+    chain: Chain = field(default_factory=Chain)
+    clock: Clock = field(default_factory=Clock)
+
+    def local(self, parameter: nn.Parameter) -> Tensor:
+        """A small parameter's local block, inside autograd."""
+        return _Local.apply(parameter, self.gradients)
+
+
+class _Local(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: nn.Parameter, gradients: Gradients) -> Tensor:
+        ctx.parameter, ctx.gradients = parameter, gradients
+        return local_of(parameter)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        ctx.gradients.add(ctx.parameter, gradient.contiguous())
+        return None, None

@@ -1,0 +1,72 @@
+"""A model's weights in one safetensors file, with the model's configuration; read block by block."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from cubeloom.cube.apply import Fill
+from cubeloom.cube.parameter import Block
+from cubeloom.errors import UserError
+
+
+def save_weights(model: nn.Module, path: str | Path) -> None:
+    """Write a serial model. Tied tensors are written once."""
+    tensors = {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}
+    save_file(tensors, path, metadata={"cubeloom": json.dumps(_identity(model))})
+
+
+def check_weights(path: str | Path, model: nn.Module) -> None:
+    """Refuse a file that is not this model's, saying what differs."""
+    try:
+        with safe_open(path, "pt") as file:
+            stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            metadata = file.metadata() or {}
+    except FileNotFoundError:
+        raise UserError(f"no weights at {path}") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is not a readable safetensors file: {error}") from None
+    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    if stored == expected:
+        return
+    whose = json.loads(metadata["cubeloom"]) if "cubeloom" in metadata else None
+    made = f" (it was written from a {whose['model']} with {_difference(whose, _identity(model))})" if whose else ""
+    for title, names in (
+        ("lacks", sorted(expected.keys() - stored.keys())),
+        ("has besides", sorted(stored.keys() - expected.keys())),
+    ):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise UserError(f"the weights in {path} are of another model: the file {title} {names[0]}{more}{made}")
+    name = next(name for name in expected if stored[name] != expected[name])
+    raise UserError(
+        f"the weights in {path} are of another model: {name} is {list(stored[name])} there and "
+        f"{list(expected[name])} here{made}"
+    )
+
+
+def stored_values(path: str | Path, model: nn.Module, dtype: torch.dtype, device: torch.device) -> Fill:
+    """Fill parameters from a file, reading of each tensor only the block that is wanted."""
+    check_weights(path, model)
+
+    def fill(name: str, block: Block) -> Tensor:
+        with safe_open(path, "pt") as file:
+            return file.get_slice(name)[block.slices].to(device, dtype)
+
+    return fill
+
+
+def _identity(model: nn.Module) -> dict[str, object]:
+    config = getattr(model, "config", None)
+    return {"model": type(model).__name__, **(asdict(config) if config is not None else {})}
+
+
+def _difference(theirs: dict[str, object], ours: dict[str, object]) -> str:
+    keys = [key for key in theirs if key != "model" and theirs.get(key) != ours.get(key)]
+    return ", ".join(f"{key} {theirs[key]}" for key in keys) or "the same configuration"

@@ -1,0 +1,71 @@
+"""What is trained to compare a grid with the serial model: a model, a grid, a few steps on data made for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom import counter
+from cubeloom.cube import Batch, Cut, Rest, resolve
+from cubeloom.cube.forms import Form
+from cubeloom.cube.loss import IGNORED
+from cubeloom.grid import Grid
+from cubeloom.models import BERTConfig, Config, build, cut_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    model: Config
+    grid: Grid
+    batch: Batch
+    rest: Rest = field(default_factory=Rest)
+    steps: int = 3
+    dtype: torch.dtype = torch.float64
+    seed: int = 0
+    learning_rate: float = 1e-3
+    zero: bool = False  # optimizer state sharded over the data axis
+    weights: str | None = None  # a file to start from, instead of initial values
+
+    def skeleton(self) -> nn.Module:
+        """The model without values."""
+        with torch.device("meta"):
+            return build(self.model)
+
+    def cut(self) -> Cut:
+        return cut_of(self.skeleton())
+
+    def forms(self) -> list[Form]:
+        """The form of each layer on the grid; raises CutError if it cannot be cut."""
+        return resolve(self.skeleton(), self.cut(), self.grid, self.rest, self.batch)
+
+    @property
+    def serial(self) -> Experiment:
+        """The same on one device."""
+        return replace(self, grid=Grid(), zero=False)
+
+    def samples(self, step: int) -> dict[str, Tensor]:
+        """The global batch of a step: tokens, and targets of which some are ignored."""
+        shape = (self.batch.samples, self.batch.sequence)
+        index = torch.arange(shape[0] * shape[1]).view(shape)
+
+        def draw(what: str, high: int, at: Tensor = index) -> Tensor:
+            return (counter.uniform(counter.key(self.seed, step, what), at) * high).long()
+
+        data = {"tokens": draw("tokens", self.model.vocab)}
+        # A language model learns all but a few tokens, a masked one only a few.
+        learned = draw("learned", 8) == 0 if isinstance(self.model, BERTConfig) else draw("learned", 8) != 0
+        learned[:, 0] = True  # at least one in each sequence
+        data["targets"] = draw("targets", self.model.vocab).masked_fill(~learned, IGNORED)
+        if isinstance(self.model, BERTConfig):
+            data["types"] = draw("types", self.model.types)
+            if self.model.next_sentence:
+                data["next_sentence"] = draw("next", 2, index[:, 0])
+        return data
+
+    def share(self, step: int, coordinates: dict[str, int]) -> dict[str, Tensor]:
+        """The samples of a rank at these coordinates: batches are cut over data and z."""
+        part = coordinates["data"] * self.grid.z + coordinates["z"]
+        size = self.batch.samples // (self.grid.data * self.grid.z)
+        return {name: tensor[part * size : (part + 1) * size] for name, tensor in self.samples(step).items()}

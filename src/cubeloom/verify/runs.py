@@ -1,0 +1,140 @@
+"""The two runs that are compared. Both are called on ranks of a pool; they meet in a folder of safetensors files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+from cubeloom.comm import Network, devices
+from cubeloom.cube import CubeState, apply, initial_values, materialise
+from cubeloom.cube.apply import Fill
+from cubeloom.cube.parameter import Block
+from cubeloom.models.weights import stored_values
+from cubeloom.verify.experiment import Experiment
+
+
+@dataclass
+class Outcome:
+    """What one rank saw."""
+
+    losses: list[float] = field(default_factory=list)
+    grad_diff: float = 0.0
+    weight_diff: float = 0.0
+    worst: dict[str, str] = field(default_factory=dict)  # the parameter with the largest difference
+    counted: dict[str, Fraction] = field(default_factory=dict)
+    parameters: int = 0
+
+
+def fill_of(experiment: Experiment, model: nn.Module, device: torch.device) -> Fill:
+    if experiment.weights is not None:
+        return stored_values(experiment.weights, model, experiment.dtype, device)
+    return initial_values(model, experiment.seed, experiment.dtype, device)  # type: ignore[arg-type]
+
+
+def serial_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome:
+    """Train the plain model on one rank, and leave its gradients of each step and its last weights in the folder."""
+    device = devices.use(kind, 0)
+    model = experiment.skeleton()
+    outcome = Outcome()
+    # Dropout is by position only in its cube form, so with dropout the serial model is the cube of one device.
+    state = None
+    if any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
+        network = Network(experiment.grid, device)
+        model, state = apply(
+            model, experiment.cut(), network, experiment.batch, fill_of(experiment, model, device), experiment.rest
+        )
+    else:
+        materialise(model, fill_of(experiment, model, device))
+    for step in train(model, state, experiment, experiment.grid.coordinates(0), device, outcome):
+        save_file(_whole(model, gradients=True), Path(folder) / f"gradients{step}.safetensors")
+    save_file(_whole(model, gradients=False), Path(folder) / "weights.safetensors")
+    return outcome
+
+
+def _whole(model: nn.Module, gradients: bool) -> dict[str, Tensor]:
+    found = {}
+    for name, parameter in model.named_parameters():
+        tensor = parameter.grad if gradients else parameter.data
+        if tensor is not None:
+            found[name] = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).cpu().contiguous()
+    return found
+
+
+def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome:
+    """Train on the grid, and compare each rank's blocks with the serial model's."""
+    device = devices.current(kind)
+    network = Network(experiment.grid, device)
+    model = experiment.skeleton()
+    model, state = apply(
+        model, experiment.cut(), network, experiment.batch, fill_of(experiment, model, device), experiment.rest
+    )
+    outcome = Outcome(parameters=sum(_local(parameter).numel() for parameter in model.parameters()))
+    with network.recording() as ledger:
+        for step in train(model, state, experiment, network.coordinates, device, outcome):
+            file = Path(folder) / f"gradients{step}.safetensors"
+            outcome.grad_diff = max(outcome.grad_diff, _compare(model, network, file, outcome, gradients=True))
+    outcome.counted = ledger.by_axis()
+    outcome.weight_diff = _compare(model, network, Path(folder) / "weights.safetensors", outcome, gradients=False)
+    return outcome
+
+
+def train(
+    model: nn.Module,
+    state: CubeState | None,
+    experiment: Experiment,
+    coordinates: dict[str, int],
+    device: torch.device,
+    outcome: Outcome,
+) -> Iterator[int]:
+    """Train, pausing after each step's backward with the number of the step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=experiment.learning_rate)
+    for step in range(experiment.steps):
+        if state is not None:
+            state.clock.step = step
+        data = {name: tensor.to(device) for name, tensor in experiment.share(step, coordinates).items()}
+        loss = model(**data)
+        loss.backward()
+        outcome.losses.append(loss.item())
+        yield step
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _compare(model: nn.Module, network: Network, file: Path, outcome: Outcome, gradients: bool) -> float:
+    """The largest difference of this rank's blocks from the serial tensors, relative to each tensor's largest number."""
+    largest = 0.0
+    with safe_open(file, "pt") as serial:
+        names = set(serial.keys())
+        for name, parameter in model.named_parameters():
+            mine = parameter.grad if gradients else parameter.data
+            if (mine is None) != (name not in names):
+                raise AssertionError(f"only one of the two runs has a gradient of {name}")
+            if mine is None:
+                continue
+            theirs = serial.get_tensor(name)
+            block = theirs[_block(parameter, network).slices]
+            scale = theirs.abs().max().item() or 1.0
+            difference = (_local(mine).cpu() - block).abs().max().item() / scale
+            if not difference <= largest:  # a NaN is larger than anything
+                largest = difference
+                outcome.worst["gradient" if gradients else "weight"] = name
+    return largest
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _block(parameter: nn.Parameter, network: Network) -> Block:
+    assert isinstance(parameter, DTensor)
+    axes = parameter.device_mesh.mesh_dim_names or ()
+    cuts = {axis: place.dim for axis, place in zip(axes, parameter.placements, strict=True) if isinstance(place, Shard)}
+    return Block.of(network, tuple(parameter.shape), cuts)
