@@ -1,0 +1,20 @@
+"""Pipelines: schedules as values, their generators, checker and simulator. No torch here."""
+
+from cubeloom.pipeline.action import Action as Action
+from cubeloom.pipeline.action import Kind as Kind
+from cubeloom.pipeline.checker import check as check
+from cubeloom.pipeline.checker import problems as problems
+from cubeloom.pipeline.costs import Costs as Costs
+from cubeloom.pipeline.files import from_csv as from_csv
+from cubeloom.pipeline.files import from_json as from_json
+from cubeloom.pipeline.files import to_csv as to_csv
+from cubeloom.pipeline.files import to_json as to_json
+from cubeloom.pipeline.messages import programme as programme
+from cubeloom.pipeline.schedule import Schedule as Schedule
+from cubeloom.pipeline.schedule import Updates as Updates
+from cubeloom.pipeline.schedules import generate as generate
+from cubeloom.pipeline.schedules import names as names
+from cubeloom.pipeline.simulator import Timeline as Timeline
+from cubeloom.pipeline.simulator import simulate as simulate
+from cubeloom.pipeline.sync import Sync as Sync
+from cubeloom.pipeline.sync import synchronised as synchronised

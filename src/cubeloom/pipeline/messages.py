@@ -1,0 +1,141 @@
+"""Where messages are sent and received among a worker's actions, so that even blocking transfers cannot deadlock.
+
+Take one order of all the actions that obeys every dependency. When an action ends, its send is put down next in its
+worker's programme, and the matching receive next in the other worker's. All programmes then agree with that one order,
+so rendezvous transfers (a send waits for its receive, a receive for its send) always find their partner; and on every
+directed edge receives stand in the order of sends, so that a channel needs no tags.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cubeloom.pipeline.action import Action
+from cubeloom.pipeline.costs import Costs
+from cubeloom.pipeline.dependencies import Token, makes, needs
+from cubeloom.pipeline.schedule import Schedule
+from cubeloom.pipeline.simulator import simulate
+
+
+@dataclass(frozen=True)
+class Message:
+    """What travels from one worker to another: the output of a forward ("F") or an input gradient ("I")."""
+
+    token: Token
+    source: int
+    target: int
+
+    def __str__(self) -> str:
+        what, stage, microbatch, part = self.token
+        half = "" if part is None else f".{part}"
+        return f"{'output' if what == 'F' else 'gradient'} {stage}{what}{microbatch}{half}"
+
+
+@dataclass(frozen=True)
+class Send:
+    message: Message
+
+
+@dataclass(frozen=True)
+class Receive:
+    message: Message
+
+
+Step = Action | Send | Receive
+Programme = tuple[tuple[Step, ...], ...]
+
+
+def programme(schedule: Schedule, costs: Costs | None = None) -> Programme:
+    """Each worker's actions, sends and receives. Costs only move receives: earlier where a sender is ahead."""
+    timeline = simulate(schedule, costs)
+    wanted_by = _wanted_by(schedule)
+    steps: list[list[Step]] = [[] for _ in schedule.workers]
+    # In the order of their ends every action stands after those it needs; equal ends keep the order of dependencies.
+    for worker, action in _in_order(schedule, {s.action: s.end for row in timeline.spans for s in row}):
+        steps[worker].append(action)
+        token = makes(action)
+        target = wanted_by.get(token) if token else None
+        if token and target is not None and target != worker:
+            message = Message(token, worker, target)
+            steps[worker].append(Send(message))
+            steps[target].append(Receive(message))
+    return tuple(map(tuple, steps))
+
+
+def edges(programme: Programme) -> dict[tuple[int, int], list[Message]]:
+    """For each directed edge its messages in order: that of the sends, and, in a right programme, of the receives."""
+    found: dict[tuple[int, int], list[Message]] = {}
+    for steps in programme:
+        for step in steps:
+            if isinstance(step, Send):
+                found.setdefault((step.message.source, step.message.target), []).append(step.message)
+    return found
+
+
+def stuck(programme: Programme) -> dict[int, Step]:
+    """Run it with rendezvous transfers; where workers stand that can never go on. Empty if all reach their end."""
+    position = [0] * len(programme)
+    awake = list(range(len(programme)))
+    while awake:
+        worker = awake.pop()
+        while (step := _at(programme, position, worker)) is not None:
+            if isinstance(step, Action):
+                position[worker] += 1
+                continue
+            message = step.message
+            other = message.target if isinstance(step, Send) else message.source
+            partner = _at(programme, position, other)
+            matching = Receive(message) if isinstance(step, Send) else Send(message)
+            if partner != matching:
+                break
+            position[worker] += 1
+            position[other] += 1
+            awake.append(other)
+    return {w: step for w in range(len(programme)) if (step := _at(programme, position, w)) is not None}
+
+
+def _at(programme: Programme, position: list[int], worker: int) -> Step | None:
+    return programme[worker][position[worker]] if position[worker] < len(programme[worker]) else None
+
+
+def _wanted_by(schedule: Schedule) -> dict[Token, int]:
+    return {
+        token: worker
+        for worker, action in schedule.actions
+        for token in needs(action, schedule.stages)
+        if token[1] != action.stage
+    }
+
+
+def _in_order(schedule: Schedule, ends: dict[Action, float]) -> Iterator[tuple[int, Action]]:
+    """All actions, those that end first before others, as far as rows and dependencies allow."""
+    position = [0] * len(schedule.workers)
+    made: set[Token] = set()
+    asleep: dict[Token, list[int]] = {}
+    heap: list[tuple[float, int]] = []
+
+    def offer(worker: int) -> None:
+        if position[worker] == len(schedule.workers[worker]):
+            return
+        action = schedule.workers[worker][position[worker]]
+        missing = next((token for token in needs(action, schedule.stages) if token not in made), None)
+        if missing is None:
+            heapq.heappush(heap, (ends[action], worker))
+        else:
+            asleep.setdefault(missing, []).append(worker)
+
+    for worker in range(len(schedule.workers)):
+        offer(worker)
+    while heap:
+        _, worker = heapq.heappop(heap)
+        action = schedule.workers[worker][position[worker]]
+        position[worker] += 1
+        yield worker, action
+        token = makes(action)
+        if token is not None:
+            made.add(token)
+            for sleeper in asleep.pop(token, ()):
+                offer(sleeper)
+        offer(worker)

@@ -1,0 +1,162 @@
+"""Search an order for given costs and memory cap: never slower than a named schedule that keeps to the same cap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from cubeloom.errors import UserError
+from cubeloom.pipeline.bounds import lower_bound
+from cubeloom.pipeline.costs import Costs
+from cubeloom.pipeline.listing import Layout
+from cubeloom.pipeline.memory import in_flight
+from cubeloom.pipeline.polish import polish
+from cubeloom.pipeline.schedule import Schedule
+from cubeloom.pipeline.schedules._common import at_least_one, zigzag
+from cubeloom.pipeline.schedules.chimera import Mode, chimera
+from cubeloom.pipeline.schedules.chimera_zb import bidirectional, chimera_zb
+from cubeloom.pipeline.schedules.dualpipe import dualpipe, dualpipev
+from cubeloom.pipeline.schedules.gems import gems
+from cubeloom.pipeline.schedules.gpipe import gpipe
+from cubeloom.pipeline.schedules.hanayo import hanayo
+from cubeloom.pipeline.schedules.interleaved import interleaved
+from cubeloom.pipeline.schedules.one_f_one_b import one_f_one_b
+from cubeloom.pipeline.schedules.zbv import zbv
+from cubeloom.pipeline.schedules.zero_bubble import zb_h1, zb_h2
+from cubeloom.pipeline.search import search
+from cubeloom.pipeline.simulator import simulate
+
+
+class Placement(StrEnum):
+    LINEAR = "linear"  # stage s on worker s
+    LOOPED = "looped"  # two chunks a worker, both downwards, as in interleaved 1F1B
+    V = "v"  # two chunks a worker, down and up again
+    BIDIRECTIONAL = "bidirectional"  # Chimera's: replicas in opposite directions, so two copies of the weights or more
+    ANY = "any"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `auto` found, and what it was measured against."""
+
+    schedule: Schedule
+    costs: Costs  # those of the schedule's stages
+    makespan: float
+    bound: float  # no order with an allowed placement and this cap takes less, halving micro-batches or not as this one
+    cap: float
+    rivals: tuple[tuple[str, float], ...]  # named schedules that keep to the cap, and their makespans
+
+    @property
+    def gap(self) -> float:
+        """How far it is from the lower bound, as a share of it: 0 is proved optimal."""
+        return self.makespan / self.bound - 1 if self.bound else 0.0
+
+
+def auto(
+    stages: int,
+    microbatches: int,
+    costs: Costs | None = None,
+    cap: float | None = None,
+    placement: Placement = Placement.ANY,
+    pairs: int = 1,
+    tries: int = 1000,
+) -> Plan:
+    """`costs` are those of `stages` equal shares; where a worker holds two chunks each share is cut in two.
+
+    The cap is in units of `costs.activation`; by default it is what D micro-batches of the largest share take.
+    """
+    at_least_one("auto", stages, microbatches)
+    costs = costs or Costs.uniform(stages)
+    if len(costs.forward) != stages:
+        raise UserError(f"auto has {stages} stages but costs for {len(costs.forward)}")
+    cap = stages * max(costs.activation) if cap is None else cap
+    sites = list(_sites(stages, microbatches, costs, placement, pairs, tries))
+    plans: list[Plan] = []
+    for site in sites:
+        plans += site.plans(cap)
+    rivals = tuple(sorted({(plan.schedule.name, plan.makespan) for plan in plans}, key=lambda item: item[::-1]))
+    target = min((plan.makespan for plan in plans), default=float("inf"))
+    bound = min(site.bound(cap) for site in sites)
+    if target > bound + 1e-9:
+        for site in sites:
+            if site.fits(cap):
+                found = search("auto", site.layout, site.costs, cap, tries)
+                plans.append(Plan(found.schedule, site.costs, found.makespan, bound, cap, ()))
+    if not plans:
+        needed = min(site.smallest_cap for site in sites)
+        raise UserError(
+            f"no schedule of {stages} stages keeps to a cap of {cap:g} activations; the least is {needed:g}"
+        )
+    best = min(plans, key=lambda plan: plan.makespan)
+    if best.makespan > bound + 1e-9:
+        better = [_polished(plan, bound, tries) for plan in sorted(plans, key=lambda plan: plan.makespan)[:3]]
+        best = min(better, key=lambda plan: plan.makespan)
+    if best.schedule.halved:
+        bound = min(site.bound(cap, parts=2) for site in sites)
+    return replace(best, schedule=replace(best.schedule, name="auto"), bound=bound, rivals=rivals)
+
+
+def _polished(plan: Plan, bound: float, tries: int) -> Plan:
+    schedule = polish(plan.schedule, plan.costs, plan.cap, bound, tries)
+    return replace(plan, schedule=schedule, makespan=simulate(schedule, plan.costs).makespan)
+
+
+@dataclass(frozen=True)
+class _Site:
+    """One way to place the stages, and the named schedules that place them so."""
+
+    layout: Layout
+    costs: Costs
+    named: tuple[Callable[[], Schedule], ...]
+
+    def bound(self, cap: float, parts: int = 1) -> float:
+        """Micro-batches in parts are more and smaller ones."""
+        counts = tuple(range(parts * len(microbatches)) for microbatches in self.layout.microbatches)
+        return lower_bound(replace(self.layout, microbatches=counts), self.costs.part(1 / parts), cap)
+
+    @property
+    def smallest_cap(self) -> float:
+        """Each stage of a worker must have room for one micro-batch."""
+        room = [0.0] * self.layout.workers
+        for line in self.layout.lines:
+            for stage, worker in enumerate(line):
+                room[worker] += self.costs.activation[stage]
+        return max(room)
+
+    def fits(self, cap: float) -> bool:
+        return self.smallest_cap <= cap + 1e-9
+
+    def plans(self, cap: float) -> Iterator[Plan]:
+        for make in self.named:
+            try:
+                schedule = make()
+            except UserError:
+                continue  # not for this many stages or micro-batches
+            if all(in_flight(row, self.costs.activation) <= cap + 1e-9 for row in schedule.workers):
+                yield Plan(schedule, self.costs, simulate(schedule, self.costs).makespan, 0.0, cap, ())
+
+
+def _sites(
+    stages: int, microbatches: int, costs: Costs, placement: Placement, pairs: int, tries: int
+) -> Iterator[_Site]:
+    def made_by(*families: Callable[[int, int], Schedule]) -> tuple[Callable[[], Schedule], ...]:
+        return tuple(lambda family=family: family(stages, microbatches) for family in families)
+
+    wanted = set(Placement) if placement == Placement.ANY else {placement}
+    halves = costs.cut(2)
+    if Placement.LINEAR in wanted:
+        layout = Layout.single(range(stages), microbatches)
+        yield _Site(layout, costs, made_by(gpipe, one_f_one_b, zb_h1, zb_h2))
+    if Placement.LOOPED in wanted:
+        layout = Layout.single([*range(stages), *range(stages)], microbatches)
+        yield _Site(layout, halves, made_by(interleaved))
+    if Placement.V in wanted:
+        layout = Layout.single(zigzag(stages, 2), microbatches)
+        yield _Site(layout, halves, made_by(zbv, dualpipev, hanayo))
+    if placement == Placement.BIDIRECTIONAL or (Placement.BIDIRECTIONAL in wanted and stages % 2 == 0):
+        layout = bidirectional("auto", stages, microbatches, pairs)
+        own = [lambda mode=mode: chimera(stages, microbatches, pairs, mode) for mode in Mode]
+        split = [lambda: chimera_zb(stages, microbatches, pairs, costs, tries)]
+        peers = made_by(gems, dualpipe) if pairs == 1 else ()
+        yield _Site(layout, costs, (*own, *split, *peers))
