@@ -54,8 +54,11 @@ class Gradients:
 
     def scatter_to(self, receiver: Receiver) -> None:
         """From now on each rank of the data axis gets its part of the sums, where a gradient can be cut (ZeRO-1)."""
-        self._buckets.receiver = receiver
-        self._buckets.scattered_axis = self._network.axis("data")
+        self._buckets.scatter(self._network.axis("data"), receiver)
+
+    def scatters(self, parameter: nn.Parameter, axis: Axis) -> bool:
+        """Whether a scatter along this axis can cut the parameter's gradient."""
+        return self._axes[parameter] is axis and _divides(local_of(parameter), axis)
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -168,17 +171,20 @@ class _Buckets:
     """Gradients on their way to be summed, several in one message."""
 
     def __init__(self, limit: int) -> None:
-        self.receiver: Receiver | None = None
-        self.scattered_axis: Axis | None = None
         self._limit = limit
+        self._receiver: Receiver | None = None
+        self._scattered_axis: Axis | None = None
         self._open: dict[tuple[Axis, torch.dtype, bool], list[nn.Parameter]] = {}
         self._under_way: list[tuple[list[nn.Parameter], Pending, bool]] = []
+
+    def scatter(self, axis: Axis, receiver: Receiver) -> None:
+        self._scattered_axis, self._receiver = axis, receiver
 
     def put(self, parameter: nn.Parameter, axis: Axis) -> None:
         if axis.size == 1:
             return
         local = local_of(_gradient(parameter))
-        scattered = axis is self.scattered_axis and local.shape[0] % axis.size == 0
+        scattered = axis is self._scattered_axis and _divides(local, axis)
         bucket = self._open.setdefault((axis, local.dtype, scattered), [])
         bucket.append(parameter)
         if sum(local_of(_gradient(each)).nbytes for each in bucket) >= self._limit:
@@ -200,7 +206,7 @@ class _Buckets:
         self._open.clear()
         done: list[nn.Parameter] = []
         for parameters, pending, scattered in self._under_way:
-            parts = len(parameters) and (self.scattered_axis.size if scattered and self.scattered_axis else 1)
+            parts = self._scattered_axis.size if scattered and self._scattered_axis else 1
             sizes = [local_of(_gradient(parameter)).numel() // parts for parameter in parameters]
             for parameter, summed in zip(parameters, pending.wait().flatten().split(sizes), strict=True):
                 self._deliver(parameter, summed, scattered)
@@ -209,11 +215,15 @@ class _Buckets:
         return done
 
     def _deliver(self, parameter: nn.Parameter, summed: Tensor, scattered: bool) -> None:
-        if scattered and self.receiver is not None:
-            self.receiver(parameter, summed)
+        if scattered and self._receiver is not None:
+            self._receiver(parameter, summed)
         else:
             local = local_of(_gradient(parameter))
             local.copy_(summed.view_as(local))
+
+
+def _divides(local: Tensor, axis: Axis) -> bool:
+    return axis.size > 1 and local.shape[0] % axis.size == 0
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

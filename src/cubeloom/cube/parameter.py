@@ -11,13 +11,13 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from cubeloom import counter
 from cubeloom.comm import Axis, Network
-from cubeloom.comm.network import CUBE
+from cubeloom.comm.network import CUBE, MESH_AXES
 from cubeloom.initial import Constant, Initial
 
 
 @dataclass(frozen=True)
 class Block:
-    """One rank's block of a tensor: `cuts` says which dimension each axis cuts, x and y first, z within them."""
+    """One rank's block of a tensor."""
 
     shape: tuple[int, ...]
     offset: tuple[int, ...]
@@ -25,8 +25,9 @@ class Block:
 
     @classmethod
     def of(cls, network: Network, shape: tuple[int, ...], cuts: Mapping[str, int]) -> Block:
+        """`cuts` says which dimension each axis cuts: x and y first, z within what they leave, data within that."""
         offset, local = [0] * len(shape), list(shape)
-        for axis in CUBE:
+        for axis in MESH_AXES:
             if axis in cuts:
                 dim = cuts[axis]
                 local[dim] //= network.grid.size(axis)

@@ -49,7 +49,6 @@ def step_volume(
     batch: Batch,
     item: int,
     coordinates: Mapping[str, int] | None = None,
-    zero: bool = False,
 ) -> Volume:
     """Bytes received by one rank in one forward and backward with its gradient reduction, by axis.
 

@@ -99,7 +99,6 @@ def _report(experiment: Experiment, serial: Outcome, outcomes: list[Outcome]) ->
 def _predict(experiment: Experiment, rank: int) -> dict[str, Fraction]:
     """The closed form for all steps, for this rank."""
     grid = experiment.grid
-    step = step_volume(
-        experiment.forms(), grid, experiment.batch, experiment.dtype.itemsize, grid.coordinates(rank), experiment.zero
-    )
+    item = experiment.dtype.itemsize
+    step = step_volume(experiment.forms(), grid, experiment.batch, item, grid.coordinates(rank))
     return {axis: size * experiment.steps for axis, size in step.items()}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,12 +13,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.optim import Optimizer
 
 from cubeloom.comm import Network, devices
 from cubeloom.cube import CubeState, apply, initial_values, materialise
 from cubeloom.cube.apply import Fill
-from cubeloom.cube.parameter import Block
+from cubeloom.cube.parameter import Block, local_of
 from cubeloom.models.weights import stored_values
+from cubeloom.train import ShardedOptimizer
 from cubeloom.verify.experiment import Experiment
 
 
@@ -53,7 +56,8 @@ def serial_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outco
         )
     else:
         materialise(model, fill_of(experiment, model, device))
-    for step in train(model, state, experiment, experiment.grid.coordinates(0), device, outcome):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=experiment.learning_rate)
+    for step in train(model, state, optimizer, experiment, experiment.grid.coordinates(0), device, outcome):
         save_file(_whole(model, gradients=True), Path(folder) / f"gradients{step}.safetensors")
     save_file(_whole(model, gradients=False), Path(folder) / "weights.safetensors")
     return outcome
@@ -76,26 +80,35 @@ def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome
     model, state = apply(
         model, experiment.cut(), network, experiment.batch, fill_of(experiment, model, device), experiment.rest
     )
-    outcome = Outcome(parameters=sum(_local(parameter).numel() for parameter in model.parameters()))
+    outcome = Outcome(parameters=sum(local_of(parameter).numel() for parameter in model.parameters()))
+    make = partial(torch.optim.AdamW, lr=experiment.learning_rate)
+    parameters = dict(model.named_parameters())
+    optimizer: Optimizer | ShardedOptimizer = make(parameters.values())
+    updated = parameters  # what this rank updates of each parameter
+    if experiment.zero:
+        optimizer = ShardedOptimizer(parameters.values(), state, make)
+        updated = {name: optimizer.part(parameter) for name, parameter in parameters.items()}
     with network.recording() as ledger:
-        for step in train(model, state, experiment, network.coordinates, device, outcome):
-            file = Path(folder) / f"gradients{step}.safetensors"
-            outcome.grad_diff = max(outcome.grad_diff, _compare(model, network, file, outcome, gradients=True))
+        for step in train(model, state, optimizer, experiment, network.coordinates, device, outcome):
+            gradients = {name: part.grad for name, part in updated.items() if part.grad is not None}
+            difference, name = _compare(gradients, network, Path(folder) / f"gradients{step}.safetensors")
+            if difference >= outcome.grad_diff:
+                outcome.grad_diff, outcome.worst["gradient"] = difference, name
     outcome.counted = ledger.by_axis()
-    outcome.weight_diff = _compare(model, network, Path(folder) / "weights.safetensors", outcome, gradients=False)
+    outcome.weight_diff, outcome.worst["weight"] = _compare(parameters, network, Path(folder) / "weights.safetensors")
     return outcome
 
 
 def train(
     model: nn.Module,
     state: CubeState | None,
+    optimizer: Optimizer | ShardedOptimizer,
     experiment: Experiment,
     coordinates: dict[str, int],
     device: torch.device,
     outcome: Outcome,
 ) -> Iterator[int]:
     """Train, pausing after each step's backward with the number of the step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=experiment.learning_rate)
     for step in range(experiment.steps):
         if state is not None:
             state.clock.step = step
@@ -108,33 +121,24 @@ def train(
         optimizer.zero_grad()
 
 
-def _compare(model: nn.Module, network: Network, file: Path, outcome: Outcome, gradients: bool) -> float:
+def _compare(mine: Mapping[str, Tensor], network: Network, file: Path) -> tuple[float, str]:
     """The largest difference of this rank's blocks from the serial tensors, relative to each tensor's largest number."""
-    largest = 0.0
+    largest, worst = 0.0, ""
     with safe_open(file, "pt") as serial:
         names = set(serial.keys())
-        for name, parameter in model.named_parameters():
-            mine = parameter.grad if gradients else parameter.data
-            if (mine is None) != (name not in names):
-                raise AssertionError(f"only one of the two runs has a gradient of {name}")
-            if mine is None:
-                continue
+        if names != mine.keys():
+            raise AssertionError(f"only one of the two runs has {sorted(names ^ mine.keys())}")
+        for name, tensor in mine.items():
             theirs = serial.get_tensor(name)
-            block = theirs[_block(parameter, network).slices]
             scale = theirs.abs().max().item() or 1.0
-            difference = (_local(mine).cpu() - block).abs().max().item() / scale
+            difference = (local_of(tensor).cpu() - theirs[_block(tensor, network).slices]).abs().max().item() / scale
             if not difference <= largest:  # a NaN is larger than anything
-                largest = difference
-                outcome.worst["gradient" if gradients else "weight"] = name
-    return largest
+                largest, worst = difference, name
+    return largest, worst
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _block(parameter: nn.Parameter, network: Network) -> Block:
-    assert isinstance(parameter, DTensor)
-    axes = parameter.device_mesh.mesh_dim_names or ()
-    cuts = {axis: place.dim for axis, place in zip(axes, parameter.placements, strict=True) if isinstance(place, Shard)}
-    return Block.of(network, tuple(parameter.shape), cuts)
+def _block(tensor: Tensor, network: Network) -> Block:
+    assert isinstance(tensor, DTensor)
+    axes = tensor.device_mesh.mesh_dim_names or ()
+    cuts = {axis: place.dim for axis, place in zip(axes, tensor.placements, strict=True) if isinstance(place, Shard)}
+    return Block.of(network, tuple(tensor.shape), cuts)

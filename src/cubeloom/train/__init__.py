@@ -1,0 +1,3 @@
+"""Training: optimizers so far."""
+
+from cubeloom.train.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
