@@ -35,7 +35,7 @@ def test_no_named_schedule_under_the_cap_is_faster(data: st.DataObject) -> None:
     assert plan.gap == pytest.approx(plan.makespan / plan.bound - 1)
     for name in NAMED:
         try:
-            rival = generate(name, stages, n)
+            rival = generate(name, stages, n, tries=12 if name == "chimera-zb" else None)
         except UserError:
             continue
         own = costs.cut(2) if name in CHUNKED else costs

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise, permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cubeloom import UserError
@@ -33,7 +33,7 @@ def test_every_generator_is_accepted_with_its_reductions(schedule: Schedule, syn
 
 
 def test_large_ones_are_accepted() -> None:
-    for name, stages, n in (("chimera", 32, 96), ("zbv", 16, 64), ("dualpipe", 32, 64), ("chimera-zb", 32, 64)):
+    for name, stages, n in (("chimera", 32, 64), ("zbv", 16, 32), ("dualpipe", 16, 32), ("chimera-zb", 32, 32)):
         assert problems(generate(name, stages, n)) == []
 
 
@@ -72,6 +72,8 @@ def test_damage_to_an_action_is_always_found(schedule: Schedule, data: st.DataOb
     change = data.draw(st.sampled_from(["drop", "double", *CHANGES]))
     if change == "update" and row[at].kind is Kind.UPDATE:
         change = "drop"
+    # On a single stage an update less is no damage: it only makes groups larger, or the step synchronous.
+    assume(len(schedule.workers) > 1 or row[at].kind is not Kind.UPDATE)
     damage = {"drop": drop, "double": double}.get(change, put)
     changed = CHANGES.get(change, lambda action: action)(row[at])
     assert problems(with_row(schedule, worker, damage(row, at, changed))), f"{change} of {row[at]}"
@@ -156,6 +158,7 @@ def parse(*rows: str) -> Schedule:
         (["0F0 0F1 0B0 0R0 0B1", "1F0 1B0 1F1 1B1 1R1"], "worker 0 reduces at 0R0, before its gradient 0B1"),
         (["0F0 0F1 0B0 0B1 0R1", "1F0 1B0 1F1 1B1"], "stage 1 of replica 0 on worker 1 reduces its gradients 0 times"),
         (["0F0 0F1 0B0 0U0 0B1 0U1", "1F0 1B0 1U0 1F1 1B1"], r"micro-batches \[1\] of stage 1 go into no update"),
+        (["0F0 0F1 0B0 0B1 0U1", "1F0 1B0 1U0 1F1 1B1 1U1"], "stage 0 updates after some micro-batches only"),
         (["0F0 0F1 0B0 0U1 0B1 0U1", "1F0 1B0 1U0 1F1 1B1 1U1"], "0U1 happens 2 times"),
     ],
 )

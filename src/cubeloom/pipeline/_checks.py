@@ -181,27 +181,41 @@ def _crossed(schedule: Schedule) -> Iterator[str]:
 
 
 def updates(schedule: Schedule) -> Iterator[str]:
+    """Every gradient goes into one update, and the groups that updates take in are the same on every stage."""
     if schedule.updates is Updates.FLUSH:
         return
+    found: dict[tuple[int, int], list[tuple[int, ...]]] = {}
     for worker, row in enumerate(schedule.workers):
+        yield from _weights_in_time(schedule, worker)
         pending: dict[tuple[int, int], set[int]] = defaultdict(set)
-        groups: Counter[tuple[int, int]] = Counter()
-        used = memory.versions(schedule, worker)
         for action in row:
             home = (action.replica, action.stage)
             if action.makes_weight_grad:
                 pending[home].add(action.microbatch)
             elif action.kind is Kind.UPDATE:
-                groups[home] += 1
-                if action.microbatch != max(pending[home], default=-1):
-                    yield f"{action} on worker {worker} takes in micro-batches {sorted(pending[home])}"
-                pending[home].clear()
-            elif action.kind is Kind.FORWARD and used[*home, action.microbatch] > groups[home]:
-                version = used[*home, action.microbatch]
-                yield f"{action} on worker {worker} asks for weights {version} before its stage made them"
+                group = tuple(sorted(pending.pop(home, ())))
+                found.setdefault(home, []).append(group)
+                if group[-1:] != (action.microbatch,):
+                    yield f"{action} on worker {worker} takes in micro-batches {list(group)}"
         for (_, stage), left in pending.items():
-            if left:
-                yield f"the gradients of micro-batches {sorted(left)} of stage {stage} go into no update"
+            yield f"the gradients of micro-batches {sorted(left)} of stage {stage} go into no update"
+    for (_, stage), groups in found.items():
+        if schedule.updates is Updates.NEWEST and any(len(group) > 1 for group in groups):
+            yield f"stage {stage} updates after some micro-batches only, others after each"
+        elif schedule.updates is Updates.PREVIOUS and groups != next(iter(found.values())):
+            yield f"stage {stage} does not update after the same micro-batches as the others"
+
+
+def _weights_in_time(schedule: Schedule, worker: int) -> Iterator[str]:
+    made: Counter[tuple[int, int]] = Counter()
+    used = memory.versions(schedule, worker)
+    for action in schedule.workers[worker]:
+        home = (action.replica, action.stage)
+        if action.kind is Kind.UPDATE:
+            made[home] += 1
+        elif action.kind is Kind.FORWARD and used[*home, action.microbatch] > made[home]:
+            version = used[*home, action.microbatch]
+            yield f"{action} on worker {worker} asks for weights {version} before its stage made them"
 
 
 def memory_cap(schedule: Schedule, cap: float) -> Iterator[str]:

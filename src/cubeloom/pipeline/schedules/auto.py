@@ -157,6 +157,7 @@ def _sites(
     if placement == Placement.BIDIRECTIONAL or (Placement.BIDIRECTIONAL in wanted and stages % 2 == 0):
         layout = bidirectional("auto", stages, microbatches, pairs)
         own = [lambda mode=mode: chimera(stages, microbatches, pairs, mode) for mode in Mode]
-        split = [lambda: chimera_zb(stages, microbatches, pairs, costs, tries)]
+        # Made for these costs, and as it is by default.
+        split = [lambda made=made: chimera_zb(stages, microbatches, pairs, made, tries) for made in (costs, None)]
         peers = made_by(gems, dualpipe) if pairs == 1 else ()
         yield _Site(layout, costs, (*own, *split, *peers))
