@@ -16,8 +16,9 @@ _STEP = 0x9E3779B97F4A7C15 - (1 << 64)
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
 
-# Normal numbers are drawn in blocks of one size: log and cos may differ in the last bit between the vectorised body of a
-# loop and its remainder, so no element may ever fall into a remainder, nor a block be split among threads.
+# Normal numbers are drawn in blocks of whole vectors: log and cos may differ in the last bit between the vectorised body of
+# a loop and its remainder, so no element may ever fall into a remainder; nor may a block be split among threads.
+_VECTOR = 256
 _BLOCK = 1 << 15
 
 
@@ -62,10 +63,10 @@ def global_index(
 def normal(key: int, shape: tuple[int, ...], offset: tuple[int, ...], local: tuple[int, ...]) -> Tensor:
     """A block of a tensor of standard normal numbers (float64, Box and Muller), without the rest of the tensor."""
     count = math.prod(local)
-    out = torch.empty(-(-count // _BLOCK) * _BLOCK, dtype=torch.float64)
-    for start in range(0, count, _BLOCK):
-        # The last block runs past the end; what it draws there is cut off below.
-        index = global_index(shape, offset, local, start, _BLOCK)
+    padded = -(-count // _VECTOR) * _VECTOR  # the last block runs past the end; what it draws there is cut off
+    out = torch.empty(padded, dtype=torch.float64)
+    for start in range(0, padded, _BLOCK):
+        index = global_index(shape, offset, local, start, min(_BLOCK, padded - start))
         radius = torch.sqrt(-2 * torch.log1p(-uniform(key, 2 * index)))
         out[start : start + _BLOCK] = radius * torch.cos(2 * math.pi * uniform(key, 2 * index + 1))
     return out[:count].view(local)

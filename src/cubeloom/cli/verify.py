@@ -102,6 +102,7 @@ class Verify:
             steps=self.steps,
             dtype=DTYPES[self.dtype],
             seed=self.seed,
+            initial_seed=self.seed,
             zero=self.zero,
             weights=None if self.load is None else str(self.load),
         )

@@ -24,6 +24,8 @@ class Experiment:
     steps: int = 3
     dtype: torch.dtype = torch.float64
     seed: int = 0
+    initial_seed: int = 0
+    repeat: bool = False  # one batch for all steps, so that there is something to learn
     learning_rate: float = 1e-3
     zero: bool = False  # optimizer state sharded over the data axis
     weights: str | None = None  # a file to start from, instead of initial values
@@ -47,6 +49,7 @@ class Experiment:
 
     def samples(self, step: int) -> dict[str, Tensor]:
         """The global batch of a step: tokens, and targets of which some are ignored."""
+        step = 0 if self.repeat else step
         shape = (self.batch.samples, self.batch.sequence)
         index = torch.arange(shape[0] * shape[1]).view(shape)
 

@@ -17,8 +17,8 @@ from cubeloom.verify.experiment import Experiment
 from cubeloom.verify.runs import Outcome, grid_run, serial_run
 
 # The largest relative difference that arithmetic in another order may make over a few steps. In float64 it is far below;
-# in the others AdamW divides small gradients by their own size, and so shows their rounding at full scale.
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3, torch.bfloat16: 0.1}
+# in the others gradients and weights agree to a few units of their own rounding.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4, torch.bfloat16: 0.1}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -39,7 +39,16 @@ class Outcome:
 def fill_of(experiment: Experiment, model: nn.Module, device: torch.device) -> Fill:
     if experiment.weights is not None:
         return stored_values(experiment.weights, model, experiment.dtype, device)
-    return initial_values(model, experiment.seed, experiment.dtype, device)  # type: ignore[arg-type]
+    return initial_values(model, experiment.initial_seed, experiment.dtype, device)  # type: ignore[arg-type]
+
+
+# AdamW divides a gradient by its own size, and so shows at full scale the rounding of one that is zero but for rounding (an
+# attention key's bias is such a one). Its epsilon must lie above that rounding.
+EPSILON = {torch.float64: 1e-8, torch.float32: 1e-5, torch.bfloat16: 1e-3}
+
+
+def adamw(parameters: Iterable[nn.Parameter], experiment: Experiment) -> Optimizer:
+    return torch.optim.AdamW(parameters, lr=experiment.learning_rate, eps=EPSILON[experiment.dtype])
 
 
 def serial_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome:
@@ -56,7 +65,7 @@ def serial_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outco
         )
     else:
         materialise(model, fill_of(experiment, model, device))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=experiment.learning_rate)
+    optimizer = adamw(model.parameters(), experiment)
     for step in train(model, state, optimizer, experiment, experiment.grid.coordinates(0), device, outcome):
         save_file(_whole(model, gradients=True), Path(folder) / f"gradients{step}.safetensors")
     save_file(_whole(model, gradients=False), Path(folder) / "weights.safetensors")
@@ -81,12 +90,11 @@ def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome
         model, experiment.cut(), network, experiment.batch, fill_of(experiment, model, device), experiment.rest
     )
     outcome = Outcome(parameters=sum(local_of(parameter).numel() for parameter in model.parameters()))
-    make = partial(torch.optim.AdamW, lr=experiment.learning_rate)
     parameters = dict(model.named_parameters())
-    optimizer: Optimizer | ShardedOptimizer = make(parameters.values())
+    optimizer: Optimizer | ShardedOptimizer = adamw(parameters.values(), experiment)
     updated = parameters  # what this rank updates of each parameter
     if experiment.zero:
-        optimizer = ShardedOptimizer(parameters.values(), state, make)
+        optimizer = ShardedOptimizer(parameters.values(), state, partial(adamw, experiment=experiment))
         updated = {name: optimizer.part(parameter) for name, parameter in parameters.items()}
     with network.recording() as ledger:
         for step in train(model, state, optimizer, experiment, network.coordinates, device, outcome):

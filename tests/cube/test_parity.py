@@ -1,0 +1,122 @@
+"""Training on a grid is training the serial model: loss, gradients, weights to 1e-10, and not a byte more than predicted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import cycle, product
+from typing import Any, cast
+
+import pytest
+import torch
+from grids import CUBES, MODELS, RESTS, WITH_DATA
+
+from cubeloom import Grid
+from cubeloom.cube import Batch, Rest
+from cubeloom.grid import AXES
+from cubeloom.launch import RankPool
+from cubeloom.models import BERTConfig, Config, GPTConfig, config
+from cubeloom.verify import Experiment, Report, verify
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def experiment(model: str | Config, grid: str | Grid, rest: Rest | None = None, **changes: Any) -> Experiment:
+    on = Grid.parse(grid) if isinstance(grid, str) else grid
+    chosen = {"batch": Batch(2 * on.data * on.z, 24), "steps": 2, "rest": rest or Rest(), **changes}
+    return Experiment(model=config(model) if isinstance(model, str) else model, grid=on, **chosen)
+
+
+def holds(report: Report) -> None:
+    assert report.loss_diff <= 1e-10
+    assert report.grad_diff <= 1e-10
+    assert report.weight_diff <= 1e-10
+    assert report.bytes_agree, (report.counted, report.predicted)
+
+
+@pytest.mark.parametrize("grid", CUBES)
+@pytest.mark.parametrize("rest", RESTS)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_on_every_cube(ranks: RankPool, model: str, rest: Any, grid: str) -> None:
+    holds(verify(experiment(model, grid, Rest(activations=rest)), pool=ranks))
+
+
+@pytest.mark.parametrize(
+    ("grid", "model", "rest"), [(grid, *case) for grid, case in zip(WITH_DATA, cycle(product(MODELS, RESTS)))]
+)
+def test_data_parallelism_of_every_cube(ranks: RankPool, grid: str, model: str, rest: Any) -> None:
+    holds(verify(experiment(model, grid, Rest(activations=rest)), pool=ranks))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("grid", WITH_DATA)
+@pytest.mark.parametrize("rest", RESTS)
+@pytest.mark.parametrize("model", MODELS)
+def test_data_parallelism_of_every_model_on_every_cube(ranks: RankPool, model: str, rest: Any, grid: str) -> None:
+    holds(verify(experiment(model, grid, Rest(activations=rest)), pool=ranks))
+
+
+@pytest.mark.parametrize("weights", ["kept", "replicated"])
+@pytest.mark.parametrize("inputs", ["kept", "regathered"])
+@pytest.mark.parametrize("rest", RESTS)
+@pytest.mark.parametrize("grid", ["x=2,y=2,z=2", "data=2,z=2"])
+def test_weights_and_inputs_at_rest(ranks: RankPool, grid: str, rest: Any, weights: Any, inputs: Any) -> None:
+    chosen = Rest(activations=rest, weights=weights, inputs=inputs)
+    holds(verify(experiment("gpt-tiny", grid, chosen), pool=ranks))
+
+
+@pytest.mark.parametrize("placement", [("x", "y", "z", "data", "pipe"), ("data", "y", "pipe", "z", "x")])
+def test_any_axis_may_be_innermost(ranks: RankPool, placement: tuple[str, ...]) -> None:
+    assert set(placement) == set(AXES)
+    holds(verify(experiment("bert-tiny", Grid(x=2, y=2, z=2, placement=placement)), pool=ranks))
+
+
+@pytest.mark.parametrize("grid", ["data=2", "data=4", "data=2,x=2,y=2", "data=2,z=2", "data=3,z=2"])
+def test_sharded_optimizer_state(ranks: RankPool, grid: str) -> None:
+    holds(verify(experiment("gpt-tiny", grid, zero=True), pool=ranks))
+
+
+@pytest.mark.parametrize("grid", ["x=2,y=2", "x=4,y=2", "x=2,z=2"])
+@pytest.mark.parametrize("rest", RESTS)
+def test_where_heads_do_not_suffice_whole_sequences_are_spread(ranks: RankPool, grid: str, rest: Any) -> None:
+    """Two heads for x·y = 4 and 8 ranks: y takes the heads and x the sequences."""
+    two_heads = replace(cast(GPTConfig, config("gpt-tiny")), heads=2)
+    on = Grid.parse(grid)
+    holds(verify(experiment(two_heads, on, Rest(activations=rest), batch=Batch(4 * on.z, 24)), pool=ranks))
+
+
+@pytest.mark.parametrize("grid", ["x=2,y=2", "x=2,z=2", "data=2,y=2,x=2", "x=4,y=2", "x=2,y=3"])
+@pytest.mark.parametrize("rest", RESTS)
+def test_bert_with_next_sentence_and_its_own_decoder(ranks: RankPool, grid: str, rest: Any) -> None:
+    """As Bert-48 is; on planes that are not square, where ranks receive unequal parts in the turn before the decoder."""
+    whole = replace(cast(BERTConfig, config("bert-tiny")), next_sentence=True, tied=False)
+    holds(verify(experiment(whole, grid, Rest(activations=rest)), pool=ranks))
+
+
+@pytest.mark.parametrize("grid", ["x=2,y=2,z=2", "data=2,y=2", "z=4"])
+@pytest.mark.parametrize("rest", RESTS)
+@pytest.mark.parametrize("model", ["gpt-tiny", "bert-tiny"])
+def test_dropout_masks_do_not_depend_on_the_grid(ranks: RankPool, model: str, rest: Any, grid: str) -> None:
+    dropped = replace(config(model), dropout=0.3)  # type: ignore[call-arg]
+    report = verify(experiment(dropped, grid, Rest(activations=rest)), pool=ranks)
+    holds(report)
+    without = verify(experiment(model, grid, Rest(activations=rest)), pool=ranks)
+    assert abs(report.losses[0] - without.losses[0]) > 1e-6
+
+
+@pytest.mark.parametrize("grid", ["x=2,y=2", "y=4", "z=2,y=2"])
+def test_label_smoothing(ranks: RankPool, grid: str) -> None:
+    smoothed = replace(config("gpt-tiny"), label_smoothing=0.2)
+    holds(verify(experiment(smoothed, grid), pool=ranks))
+
+
+@pytest.mark.parametrize("grid", ["x=2,y=2,z=2", "data=2,x=2"])
+def test_in_bfloat16_the_loss_stays_within_the_spread_of_two_serial_seeds(ranks: RankPool, grid: str) -> None:
+    """50 steps on one repeated batch, so that there is something to learn; another seed starts from other weights."""
+    halved = experiment("gpt-tiny", grid, steps=50, repeat=True, dtype=torch.bfloat16, learning_rate=3e-4)
+    report = verify(halved, pool=ranks)
+    other = verify(replace(halved, grid=Grid(), initial_seed=1), pool=ranks)
+    ours, serial, another = (torch.tensor(losses) for losses in (report.losses, report.serial_losses, other.losses))
+    spread = (serial - another).abs().max()
+    assert (ours - serial).abs().max() <= spread
+    assert ours[-1] < ours[0] - 0.05
+    assert report.bytes_agree
