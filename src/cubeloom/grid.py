@@ -100,7 +100,7 @@ def grids(world: int, axes: tuple[str, ...]) -> Iterator[Grid]:
 
     def split(rest: int, left: tuple[str, ...], sizes: dict[str, int]) -> Iterator[Grid]:
         if len(left) == 1:
-            yield Grid(**{**sizes, left[0]: rest})
+            yield Grid(**{**sizes, left[0]: rest}, placement=AXES)
             return
         for size in (size for size in range(1, rest + 1) if rest % size == 0):
             yield from split(rest // size, left[1:], {**sizes, left[0]: size})

@@ -16,7 +16,9 @@ class Models:
     """List the models that can be named, with their sizes."""
 
     def __call__(self) -> int:
-        table = Table("name", "parameters", "layers", "hidden", "heads", "vocabulary", "longest sequence")
+        table = Table("name")
+        for title in ("parameters", "layers", "hidden", "heads", "vocabulary", "sequence"):
+            table.add_column(title, justify="right", no_wrap=True)
         for name, config in PRESETS.items():
             with torch.device("meta"):
                 count = sum(parameter.numel() for parameter in build(config).parameters())

@@ -123,6 +123,15 @@ class Gradients:
                 self._buckets.put(parameter, axis)
         self._settle()
 
+    def forget(self) -> None:
+        """After a backward that failed on all ranks: drop what it left under way, so that the next one is exact."""
+        for _, pending in self._arriving:
+            pending.wait()
+        self._buckets.forget()
+        for left in (self._arriving, self._put_off, self._owed, self._seen, self._summed, self._earlier):
+            left.clear()
+        self._backward = -1
+
     def _arrive(self) -> None:
         parameter, pending = self._arriving.popleft()
         self.add(parameter, pending.wait())
@@ -198,6 +207,12 @@ class _Buckets:
         else:
             pending = axis.all_reduce_in_place(torch.cat([local.flatten() for local in locals_]), origin="gradients")
         self._under_way.append((parameters, pending, scattered))
+
+    def forget(self) -> None:
+        for _, pending, _ in self._under_way:
+            pending.wait()
+        self._under_way.clear()
+        self._open.clear()
 
     def finish(self) -> list[nn.Parameter]:
         """Send what is left, await all; the parameters whose gradients were summed."""

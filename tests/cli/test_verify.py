@@ -1,0 +1,100 @@
+"""The command as a person types it: exit codes, one clear message, no process started for what cannot work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cubeloom import cli
+from cubeloom.cube import initial_values, materialise
+from cubeloom.launch import RankPool
+from cubeloom.models import build, config
+from cubeloom.models.weights import save_weights
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of `cubeloom verify …` in this process, where starting a rank is an error."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(RankPool, "_start", refuse)
+    monkeypatch.setattr(sys, "argv", ["cubeloom", "verify", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    return int(exit_.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--grid", "x=5"], "features 96 cannot be cut over x=5"),
+        (["--grid", "w=2"], "unknown grid axis 'w'"),
+        (["--grid", "x=two"], "x needs a whole number"),
+        (["--grid", "pipe=2"], "pipelines are not there yet"),
+        (["--placement", "x,y"], "a placement names each of"),
+        (["--model", "gpt-tyni"], "did you mean 'gpt-tiny'"),
+        (["--steps", "0"], "--steps must be at least 1"),
+        (["--batch", "3"], "the batch of 3 samples cannot be cut over data=1·z=2"),
+        (["--sequence", "65"], "sequences of 1 to 64 tokens"),
+        (["--dropout", "1.5"], "--dropout must be at least 0 and below 1"),
+        (["--model", "llama-tiny", "--dropout", "0.1"], "model llama-tiny has no dropout"),
+        (["--load", "/nowhere.safetensors"], "no weights at /nowhere.safetensors"),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert run(monkeypatch, *arguments) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.startswith("cubeloom: ")
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+
+
+@pytest.mark.parametrize("arguments", [["--rest", "halved"], ["--dtype", "int8"], ["--stpes", "3"]])
+def test_unknown_options_and_values_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert run(monkeypatch, *arguments) == 2
+
+
+def weights_of(model: str, path: Path) -> Path:
+    with torch.device("meta"):
+        skeleton = build(config(model))
+    save_weights(materialise(skeleton, initial_values(skeleton, 5, torch.float64)), path)
+    return path
+
+
+def test_a_checkpoint_of_another_model_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    foreign = weights_of("llama-tiny", tmp_path / "llama.safetensors")
+    assert run(monkeypatch, "--load", str(foreign)) == 2
+    said = capsys.readouterr().err
+    assert "are of another model: the file lacks" in said
+    assert "written from a Llama" in said
+    damaged = tmp_path / "damaged.safetensors"
+    damaged.write_bytes(foreign.read_bytes()[:1000])
+    assert run(monkeypatch, "--load", str(damaged)) == 2
+    assert "is not a readable safetensors file" in capsys.readouterr().err
+
+
+def test_a_real_run_agrees_and_ends_with_one_json_object(tmp_path: Path) -> None:
+    weights = weights_of("gpt-tiny", tmp_path / "gpt.safetensors")
+    command = [sys.executable, "-m", "cubeloom", "verify", "--grid", "x=2,z=2", "--load", str(weights), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["ok"] is True
+    assert max(result["loss_diff"], result["grad_diff"], result["weight_diff"]) <= 1e-10
+    assert result["counted_bytes"] == result["predicted_bytes"]
+    assert set(result["counted_bytes"]) == {"x", "z", "z+x"}
+    assert result["grid"] == {"pipe": 1, "data": 1, "z": 2, "y": 1, "x": 2}
+    assert result["params_per_rank"] < 266_880 / 4 * 1.05

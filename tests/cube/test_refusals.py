@@ -1,0 +1,102 @@
+"""What cannot work is refused before anything starts, with what is legal and what is nearest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from cubeloom import Grid
+from cubeloom.cube import Batch, Cut, CutError, Rest, resolve
+from cubeloom.cube.cut import Contract, Expand
+from cubeloom.models import Config, build, config, cut_of
+
+
+def refused(model: str | Config, grid: str, batch: Batch | None = None, **rest: str) -> str:
+    on = Grid.parse(grid)
+    with torch.device("meta"):
+        plain = build(config(model) if isinstance(model, str) else model)
+    with pytest.raises(CutError) as caught:
+        resolve(plain, cut_of(plain), on, Rest(**rest), batch or Batch(2 * on.data * on.z, 24))  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_a_grid_that_does_not_divide_the_hidden_size() -> None:
+    message = refused("gpt-tiny", "x=5")
+    assert "layer embed: features 96 cannot be cut over x=5" in message
+    assert "grids that work: x=6" in message
+
+
+def test_a_grid_that_does_not_divide_the_vocabulary() -> None:
+    message = refused(replace(config("gpt-tiny"), vocab=386), "y=2,z=2")
+    assert "layer embed: vocabulary 386 cannot be cut over y=2·z=2" in message
+
+
+def test_gpt2_s_own_vocabulary_cannot_be_cut() -> None:
+    assert "vocabulary 50257 cannot be cut over y=2" in refused("gpt2", "y=2", Batch(8, 1024))
+
+
+def test_a_grid_that_does_not_divide_the_heads() -> None:
+    message = refused(replace(config("gpt-tiny"), heads=2, hidden=96), "y=4")
+    assert "layer blocks.0.attention.qkv: heads 2 cannot be cut over y=4" in message
+    assert "grids that work" in message
+
+
+def test_neither_heads_nor_sequences_suffice() -> None:
+    message = refused(replace(config("gpt-tiny"), heads=2), "x=2,y=2", Batch(3, 24))
+    assert "heads 2 cannot be cut over x=2·y=2, nor the 3 sequences of one z rank over x=2" in message
+
+
+def test_a_batch_that_does_not_divide() -> None:
+    assert "the batch of 6 samples cannot be cut over data=2·z=2" in refused("gpt-tiny", "data=2,z=2", Batch(6, 24))
+
+
+def test_rows_that_do_not_divide() -> None:
+    assert "rows of one z rank, 46 cannot be cut over y=4" in refused("gpt-tiny", "y=4", Batch(2, 23))
+    on = Grid.parse("y=2")
+    with torch.device("meta"):
+        plain = build(config("gpt-tiny"))
+    # Replicated along y, rows need not be cut there.
+    resolve(plain, cut_of(plain), on, Rest(activations="replicated"), Batch(1, 23))
+
+
+def test_the_nearest_grids_really_work() -> None:
+    message = refused("bert-tiny", "x=5,y=2", Batch(12, 24))
+    with torch.device("meta"):
+        plain = build(config("bert-tiny"))
+    suggestions = message.split("grids that work: ")[1].split("; ")
+    assert len(suggestions) == 3
+    for suggestion in suggestions:
+        resolve(plain, cut_of(plain), Grid.parse(suggestion), Rest(), Batch(12, 24))
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Bilinear(8, 8, 8)
+        self.dropout = nn.Dropout(0.1)
+
+
+def resolve_odd(cut: Cut) -> None:
+    with torch.device("meta"):
+        resolve(Odd(), cut, Grid(x=2), Rest(), Batch(2, 2))
+
+
+def test_a_layer_is_never_left_serial_in_silence() -> None:
+    with pytest.raises(CutError, match=r"layer second \(Bilinear\) has parameters but the cut does not say"):
+        resolve_odd({"first": Expand()})
+    with pytest.raises(CutError, match="layer second is a Bilinear, which the cut cannot take as Contract"):
+        resolve_odd({"first": Expand(), "second": Contract()})
+
+
+def test_dropout_is_never_left_to_a_grid_dependent_mask() -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout = nn.Dropout(0.1)
+
+    with pytest.raises(CutError, match="mask would depend on the grid"):
+        resolve(Dropping(), {}, Grid(x=2), Rest(), Batch(2, 2))

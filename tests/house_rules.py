@@ -1,0 +1,59 @@
+"""Rules of the house that no linter knows. Run by `make check`; prints what breaks them."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).parent.parent / "src" / "cubeloom"
+FILE_LINES, FUNCTION_LINES = 400, 60
+DEVICE_WORDS = {"cuda", "nccl", "gloo"}
+
+
+def main() -> int:
+    found = [
+        f"{path.relative_to(SOURCE.parent)}:{problem}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        for problem in problems(path)
+    ]
+    for line in found:
+        sys.stdout.write(line + "\n")
+    sys.stdout.write(f"house rules: {len(found)} broken\n")
+    return 1 if found else 0
+
+
+def problems(path: Path) -> Iterator[str]:
+    text = path.read_text()
+    part = path.relative_to(SOURCE).parts[0]
+    if text.count("\n") > FILE_LINES:
+        yield f"1 a file of {text.count(chr(10))} lines; does it have one concern?"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno > FUNCTION_LINES:
+            yield f"{node.lineno} {node.name} has more than {FUNCTION_LINES} lines"
+        if isinstance(node, ast.Global):
+            yield f"{node.lineno} a global statement"
+        if part != "comm":
+            yield from outside_comm(node)
+        if part != "launch" and isinstance(node, ast.Attribute) and node.attr == "environ":
+            yield f"{node.lineno} os.environ outside launch"
+
+
+def outside_comm(node: ast.AST) -> Iterator[str]:
+    """`comm` is the only door to torch.distributed, and the only place that names a device or a backend."""
+    names: list[str] = []
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+    for name in names:
+        # Distributed tensors are values, with nothing to do with process groups.
+        if name.startswith("torch.distributed") and not name.startswith("torch.distributed.tensor"):
+            yield f"{node.lineno} imports {name}, which is comm's"  # type: ignore[attr-defined]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in DEVICE_WORDS:
+        yield f"{node.lineno} names {node.value!r}, which is comm's to name"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
