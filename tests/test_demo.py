@@ -1,0 +1,60 @@
+"""The examples run, and their two trainings are one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(example: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, EXAMPLES / example, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    """What a short demo on the cube of eight tells."""
+    done = run("demo.py", "--quick", "--json")
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return said
+
+
+def test_the_demo_trains_alike_serially_and_on_the_cube(told: dict[str, Any]) -> None:
+    assert told["grid"]["losses"] == pytest.approx(told["serial"]["losses"], rel=1e-5)
+    assert told["grid"]["losses"][-1] < told["grid"]["losses"][0]
+    assert told["grid"]["received"] == told["predicted"]
+
+
+def test_the_cube_cuts_the_demo_s_memory(told: dict[str, Any]) -> None:
+    serial, rank = told["serial"]["memory"], told["grid"]["memory"]
+    # Biases and norms are not cut over every axis, and in a model so small they weigh.
+    for what in ("parameters", "gradients", "optimizer state"):
+        assert 7.5 < serial[what] / rank[what] <= 8
+    assert serial["activations at rest"] / rank["activations at rest"] == pytest.approx(8, rel=1e-3)
+
+
+def test_the_demo_refuses_a_grid_that_cannot_work() -> None:
+    done = run("demo.py", "--quick", "--grid", "x=7")
+    assert done.returncode == 2
+    assert "cannot be cut over x=7" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_model_of_one_s_own_is_cut() -> None:
+    done = run("cut_your_own_model.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("serial") == 10
