@@ -48,8 +48,9 @@ def completeness(schedule: Schedule) -> Iterator[str]:
     for action, count in counts.items():
         if count > 1:
             yield f"{action} happens {count} times"
+    present = set(counts)
     owners: dict[int, set[int]] = defaultdict(set)
-    for action in counts:
+    for action in present:
         if action.kind in COMPUTE:
             owners[action.microbatch].add(action.replica)
     for microbatch in range(schedule.microbatches):
@@ -59,7 +60,7 @@ def completeness(schedule: Schedule) -> Iterator[str]:
             continue
         (replica,) = owners[microbatch]
         for stage in range(schedule.stages):
-            yield from _once(set(counts), stage, microbatch, replica)
+            yield from _once(present, stage, microbatch, replica)
 
 
 def _once(actions: set[Action], stage: int, microbatch: int, replica: int) -> Iterator[str]:

@@ -17,7 +17,7 @@ from cubeloom.pipeline.schedule import Row, Schedule
 from cubeloom.pipeline.simulator import Timeline, simulate
 
 _TOLERANCE = 1e-9
-_EFFORT = 150_000  # actions that may be timed again: about a second
+_EFFORT = 60_000  # actions that may be timed again: about a second
 
 
 def polish(schedule: Schedule, costs: Costs, cap: float, goal: float, tries: int) -> Schedule:

@@ -12,7 +12,6 @@ from cubeloom.pipeline.listing import Layout, Urgency, listed, urgency
 from cubeloom.pipeline.schedule import Schedule
 from cubeloom.pipeline.simulator import simulate
 
-_EFFORT = 150_000  # actions that a search may put in order: about two seconds
 # Urgency, reserve, split. Whole backwards can win where messages are dear and weight gradients cheap.
 _PLAIN = (
     ("IFW", 1.0, True),
@@ -36,13 +35,16 @@ class Found:
     bound: float
 
 
-def search(name: str, layout: Layout, costs: Costs, cap: float, tries: int = 1000) -> Found:
-    """The same input always finds the same order. It stops where it meets the lower bound."""
+def search(name: str, layout: Layout, costs: Costs, cap: float, tries: int = 1000, effort: int = 150_000) -> Found:
+    """The same input always finds the same order. It stops where it meets the lower bound.
+
+    `effort` bounds the actions that are put in order: 100 000 take about two seconds.
+    """
     bound = lower_bound(layout, costs, cap)
     size = 3 * layout.stages * sum(map(len, layout.microbatches))
     generator = random.Random(0)
     best: Found | None = None
-    for attempt in range(max(len(_PLAIN), min(tries, _EFFORT // size))):
+    for attempt in range(max(len(_PLAIN), min(tries, effort // size))):
         key, reserve, split = _attempt(attempt, generator)
         schedule = listed(name, layout, costs, cap, split=split, key=key, reserve=reserve)
         makespan = simulate(schedule, costs).makespan

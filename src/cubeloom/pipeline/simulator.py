@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from cubeloom.errors import UserError
 from cubeloom.pipeline import memory
@@ -18,8 +19,7 @@ from cubeloom.pipeline.dependencies import Token, makes, run
 from cubeloom.pipeline.schedule import Schedule, Updates
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     action: Action
     start: float
     end: float
@@ -101,18 +101,27 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     ready: dict[Token, tuple[float, int]] = {}
     spans: list[list[Span]] = [[] for _ in schedule.workers]
     drags = _drags(schedule, costs)
+    took: dict[tuple[Kind, int, int | None], float] = {}  # the same for every micro-batch
 
     def visit(worker: int, action: Action, wanted: list[Token]) -> None:
         row = spans[worker]
         start = row[-1].end if row else 0.0
         for token in wanted:
             time, home = ready[token]
-            start = max(start, time if home == worker else time + costs.message * action.size)
-        took = drags.get((worker, action), 0.0) if action.kind not in COMPUTE else costs.time(action)
-        row.append(Span(action, start, start + took))
+            arrives = time if home == worker else time + costs.message * action.size
+            if arrives > start:
+                start = arrives
+        work = (action.kind, action.stage, action.part)
+        if action.kind not in COMPUTE:
+            end = start + drags.get((worker, action), 0.0)
+        else:
+            if work not in took:
+                took[work] = costs.time(action)
+            end = start + took[work]
+        row.append(Span(action, start, end))
         made = makes(action)
         if made is not None:
-            ready[made] = (start + took, worker)
+            ready[made] = (end, worker)
 
     reached = run(schedule, visit)
     if any(position < len(row) for position, row in zip(reached, schedule.workers, strict=True)):

@@ -72,29 +72,33 @@ def auto(
         raise UserError(f"auto has {stages} stages but costs for {len(costs.forward)}")
     cap = stages * max(costs.activation) if cap is None else cap
     sites = list(_sites(stages, microbatches, costs, placement, pairs, tries))
-    plans: list[Plan] = []
-    for site in sites:
-        plans += site.plans(cap)
-    rivals = tuple(sorted({(plan.schedule.name, plan.makespan) for plan in plans}, key=lambda item: item[::-1]))
-    target = min((plan.makespan for plan in plans), default=float("inf"))
+    named = [plan for site in sites for plan in site.plans(cap)]
+    rivals = tuple(sorted({(plan.schedule.name, plan.makespan) for plan in named}, key=lambda item: item[::-1]))
     bound = min(site.bound(cap) for site in sites)
-    if target > bound + 1e-9:
-        for site in sites:
-            if site.fits(cap):
-                found = search("auto", site.layout, site.costs, cap, tries)
-                plans.append(Plan(found.schedule, site.costs, found.makespan, bound, cap, ()))
-    if not plans:
+    best = _best(sites, named, cap, bound, tries)
+    if best is None:
         needed = min(site.smallest_cap for site in sites)
         raise UserError(
             f"no schedule of {stages} stages keeps to a cap of {cap:g} activations; the least is {needed:g}"
         )
-    best = min(plans, key=lambda plan: plan.makespan)
-    if best.makespan > bound + 1e-9:
-        better = [_polished(plan, bound, tries) for plan in sorted(plans, key=lambda plan: plan.makespan)[:3]]
-        best = min(better, key=lambda plan: plan.makespan)
     if best.schedule.halved:
         bound = min(site.bound(cap, parts=2) for site in sites)
     return replace(best, schedule=replace(best.schedule, name="auto"), bound=bound, rivals=rivals)
+
+
+def _best(sites: list[_Site], named: list[Plan], cap: float, bound: float, tries: int) -> Plan | None:
+    """The best of the named ones if it is optimal; else of those and the orders found by search, polished."""
+    plans = sorted(named, key=lambda plan: plan.makespan)
+    if plans and plans[0].makespan <= bound + 1e-9:
+        return plans[0]
+    for site in sites:
+        if site.smallest_cap <= cap + 1e-9:
+            found = search("auto", site.layout, site.costs, cap, tries, effort=40_000)
+            plans.append(Plan(found.schedule, site.costs, found.makespan, bound, cap, ()))
+    plans.sort(key=lambda plan: plan.makespan)
+    if plans and plans[0].makespan > bound + 1e-9:
+        plans = [_polished(plan, bound, tries) for plan in plans[:3]]
+    return min(plans, key=lambda plan: plan.makespan, default=None)
 
 
 def _polished(plan: Plan, bound: float, tries: int) -> Plan:
@@ -123,9 +127,6 @@ class _Site:
             for stage, worker in enumerate(line):
                 room[worker] += self.costs.activation[stage]
         return max(room)
-
-    def fits(self, cap: float) -> bool:
-        return self.smallest_cap <= cap + 1e-9
 
     def plans(self, cap: float) -> Iterator[Plan]:
         for make in self.named:
