@@ -73,7 +73,7 @@ def test_split_backward_leaves_the_middle_workers_wait_only(stages: int) -> None
         assert max(timeline.peak_activations) <= stages
 
 
-@pytest.mark.parametrize("stages", [2, 4, 6, 8])
+@pytest.mark.parametrize("stages", [2, 4, 6, 8, 10, 12])
 def test_split_backward_does_so_for_every_n_from_d_up(stages: int) -> None:
     for n in range(stages, 3 * stages + 1):
         assert simulate(generate("chimera-zb", stages, n)).makespan == 3 * n + stages / 2 - 1

@@ -35,19 +35,16 @@ class Layout:
         return cls(len(line), max(line) + 1, (tuple(line),), (range(microbatches),))
 
 
-def urgency(order: str = "IFW", deep_first: bool = True) -> Urgency:
-    """By kind in the given order, then the stage nearest to the end (or to the start), then the oldest micro-batch.
-
-    A whole backward is as urgent as an input gradient.
-    """
+def urgency(order: str = "IFW") -> Urgency:
+    """By kind in the given order, then what is nearest to its end. A whole backward is as urgent as an input gradient."""
     ranks = {kind: rank for rank, kind in enumerate(order)} | {"B": order.index("I")}
-    sign = -1 if deep_first else 1
+    return lambda action: (ranks[action.kind], *nearest_end(action))
 
-    def key(action: Action) -> tuple[float, ...]:
-        depth = -action.stage if action.kind is not Kind.FORWARD else sign * action.stage
-        return ranks[action.kind], depth, action.microbatch, action.replica
 
-    return key
+def nearest_end(action: Action) -> tuple[float, ...]:
+    """Forwards end at the last stage and backwards at the first; among equals the oldest micro-batch is first."""
+    stages_left = -action.stage if action.kind is Kind.FORWARD else action.stage
+    return stages_left, action.microbatch, action.replica
 
 
 def listed(

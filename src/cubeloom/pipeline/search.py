@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cubeloom.pipeline.action import Action, Kind
 from cubeloom.pipeline.bounds import lower_bound
 from cubeloom.pipeline.costs import Costs
-from cubeloom.pipeline.listing import Layout, Urgency, listed, urgency
+from cubeloom.pipeline.listing import Layout, Urgency, listed, nearest_end, urgency
 from cubeloom.pipeline.schedule import Schedule
 from cubeloom.pipeline.simulator import simulate
 
@@ -77,7 +77,7 @@ def _by_stage(generator: random.Random) -> Urgency:
         if place not in ranks:
             middle = 2.0 if action.kind is Kind.WEIGHT_GRAD else 0.5
             ranks[place] = generator.gauss(middle, 0.5)
-        return ranks[place], -action.stage, action.microbatch, action.replica
+        return ranks[place], *nearest_end(action)
 
     return key
 
@@ -91,6 +91,6 @@ def _by_action(generator: random.Random) -> Urgency:
         if action not in ranks:
             moved = generator.random() < share
             ranks[action] = float(generator.randrange(3)) if moved else _RANKS[action.kind]
-        return ranks[action], -action.stage, action.microbatch, action.replica
+        return ranks[action], *nearest_end(action)
 
     return key
