@@ -77,13 +77,9 @@ def train_on(grid: Grid, job: Job) -> Result:
     # The cut is data beside the model: which layers expand from x to y, which contract back, where the heads are.
     # `apply` replaces each layer by its form on the grid, in place. No rank ever holds a whole matrix.
     apply(model, cut_of(model), network, job.batch, initial_values(model, SEED, DTYPE), Rest())
-
-    def share(whole: Tensor) -> Tensor:
-        """Samples are cut over data and z. Ranks along x and y get the same ones and share the work on each."""
-        return whole.chunk(grid.data * grid.z)[network.coordinates["data"] * grid.z + network.coordinates["z"]]
-
     with network.recording() as ledger:  # every communication inside is written down; outside it costs nothing
-        result = train(model, job, share, progress_of=f"on {grid}" if network.rank == 0 else None)
+        # Samples are cut over data and z. Ranks along x and y get the same ones and share the work on each.
+        result = train(model, job, network.share, progress_of=f"on {grid}" if network.rank == 0 else None)
     result.received = {axis: float(size / job.steps) for axis, size in ledger.by_axis().items()}
     return result
 

@@ -88,6 +88,12 @@ class Grid:
             rank, found[axis] = divmod(rank, self.size(axis))
         return {axis: found[axis] for axis in AXES}
 
+    def share(self, coordinates: Mapping[str, int], samples: int) -> slice:
+        """Which samples of a batch the ranks at these coordinates take: a batch is cut over data, and within it over z."""
+        size = samples // (self.data * self.z)
+        first = (coordinates["data"] * self.z + coordinates["z"]) * size
+        return slice(first, first + size)
+
     def line(self, rank: int, axes: tuple[str, ...]) -> list[int]:
         """The ranks that differ from `rank` only along `axes`, the last axis varying fastest."""
         here = self.coordinates(rank)

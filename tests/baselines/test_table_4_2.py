@@ -137,10 +137,10 @@ class Seen:
 def one_step(row: Row) -> Seen:
     network = Network(row.grid)
     with torch.device("meta"):
-        plain = OneLinear()
+        model = OneLinear()
     batch = Batch(SAMPLES, SEQUENCE)
-    model, _ = apply(
-        plain,
+    apply(
+        model,
         {"linear": row.kind},
         network,
         batch,

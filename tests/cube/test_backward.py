@@ -25,8 +25,8 @@ def cut_model(grid: Grid, **rest: Any) -> tuple[nn.Module, CubeState, Network]:
     network = Network(grid)
     with torch.device("meta"):
         plain = build(config("gpt-tiny"))
-    model, state = apply(plain, cut_of(plain), network, BATCH, initial_values(plain, 0, torch.float64), Rest(**rest))
-    return model, state, network
+    state = apply(plain, cut_of(plain), network, BATCH, initial_values(plain, 0, torch.float64), Rest(**rest))
+    return plain, state, network
 
 
 def batch_of(network: Network, part: slice = slice(None)) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,10 +9,25 @@ from typing import Any, cast
 import pytest
 import torch
 from grids import CUBES, MODELS, RESTS, WITH_DATA
+from torch import nn
 
 from cubeloom import Grid
-from cubeloom.cube import Batch, Rest
+from cubeloom.comm import Network
+from cubeloom.cube import (
+    Batch,
+    Contract,
+    Cut,
+    Embedding,
+    Expand,
+    Loss,
+    Norm,
+    Rest,
+    apply,
+    initial_values,
+    materialise,
+)
 from cubeloom.grid import AXES
+from cubeloom.initial import Normal
 from cubeloom.launch import RankPool
 from cubeloom.models import BERTConfig, Config, GPTConfig, config
 from cubeloom.verify import Experiment, Report, verify
@@ -120,3 +135,51 @@ def test_in_bfloat16_the_loss_stays_within_the_spread_of_two_serial_seeds(ranks:
     assert (ours - serial).abs().max() <= spread
     assert ours[-1] < ours[0] - 0.05
     assert report.bytes_agree
+
+
+class Small(nn.Module):
+    """What torch's own layers offer besides: an RMSNorm with the default epsilon, a loss that ignores another target."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 8)
+        self.norm = nn.RMSNorm(8)
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8, bias=False)
+        self.head = nn.Linear(8, 16)
+        self.loss = nn.CrossEntropyLoss(ignore_index=3, label_smoothing=0.1)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        return self.loss(self.head(x + self.down(self.up(self.norm(x)).relu())), tokens)
+
+    def initial(self, name: str) -> Normal:
+        return Normal(0.3)
+
+
+SMALL_CUT: Cut = {
+    "embed": Embedding(),
+    "norm": Norm(),
+    "up": Expand(),
+    "down": Contract(),
+    "head": Expand(sharded_output=True),
+    "loss": Loss(),
+}
+
+
+def small_loss(grid: Grid | None) -> float:
+    with torch.device("meta"):
+        model = Small()
+    fill = initial_values(model, 0, torch.float64)
+    tokens = torch.arange(48) * 5 % 16
+    if grid is None:
+        return materialise(model, fill)(tokens).item()
+    network = Network(grid)
+    apply(model, SMALL_CUT, network, Batch(48, 1), fill)
+    return model(network.share(tokens)).item()
+
+
+@pytest.mark.parametrize("grid", ["x=2,y=2", "z=2,y=2"])
+def test_torch_s_own_layers_with_their_defaults(ranks: RankPool, grid: str) -> None:
+    (serial,) = ranks.run(1, small_loss, None)
+    assert ranks.run(4, small_loss, Grid.parse(grid)) == pytest.approx([serial] * 4, rel=1e-13)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 from cubeloom import Grid
 from cubeloom.cube import Batch, Cut, CutError, Rest, resolve
-from cubeloom.cube.cut import Contract, Expand
+from cubeloom.cube.cut import Contract, Embedding, Expand, Loss, Table
 from cubeloom.models import Config, build, config, cut_of
 
 
@@ -92,11 +93,18 @@ def test_a_layer_is_never_left_serial_in_silence() -> None:
         resolve_odd({"first": Expand(), "second": Contract()})
 
 
-def test_dropout_is_never_left_to_a_grid_dependent_mask() -> None:
-    class Dropping(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.dropout = nn.Dropout(0.1)
-
-    with pytest.raises(CutError, match="mask would depend on the grid"):
-        resolve(Dropping(), {}, Grid(x=2), Rest(), Batch(2, 2))
+@pytest.mark.parametrize(
+    ("layer", "cut", "message"),
+    [
+        (nn.Dropout(0.1), {}, "mask would depend on the grid"),
+        (nn.CrossEntropyLoss(), {}, "each rank would take the mean of its own rows"),
+        (nn.BatchNorm1d(4, affine=False), {}, "has buffers, which a cut cannot fill"),
+        (nn.CrossEntropyLoss(), {"0": Loss(), "lsos": Loss()}, "the cut names 'lsos', but the model has no such layer"),
+        (nn.CrossEntropyLoss(reduction="sum"), {"0": Loss()}, "has reduction='sum', which has no form here"),
+        (nn.Embedding(4, 4, padding_idx=0), {"0": Embedding()}, "has padding_idx=0, which has no form here"),
+        (nn.Embedding(4, 4, max_norm=1.0), {"0": Table()}, "has max_norm=1.0"),
+    ],
+)
+def test_what_would_compute_something_else_is_never_left_as_it_is(layer: nn.Module, cut: Cut, message: str) -> None:
+    with pytest.raises(CutError, match=re.escape(message)):
+        resolve(nn.Sequential(layer), cut, Grid(x=2), Rest(), Batch(2, 2))

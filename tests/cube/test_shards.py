@@ -33,7 +33,8 @@ def cut_model(model: Config, grid: Grid, batch: Batch = BATCH, **rest: Any) -> t
     network = Network(grid)
     skeleton = plain(model)
     fill = initial_values(skeleton, 3, torch.float32)  # type: ignore[arg-type]
-    return apply(skeleton, cut_of(skeleton), network, batch, fill, Rest(**rest))[0], network
+    apply(skeleton, cut_of(skeleton), network, batch, fill, Rest(**rest))
+    return skeleton, network
 
 
 def serial(model: Config) -> nn.Module:

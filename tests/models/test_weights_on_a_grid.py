@@ -21,9 +21,9 @@ def logits_on(grid: Grid, model: Config, path: str, tokens: torch.Tensor) -> tor
     with torch.device("meta"):
         plain = build(model)
     fill = stored_values(path, plain, torch.float64, torch.device("cpu"))
-    cut, _ = apply(plain, cut_of(plain), network, Batch(*tokens.shape), fill)
+    apply(plain, cut_of(plain), network, Batch(*tokens.shape), fill)
     with torch.no_grad():
-        block = cut.eval()(tokens)
+        block = plain.eval()(tokens)
     rows = network.axis("x").all_gather(block, 0).wait()
     return network.axis("y").all_gather(rows, 1).wait()
 

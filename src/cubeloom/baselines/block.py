@@ -64,11 +64,11 @@ def count_block(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> Passes:
     def fill(name: str, part: Part) -> Tensor:
         return part.draw(Normal(0.02), counter.key(name), dtype, network.device)
 
-    block, _ = apply(plain, shape.cut(), network, shape.batch, fill, scheme.rest)
+    apply(plain, shape.cut(), network, shape.batch, fill, scheme.rest)
     rows = shape.batch.rows(scheme.grid)
     if scheme.rest.activations == "sharded":
         rows //= scheme.grid.y
-    return _count(network, block, shape, torch.ones(rows, shape.hidden // scheme.grid.x, dtype=dtype))
+    return _count(network, plain, shape, torch.ones(rows, shape.hidden // scheme.grid.x, dtype=dtype))
 
 
 def count_summa(q: int, shape: Shape, dtype: torch.dtype) -> Passes:

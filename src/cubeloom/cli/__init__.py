@@ -8,10 +8,15 @@ from typing import Annotated
 import tyro
 
 from cubeloom.cli.models import Models
+from cubeloom.cli.schedule import Schedule
 from cubeloom.cli.verify import Verify
 from cubeloom.errors import UserError
 
-Command = Annotated[Verify, tyro.conf.subcommand("verify")] | Annotated[Models, tyro.conf.subcommand("models")]
+Command = (
+    Annotated[Verify, tyro.conf.subcommand("verify")]
+    | Annotated[Schedule, tyro.conf.subcommand("schedule")]
+    | Annotated[Models, tyro.conf.subcommand("models")]
+)
 
 
 def main() -> None:

@@ -16,7 +16,8 @@ class Models:
     """List the models that can be named, with their sizes."""
 
     def __call__(self) -> int:
-        table = Table("name")
+        table = Table()
+        table.add_column("name", no_wrap=True)
         for title in ("parameters", "layers", "hidden", "heads", "vocabulary", "sequence"):
             table.add_column(title, justify="right", no_wrap=True)
         for name, config in PRESETS.items():

@@ -67,6 +67,10 @@ class Network:
             )
         return Axis("+".join(names), ranks, ranks.index(self.rank), group, self._recorder)
 
+    def share(self, samples: torch.Tensor) -> torch.Tensor:
+        """This rank's samples of a batch that all ranks have."""
+        return samples[self.grid.share(self.coordinates, samples.shape[0])]
+
     @contextmanager
     def recording(self) -> Iterator[Ledger]:
         """Write every communication inside the block into the ledger it gives."""

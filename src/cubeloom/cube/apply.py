@@ -72,8 +72,8 @@ def materialise(model: nn.Module, fill: Fill) -> nn.Module:
 
 def apply(
     model: nn.Module, cut: Cut, network: Network, batch: Batch, fill: Fill, rest: Rest | None = None
-) -> tuple[nn.Module, CubeState]:
-    """Cut a model, built on the meta device, over the cube; in place. Also gives what its layers share.
+) -> CubeState:
+    """Cut a model, built on the meta device, over the cube, in place. Gives what its layers share: clock and gradients.
 
     Raises CutError, before anything is allocated, if the model cannot be cut on this grid.
     """
@@ -84,7 +84,7 @@ def apply(
     for form in forms:
         owner, _, attribute = form.name.rpartition(".")
         setattr(model.get_submodule(owner), attribute, builder.build(form))
-    return model, state
+    return state
 
 
 class _Builder:
@@ -152,7 +152,7 @@ class _Builder:
             self._parameter(f"{form.name}.{name}", (form.features,), {"x": 0}, rows) if wanted else None
             for name, wanted in (("weight", plain.elementwise_affine), ("bias", form.bias))
         )
-        return CubeNorm(form, self._state, weight, bias, _eps(plain))
+        return CubeNorm(form, self._state, weight, bias, plain.eps)
 
     def _embedding_weight(self, form: EmbeddingForm) -> Weight:
         return self._weight(form, (form.entries, form.features), {"y": 0, "x": 1})
@@ -183,8 +183,3 @@ class _WholeLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self._state.local(self.bias)
         return functional.linear(x, self._state.local(self.weight), bias)
-
-
-def _eps(norm: nn.LayerNorm | nn.RMSNorm) -> float:
-    """RMSNorm's default is the resolution of the dtype it computes in."""
-    return torch.finfo(torch.float32).eps if norm.eps is None else norm.eps

@@ -30,7 +30,9 @@ Inputs = Literal["kept", "regathered"]
 
 @dataclass(frozen=True, kw_only=True)
 class Rest:
-    """How operands are kept while nobody computes with them; each choice costs the same bytes over forward and backward.
+    """How operands are kept while nobody computes with them.
+
+    Over forward and backward, sharded and replicated move the same bytes; freeing what was gathered costs one gather more.
 
     - `activations`: cut further along the axis that does not index them, or replicated along it;
     - `weights`, along z: sharded, and the gathered copy freed after the forward (gathered once more in the backward) or
@@ -114,10 +116,14 @@ Kind = Expand | Contract | Norm | Embedding | Table | Dropout | Loss | FirstToke
 Cut = Mapping[str, Kind]
 
 
+def pattern_of(name: str) -> str:
+    """A module's name with its numbers as `*`."""
+    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name)
+
+
 def lookup(cut: Cut, name: str) -> Kind | None:
     """What the cut says of this module."""
-    pattern = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name)
-    return cut.get(name) or cut.get(pattern)
+    return cut.get(name) or cut.get(pattern_of(name))
 
 
 class CutError(UserError):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from cubeloom import counter
 from cubeloom.cube.forms import DropoutForm, Spread
 from cubeloom.cube.state import CubeState
+from cubeloom.errors import UserError
 
 
 class CubeDropout(nn.Module):
@@ -31,6 +32,11 @@ class CubeDropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
+        if self._clock.step is None:
+            raise UserError(
+                f"layer {self._name}: dropout draws a new mask each step, and nobody has said which step this is; "
+                "set `state.clock.step`, of what `apply` returned, before each"
+            )
         rows, columns = x.shape
         first_row = self._clock.first_row + self._row_block * rows
         row = torch.arange(first_row, first_row + rows, device=x.device)

@@ -159,6 +159,7 @@ class DropoutForm(Form):
 @dataclass(frozen=True)
 class LossForm(Form):
     smoothing: float
+    ignored: int
     whole: bool
 
 

@@ -48,8 +48,8 @@ class CubeLinear(nn.Module):
         # the input gradient travels.
         call = _Call(self._gathered, self._state.gradients, self._input if self._regather else None)
         token = _WeightGradient.apply(self.weight, call)
-        whole = started.finish()
         weight = self._gathered.forward(backward_needs_it=True)
+        whole = started.finish()
         partial = _Matmul.apply(whole, x.detach() if self._regather else None, token, weight, call)
         self._gathered.read()
         y = self._output(partial)

@@ -17,8 +17,6 @@ from cubeloom.cube.norm import at_least_float32
 from cubeloom.cube.parameter import own_part
 from cubeloom.cube.state import CubeState
 
-IGNORED = -100
-
 
 class CubeCrossEntropy(nn.Module):
     def __init__(self, form: LossForm, state: CubeState) -> None:
@@ -28,6 +26,7 @@ class CubeCrossEntropy(nn.Module):
         self._vocabulary = network.axis("y") if not whole else None
         self._everybody = network.axis("data", "z", *(() if whole else ("x",)))
         self._smoothing = form.smoothing
+        self._ignored = form.ignored
         self._origin = form.name
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -37,16 +36,17 @@ class CubeCrossEntropy(nn.Module):
         if self._vocabulary is None:
             return self._mean(
                 nn.functional.cross_entropy(
-                    logits, targets, ignore_index=IGNORED, label_smoothing=self._smoothing, reduction="sum"
+                    logits, targets, ignore_index=self._ignored, label_smoothing=self._smoothing, reduction="sum"
                 ),
                 targets,
             )
+        counted = targets != self._ignored
         return _VocabularyCrossEntropy.apply(
-            logits, targets, self._smoothing, self._vocabulary, self._everybody, self._origin
+            logits, targets, counted, self._smoothing, self._vocabulary, self._everybody, self._origin
         )
 
     def _mean(self, total: Tensor, targets: Tensor) -> Tensor:
-        count = (targets != IGNORED).sum().to(total.dtype)
+        count = (targets != self._ignored).sum().to(total.dtype)
         return _Mean.apply(total, count, self._everybody, self._origin)
 
 
@@ -67,7 +67,14 @@ class _Mean(torch.autograd.Function):
 class _VocabularyCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, smoothing: float, vocabulary: Axis, everybody: Axis, origin: str
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        counted: Tensor,
+        smoothing: float,
+        vocabulary: Axis,
+        everybody: Axis,
+        origin: str,
     ) -> Tensor:
         wide = at_least_float32(logits)
         entries = wide.shape[-1]
@@ -86,7 +93,6 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
             # The smoothed target gives each entry a share of `smoothing`, and the true one the rest.
             mean = sums[2] / (entries * vocabulary.size)
             losses = (1 - smoothing) * losses + smoothing * (logarithm - mean)
-        counted = targets != IGNORED
         totals = torch.stack([losses.masked_fill(~counted, 0).sum(), counted.sum().to(losses.dtype)])
         total, count = everybody.all_reduce(totals, f"{origin} mean").wait()
         ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(-1)), safe, here, counted, count)
@@ -100,4 +106,4 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         hit = here.to(slope.dtype).unsqueeze(-1) * (ctx.smoothing - 1)
         slope.scatter_add_(-1, safe.unsqueeze(-1), hit)
         slope *= (counted * (gradient / count)).unsqueeze(-1)
-        return slope.to(ctx.dtype), None, None, None, None, None
+        return slope.to(ctx.dtype), None, None, None, None, None, None

@@ -18,7 +18,12 @@ from cubeloom.cube.state import CubeState
 
 class CubeNorm(nn.Module):
     def __init__(
-        self, form: NormForm, state: CubeState, weight: nn.Parameter | None, bias: nn.Parameter | None, eps: float
+        self,
+        form: NormForm,
+        state: CubeState,
+        weight: nn.Parameter | None,
+        bias: nn.Parameter | None,
+        eps: float | None,
     ) -> None:
         super().__init__()
         self.weight = weight
@@ -30,7 +35,8 @@ class CubeNorm(nn.Module):
         self._origin = form.name
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self._normalise.apply(x, self._axis, self._eps, self._origin)
+        eps = torch.finfo(x.dtype).eps if self._eps is None else self._eps  # None is torch's default for RMSNorm
+        y = self._normalise.apply(x, self._axis, eps, self._origin)
         if self.weight is not None:
             y = y * self._state.local(self.weight)
         if self.bias is not None:

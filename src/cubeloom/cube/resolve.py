@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterator
 from itertools import islice
 
 from torch import nn
+from torch.nn.modules.loss import _Loss
 
 from cubeloom.cube import cut as declared
-from cubeloom.cube.cut import Cut, CutError, Kind, Rest, lookup
+from cubeloom.cube.cut import Cut, CutError, Kind, Rest, lookup, pattern_of
 from cubeloom.cube.forms import (
     Batch,
     DropoutForm,
@@ -37,6 +39,7 @@ def resolve(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch) ->
 
 def forms(model: nn.Module, cut: Cut, grid: Grid, rest: Rest) -> list[Form]:
     """As `resolve`, without asking whether the sizes divide."""
+    _refuse_unknown(model, cut)
     owners: dict[int, str] = {}
     found: list[Form] = []
     for name, module in model.named_modules():
@@ -44,18 +47,49 @@ def forms(model: nn.Module, cut: Cut, grid: Grid, rest: Rest) -> list[Form]:
         if kind is None:
             _refuse_undeclared(name, module)
             continue
+        _refuse_options(name, module)
         weight = getattr(module, "weight", None)
         owner = owners.setdefault(id(weight), name) if weight is not None else name
         found.append(_form(name, module, kind, grid, rest, owner if owner != name else None))
     return found
 
 
+def _refuse_unknown(model: nn.Module, cut: Cut) -> None:
+    names = {name for name, _ in model.named_modules()}
+    known = names | {pattern_of(name) for name in names}
+    for key in cut:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise CutError(f"the cut names {key!r}, but the model has no such layer{hint}")
+
+
 def _refuse_undeclared(name: str, module: nn.Module) -> None:
-    """A layer with parameters, or one that draws random numbers, is never left serial in silence."""
+    """What would compute something else on a part than on the whole is never left serial in silence."""
+    title = f"layer {name} ({type(module).__name__})"
     if next(module.parameters(recurse=False), None) is not None:
-        raise CutError(f"layer {name} ({type(module).__name__}) has parameters but the cut does not say how it lies")
+        raise CutError(f"{title} has parameters but the cut does not say how it lies")
+    if next(module.buffers(recurse=False), None) is not None:
+        raise CutError(f"{title} has buffers, which a cut cannot fill; compute them in forward")
     if isinstance(module, nn.Dropout) and module.p > 0:
-        raise CutError(f"layer {name} (Dropout) is not in the cut, so its mask would depend on the grid")
+        raise CutError(f"{title} is not in the cut, so its mask would depend on the grid")
+    if isinstance(module, _Loss):
+        raise CutError(f"{title} is not in the cut, so each rank would take the mean of its own rows")
+
+
+def _refuse_options(name: str, module: nn.Module) -> None:
+    """Options of torch's layers that have no form on the cube."""
+    plain: dict[str, object] = {}
+    if isinstance(module, nn.Embedding):
+        plain = {"padding_idx": None, "max_norm": None, "scale_grad_by_freq": False, "sparse": False}
+    elif isinstance(module, nn.CrossEntropyLoss):
+        plain = {"weight": None, "reduction": "mean"}
+    for option, value in plain.items():
+        if getattr(module, option) != value:
+            title = f"layer {name} ({type(module).__name__})"
+            raise CutError(
+                f"{title} has {option}={getattr(module, option)!r}, which has no form here; only {value!r} has"
+            )
 
 
 def _form(name: str, module: nn.Module, kind: Kind, grid: Grid, rest: Rest, shares: str | None) -> Form:
@@ -75,7 +109,8 @@ def _form(name: str, module: nn.Module, kind: Kind, grid: Grid, rest: Rest, shar
         case declared.Dropout(), nn.Dropout():
             return DropoutForm(name, module.p, stream)
         case declared.Loss(), nn.Module():
-            return LossForm(name, float(getattr(module, "label_smoothing", 0.0)), kind.whole)
+            smoothing, ignored = getattr(module, "label_smoothing", 0.0), getattr(module, "ignore_index", -100)
+            return LossForm(name, float(smoothing), int(ignored), kind.whole)
         case declared.FirstToken(), nn.Module():
             return FirstTokenForm(name, kind.features, stream)
         case declared.Whole(), nn.Linear():

@@ -20,7 +20,7 @@ class Clock:
     """Where training stands, for random numbers that must not depend on the grid."""
 
     seed: int = 0
-    step: int = 0
+    step: int | None = None  # to be set before each step of a model with dropout
     first_row: int = 0  # of this micro-batch, among the rows of the whole batch
 
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from cubeloom import counter
 from cubeloom.cube import Batch, Cut, Rest, resolve
 from cubeloom.cube.forms import Form
-from cubeloom.cube.loss import IGNORED
 from cubeloom.grid import Grid
-from cubeloom.models import BERTConfig, Config, build, cut_of
+from cubeloom.models import BERTConfig, Config, CrossEntropy, build, cut_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +59,7 @@ class Experiment:
         # A language model learns all but a few tokens, a masked one only a few.
         learned = draw("learned", 8) == 0 if isinstance(self.model, BERTConfig) else draw("learned", 8) != 0
         learned[:, 0] = True  # at least one in each sequence
-        data["targets"] = draw("targets", self.model.vocab).masked_fill(~learned, IGNORED)
+        data["targets"] = draw("targets", self.model.vocab).masked_fill(~learned, CrossEntropy.ignore_index)
         if isinstance(self.model, BERTConfig):
             data["types"] = draw("types", self.model.types)
             if self.model.next_sentence:
@@ -68,7 +67,6 @@ class Experiment:
         return data
 
     def share(self, step: int, coordinates: dict[str, int]) -> dict[str, Tensor]:
-        """The samples of a rank at these coordinates: batches are cut over data and z."""
-        part = coordinates["data"] * self.grid.z + coordinates["z"]
-        size = self.batch.samples // (self.grid.data * self.grid.z)
-        return {name: tensor[part * size : (part + 1) * size] for name, tensor in self.samples(step).items()}
+        """The samples of a rank at these coordinates."""
+        mine = self.grid.share(coordinates, self.batch.samples)
+        return {name: tensor[mine] for name, tensor in self.samples(step).items()}

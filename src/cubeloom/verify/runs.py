@@ -60,9 +60,8 @@ def serial_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outco
     state = None
     if any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
         network = Network(experiment.grid, device)
-        model, state = apply(
-            model, experiment.cut(), network, experiment.batch, fill_of(experiment, model, device), experiment.rest
-        )
+        fill = fill_of(experiment, model, device)
+        state = apply(model, experiment.cut(), network, experiment.batch, fill, experiment.rest)
     else:
         materialise(model, fill_of(experiment, model, device))
     optimizer = adamw(model.parameters(), experiment)
@@ -86,9 +85,8 @@ def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome
     device = devices.current(kind)
     network = Network(experiment.grid, device)
     model = experiment.skeleton()
-    model, state = apply(
-        model, experiment.cut(), network, experiment.batch, fill_of(experiment, model, device), experiment.rest
-    )
+    fill = fill_of(experiment, model, device)
+    state = apply(model, experiment.cut(), network, experiment.batch, fill, experiment.rest)
     outcome = Outcome(parameters=sum(local_of(parameter).numel() for parameter in model.parameters()))
     parameters = dict(model.named_parameters())
     optimizer: Optimizer | ShardedOptimizer = adamw(parameters.values(), experiment)
