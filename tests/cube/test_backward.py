@@ -151,12 +151,12 @@ def put_off(grid: Grid) -> tuple[float, set[str], int, int]:
     model(*batch_of(network)).backward()
     at_once = gradients_of(model)
     model.zero_grad()
-    with state.gradients.putting_off():
+    with state.gradients.putting_off() as noted:
         model(*batch_of(network)).backward()
-    early, noted = set(gradients_of(model)), state.gradients.put_off
-    state.gradients.drain()
+    early, count = set(gradients_of(model)), len(noted)
+    state.gradients.drain(noted)
     state.gradients.reduce()
-    return largest_difference(at_once, gradients_of(model)), early, noted, state.gradients.put_off
+    return largest_difference(at_once, gradients_of(model)), early, count, len(noted)
 
 
 def test_weight_gradients_can_be_put_off_and_drained_later(ranks: RankPool) -> None:

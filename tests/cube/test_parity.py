@@ -48,26 +48,30 @@ def holds(report: Report) -> None:
     assert report.bytes_agree, (report.counted, report.predicted)
 
 
-@pytest.mark.parametrize("grid", CUBES)
-@pytest.mark.parametrize("rest", RESTS)
-@pytest.mark.parametrize("model", MODELS)
-def test_every_model_on_every_cube(ranks: RankPool, model: str, rest: Any, grid: str) -> None:
+def in_turn(grids: list[str], times: int) -> list[tuple[str, str, str]]:
+    """Each grid several times, with models and rest modes in turn; the long suite has all of them."""
+    cases = cycle(product(MODELS, RESTS))
+    return [(grid, *next(cases)) for _ in range(times) for grid in grids]
+
+
+@pytest.mark.parametrize(("grid", "model", "rest"), in_turn(CUBES[1:] + CUBES[:1], 2))
+def test_every_cube(ranks: RankPool, grid: str, model: str, rest: Any) -> None:
     holds(verify(experiment(model, grid, Rest(activations=rest)), pool=ranks))
 
 
 @pytest.mark.parametrize(
-    ("grid", "model", "rest"), [(grid, *case) for grid, case in zip(WITH_DATA, cycle(product(MODELS, RESTS)))]
+    ("grid", "model", "rest"), in_turn([grid for grid in WITH_DATA if Grid.parse(grid).world <= 8], 1)
 )
-def test_data_parallelism_of_every_cube(ranks: RankPool, grid: str, model: str, rest: Any) -> None:
+def test_data_parallelism_of_cubes(ranks: RankPool, grid: str, model: str, rest: Any) -> None:
     holds(verify(experiment(model, grid, Rest(activations=rest)), pool=ranks))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("grid", WITH_DATA)
+@pytest.mark.parametrize("grid", [*CUBES, *WITH_DATA])
 @pytest.mark.parametrize("rest", RESTS)
 @pytest.mark.parametrize("model", MODELS)
-def test_data_parallelism_of_every_model_on_every_cube(ranks: RankPool, model: str, rest: Any, grid: str) -> None:
-    holds(verify(experiment(model, grid, Rest(activations=rest)), pool=ranks))
+def test_every_model_on_every_grid(ranks: RankPool, model: str, rest: Any, grid: str) -> None:
+    holds(verify(experiment(model, grid, Rest(activations=rest), steps=3), pool=ranks))
 
 
 @pytest.mark.parametrize("weights", ["kept", "replicated"])

@@ -56,6 +56,32 @@ class Network:
             self._axes[key] = self._make(key)
         return self._axes[key]
 
+    def across(self, workers: tuple[int, ...], *names: str) -> Axis:
+        """One group over these places on the pipe axis, this rank's among them, and the axes named."""
+        if len(workers) == 1:
+            return self.axis(*names)
+        wide = tuple(name for name in names if self.grid.size(name) > 1)
+        key = (*map(str, workers), *wide)
+        if key not in self._axes:
+            lines = [self.grid.line(self._at(worker), wide) for worker in workers]
+            ranks = [rank for line in lines for rank in line]
+            group = dist.new_group(sorted(ranks), use_local_synchronization=True)
+            self._axes[key] = Axis("+".join(("pipe", *wide)), ranks, ranks.index(self.rank), group, self._recorder)
+        return self._axes[key]
+
+    def edge(self, source: int, target: int) -> Axis:
+        """A channel of its own from one place on the pipe axis to another, one of them this rank's: index 0 sends to 1.
+
+        A communicator for each direction, so that no message queues behind one that nobody has asked for yet.
+        """
+        ranks = [self._at(source), self._at(target)]
+        group = dist.new_group(sorted(ranks), use_local_synchronization=True, group_desc=f"{source}->{target}")
+        return Axis("pipe", ranks, ranks.index(self.rank), group, self._recorder)
+
+    def _at(self, worker: int) -> int:
+        """The rank at another place on the pipe axis and this one's on all others."""
+        return self.grid.rank({**self.coordinates, "pipe": worker})
+
     def _make(self, names: tuple[str, ...]) -> Axis:
         ranks = self.grid.line(self.rank, names)
         group = None

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from cubeloom import counter
 from cubeloom.comm import Network
-from cubeloom.cube.cut import Cut, Rest
+from cubeloom.cube.cut import Cut, Rest, Weights
 from cubeloom.cube.dropout import CubeDropout
 from cubeloom.cube.embedding import CubeEmbedding, CubeTable, TableWeight
 from cubeloom.cube.first_token import CubeFirstToken
@@ -80,18 +80,46 @@ def apply(
     rest = rest or Rest()
     forms = resolve(model, cut, network.grid, rest, batch)
     state = CubeState(network, rest, Gradients(network))
-    builder = _Builder(model, state, fill)
-    for form in forms:
-        owner, _, attribute = form.name.rpartition(".")
-        setattr(model.get_submodule(owner), attribute, builder.build(form))
+    replace_layers(model, forms, state, fill)
     return state
 
 
+# The places on the pipe axis that hold a parameter of this name.
+Holders = Callable[[str], tuple[int, ...]]
+
+
+def replace_layers(
+    model: nn.Module,
+    forms: list[Form],
+    state: CubeState,
+    fill: Fill,
+    known: dict[str, nn.Parameter] | None = None,
+    holders: Holders | None = None,
+) -> None:
+    """Build the layers of these forms in the model's place of each.
+
+    `known` has the parameters that this rank holds already, by name, and takes the new ones: a name is one parameter.
+    """
+    builder = _Builder(model, state, fill, {} if known is None else known, holders)
+    for form in forms:
+        owner, _, attribute = form.name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, builder.build(form))
+
+
 class _Builder:
-    def __init__(self, model: nn.Module, state: CubeState, fill: Fill) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        state: CubeState,
+        fill: Fill,
+        known: dict[str, nn.Parameter],
+        holders: Holders | None,
+    ) -> None:
         self._plain = dict(model.named_modules())
         self._state = state
         self._fill = fill
+        self._known = known
+        self._holders = holders
         self._weights: dict[str, Weight] = {}
 
     def build(self, form: Form) -> nn.Module:
@@ -117,28 +145,30 @@ class _Builder:
     def _parameter(
         self, name: str, shape: tuple[int, ...], cuts: Mapping[str, int], summed_over: tuple[str, ...]
     ) -> nn.Parameter:
+        if name in self._known:
+            return self._known[name]
         network = self._state.network
         block = Block.of(network, shape, cuts)
         parameter = distribute(network, self._fill(name, block), shape, cuts)
-        self._state.gradients.register(parameter, *summed_over)
+        workers = (network.coordinates["pipe"],) if self._holders is None else self._holders(name)
+        self._state.gradients.register(parameter, network.across(workers, *summed_over))
+        self._known[name] = parameter
         return parameter
 
-    def _weight(self, form: LinearForm | EmbeddingForm, shape: tuple[int, int], cuts: Mapping[str, int]) -> Weight:
-        """Cut over the plane, and over z in the first dimension, within what the plane leaves of it."""
-        replicated = form.weights == "replicated"
-        if not replicated:
-            cuts = {**cuts, "z": 0}
-        parameter = self._parameter(f"{form.name}.weight", shape, cuts, ("data", "z") if replicated else ("data",))
-        axis = self._state.network.axis("z")
-        weight = Weight(parameter, axis, form.weights, self._state.chain, form.name)
-        self._weights[form.name] = weight
-        return weight
+    def _weight(self, owner: str, mode: Weights, shape: tuple[int, int], cuts: Mapping[str, int]) -> Weight:
+        """The weight of that layer: cut over the plane, and over z in the first dimension, within what the plane leaves."""
+        if owner not in self._weights:
+            replicated = mode == "replicated"
+            if not replicated:
+                cuts = {**cuts, "z": 0}
+            parameter = self._parameter(f"{owner}.weight", shape, cuts, ("data", "z") if replicated else ("data",))
+            axis = self._state.network.axis("z")
+            self._weights[owner] = Weight(parameter, axis, mode, self._state.chain, owner)
+        return self._weights[owner]
 
     def _linear(self, form: LinearForm) -> CubeLinear:
-        if form.shares is not None:
-            weight = self._weights[form.shares]
-        else:
-            weight = self._weight(form, (form.n, form.k), {form.n_axis: 0, form.k_axis: 1})
+        owner = form.shares or form.name
+        weight = self._weight(owner, form.weights, (form.n, form.k), {form.n_axis: 0, form.k_axis: 1})
         bias = None
         if form.bias:
             bias = self._parameter(f"{form.name}.bias", (form.n,), {form.bias_axis: 0}, form.bias_replicas)
@@ -155,7 +185,7 @@ class _Builder:
         return CubeNorm(form, self._state, weight, bias, plain.eps)
 
     def _embedding_weight(self, form: EmbeddingForm) -> Weight:
-        return self._weight(form, (form.entries, form.features), {"y": 0, "x": 1})
+        return self._weight(form.name, form.weights, (form.entries, form.features), {"y": 0, "x": 1})
 
     def _table_weight(self, form: TableForm) -> Weight:
         network, shape, name = self._state.network, (form.entries, form.features), f"{form.name}.weight"

@@ -24,10 +24,9 @@ class CubeDropout(nn.Module):
         self._name = form.name
         self._clock = state.clock
         self._columns = network.axis("x")
-        axes = ("data", "z", "y") if form.rows == Spread.ROWS else ("data", "z")
-        self._row_block = 0
-        for axis in axes:
-            self._row_block = self._row_block * network.grid.size(axis) + network.coordinates[axis]
+        self._part = network.coordinates["data"] * network.grid.z + network.coordinates["z"]
+        cut_rows = form.rows == Spread.ROWS
+        self._within = (network.coordinates["y"], network.grid.y) if cut_rows else (0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
@@ -38,7 +37,8 @@ class CubeDropout(nn.Module):
                 "set `state.clock.step`, of what `apply` returned, before each"
             )
         rows, columns = x.shape
-        first_row = self._clock.first_row + self._row_block * rows
+        place, parts = self._within
+        first_row = self._part * (self._clock.rows or parts * rows) + self._clock.first_row + place * rows
         row = torch.arange(first_row, first_row + rows, device=x.device)
         column = torch.arange(columns, device=x.device) + self._columns.index * columns
         index = row[:, None] * (columns * self._columns.size) + column

@@ -5,14 +5,14 @@ tells through a hook when all uses of a parameter have been through; what its re
 full buckets are all-reduced while the backward goes on. When `backward()` returns, all gradients are whole.
 
 Inside `accumulating()` the sum is left to a later pass, or to `reduce`. Inside `putting_off()` weight gradients are only
-noted: `drain` computes them, `reduce` sums them.
+noted: `drain` computes them, `reduce` sums them (or `start_reduce` for some, and `finish_reduce` for all).
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -26,6 +26,8 @@ BUCKET_BYTES = 25 * 2**20
 
 # Starts a weight's matmul and, where the weight is sharded over z, the scatter of the result.
 Compute = Callable[[], Pending]
+# Weight gradients that were put off.
+Noted = deque[tuple[nn.Parameter, Compute]]
 # Takes what this rank gets of a parameter's summed gradient, instead of the whole (see `scatter_to`).
 Receiver = Callable[[nn.Parameter, Tensor], None]
 
@@ -38,16 +40,15 @@ class Gradients:
         self._arriving: deque[tuple[nn.Parameter, Pending]] = deque()
         self._owed: Counter[nn.Parameter] = Counter()  # gradients still arriving
         self._seen: set[nn.Parameter] = set()  # all uses have been through, but a gradient is owed
-        self._put_off: deque[tuple[nn.Parameter, Compute]] = deque()
-        self._putting_off = False
+        self._noted: Noted | None = None  # where weight gradients are put off to
         self._accumulating = False
         self._backward = -1  # the running backward pass whose end we have asked to hear of
         self._summed: dict[nn.Parameter, weakref.ref[Tensor]] = {}  # gradients that hold an earlier pass's sum
         self._earlier: dict[nn.Parameter, Tensor] = {}
 
-    def register(self, parameter: nn.Parameter, *axes: str) -> None:
-        """Replicas along these axes compute the parameter's gradient from different rows; they are to be summed."""
-        self._axes[parameter] = self._network.axis(*axes)
+    def register(self, parameter: nn.Parameter, axis: Axis) -> None:
+        """Replicas along this axis compute the parameter's gradient from different rows; they are to be summed."""
+        self._axes[parameter] = axis
         # Weak, since the garbage collector does not see through hooks: parameter -> hook -> gradients -> parameter.
         seen = weakref.WeakMethod(self._all_uses_seen)
         parameter.register_post_accumulate_grad_hook(lambda used: (seen() or _forget)(used))
@@ -69,12 +70,12 @@ class Gradients:
             self._accumulating = outer
 
     @contextmanager
-    def putting_off(self) -> Iterator[None]:
-        outer, self._putting_off = self._putting_off, True
+    def putting_off(self) -> Iterator[Noted]:
+        outer, self._noted = self._noted, deque()
         try:
-            yield
+            yield self._noted
         finally:
-            self._putting_off = outer
+            self._noted = outer
 
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Add a local gradient to the parameter's."""
@@ -92,8 +93,8 @@ class Gradients:
 
     def weight_gradient(self, parameter: nn.Parameter, compute: Compute) -> None:
         """Compute a gradient now, or note it for `drain`."""
-        if self._putting_off:
-            self._put_off.append((parameter, compute))
+        if self._noted is not None:
+            self._noted.append((parameter, compute))
             return
         self._hear_of_the_end()
         self._owed[parameter] += 1
@@ -102,33 +103,35 @@ class Gradients:
         while len(self._arriving) > 1:
             self._arrive()
 
-    @property
-    def put_off(self) -> int:
-        """How many weight gradients are noted and not computed."""
-        return len(self._put_off)
-
-    def drain(self, count: int | None = None) -> None:
-        """Compute the first `count` weight gradients that were put off, or all."""
-        for _ in range(len(self._put_off) if count is None else count):
-            parameter, compute = self._put_off.popleft()
+    def drain(self, noted: Noted) -> None:
+        """Compute weight gradients that were put off."""
+        while noted:
+            parameter, compute = noted.popleft()
             self._owed[parameter] += 1
             self._arriving.append((parameter, compute()))
+            while len(self._arriving) > 1:
+                self._arrive()
         while self._arriving:
             self._arrive()
 
     def reduce(self) -> None:
         """Sum all gradients over their replicas."""
-        for parameter, axis in self._axes.items():
+        self.start_reduce(self._axes)
+        self.finish_reduce()
+
+    def start_reduce(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Start to sum the gradients of these."""
+        for parameter in parameters:
             if parameter.grad is not None:
-                self._buckets.put(parameter, axis)
-        self._settle()
+                self._buckets.put(parameter, self._axes[parameter])
+        self._buckets.flush()
 
     def forget(self) -> None:
         """After a backward that failed on all ranks: drop what it left under way, so that the next one is exact."""
         for _, pending in self._arriving:
             pending.wait()
         self._buckets.forget()
-        for left in (self._arriving, self._put_off, self._owed, self._seen, self._summed, self._earlier):
+        for left in (self._arriving, self._owed, self._seen, self._summed, self._earlier):
             left.clear()
         self._backward = -1
 
@@ -142,7 +145,7 @@ class Gradients:
 
     def _all_uses_seen(self, parameter: Tensor) -> None:
         assert isinstance(parameter, nn.Parameter)
-        if self._accumulating or self._putting_off:
+        if self._accumulating or self._noted is not None:
             return
         if self._owed[parameter]:
             self._seen.add(parameter)
@@ -160,10 +163,11 @@ class Gradients:
         self._backward = -1
         while self._arriving:
             self._arrive()
-        if not (self._accumulating or self._putting_off):
-            self._settle()
+        if not self._accumulating and self._noted is None:
+            self.finish_reduce()
 
-    def _settle(self) -> None:
+    def finish_reduce(self) -> None:
+        """Await all sums that were started."""
         for parameter in self._buckets.finish():
             if parameter.grad is None:
                 continue
@@ -208,6 +212,12 @@ class _Buckets:
             pending = axis.all_reduce_in_place(torch.cat([local.flatten() for local in locals_]), origin="gradients")
         self._under_way.append((parameters, pending, scattered))
 
+    def flush(self) -> None:
+        """Send what is left."""
+        for (axis, _, scattered), parameters in self._open.items():
+            self._send(axis, parameters, scattered)
+        self._open.clear()
+
     def forget(self) -> None:
         for _, pending, _ in self._under_way:
             pending.wait()
@@ -216,9 +226,7 @@ class _Buckets:
 
     def finish(self) -> list[nn.Parameter]:
         """Send what is left, await all; the parameters whose gradients were summed."""
-        for (axis, _, scattered), parameters in self._open.items():
-            self._send(axis, parameters, scattered)
-        self._open.clear()
+        self.flush()
         done: list[nn.Parameter] = []
         for parameters, pending, scattered in self._under_way:
             parts = self._scattered_axis.size if scattered and self._scattered_axis else 1

@@ -28,9 +28,17 @@ class CubeCrossEntropy(nn.Module):
         self._smoothing = form.smoothing
         self._ignored = form.ignored
         self._origin = form.name
+        self._shares = state.shares
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """`targets` are those of the z rank, `[M/z]`."""
+        return self._shares.get(self._origin, 1.0) * self._mean_loss(logits, targets)
+
+    def count(self, targets: Tensor) -> int:
+        """How many of these targets are not ignored."""
+        return int((targets != self._ignored).sum().item())
+
+    def _mean_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         if self._rows is not None:
             targets = self._rows(targets)
         if self._vocabulary is None:

@@ -21,7 +21,8 @@ class Clock:
 
     seed: int = 0
     step: int | None = None  # to be set before each step of a model with dropout
-    first_row: int = 0  # of this micro-batch, among the rows of the whole batch
+    first_row: int = 0  # of this micro-batch, among this z rank's rows of the whole batch
+    rows: int | None = None  # of one z rank in the whole batch, where it is cut into micro-batches
 
 
 @dataclass
@@ -31,6 +32,9 @@ class CubeState:
     gradients: Gradients
     chain: Chain = field(default_factory=Chain)
     clock: Clock = field(default_factory=Clock)
+    shares: dict[str, float] = field(
+        default_factory=dict
+    )  # of each loss in the whole batch's mean, where that is cut up
 
     def local(self, parameter: nn.Parameter) -> Tensor:
         """A small parameter's local block, inside autograd."""

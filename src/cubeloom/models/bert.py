@@ -13,11 +13,13 @@ from cubeloom.models.layers import (
     MLP,
     Attention,
     CrossEntropy,
+    block_pieces,
     check_divides,
     initial,
     positions,
     sequence_length,
 )
+from cubeloom.models.pieces import Piece
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +103,17 @@ class BERT(nn.Module):
         sequence = sequence_length(tokens, self.config.positions)
         if next_sentence is not None and not self.config.next_sentence:
             raise UserError("this BERT does not guess the next sentence; its configuration needs next_sentence=True")
-        segments = torch.zeros_like(tokens) if types is None else types
-        x = self.embed(tokens.flatten()) + self.positions(positions(tokens)) + self.types(segments.flatten())
-        x = self.dropout(self.embed_norm(x))  # [tokens, hidden]
+        x = self.begin(tokens, types)
         for block in self.blocks:
             x = block(x, sequence)
+        return self.end(x, sequence, targets, next_sentence)
+
+    def begin(self, tokens: Tensor, types: Tensor | None) -> Tensor:
+        segments = torch.zeros_like(tokens) if types is None else types
+        x = self.embed(tokens.flatten()) + self.positions(positions(tokens)) + self.types(segments.flatten())
+        return self.dropout(self.embed_norm(x))  # [tokens, hidden]
+
+    def end(self, x: Tensor, sequence: int, targets: Tensor | None, next_sentence: Tensor | None) -> Tensor:
         logits = self.decoder(self.transform_norm(self.act(self.transform(x))))
         if targets is None:
             return logits
@@ -114,6 +122,24 @@ class BERT(nn.Module):
             return loss
         pooled = torch.tanh(self.pooler(self.first(x, sequence)))  # [batch, hidden]
         return loss + self.next_sentence_loss(self.next_sentence(pooled), next_sentence)
+
+    def pieces(self) -> list[Piece]:
+        last = ["transform", "act", "transform_norm", "decoder", "loss"]
+        if self.config.next_sentence:
+            last += ["first", "pooler", "next_sentence", "next_sentence_loss"]
+        return [
+            Piece(
+                ("embed", "positions", "types", "embed_norm", "dropout"),
+                lambda _, data: {"x": self.begin(data["tokens"], data.get("types"))},
+            ),
+            *block_pieces(self.blocks),
+            Piece(
+                tuple(last),
+                lambda carry, data: {
+                    "loss": self.end(carry["x"], data["tokens"].shape[1], data["targets"], data.get("next_sentence"))
+                },
+            ),
+        ]
 
     def initial(self, name: str) -> Initial:
         """How the named parameter starts: as Hugging Face starts a BERT."""

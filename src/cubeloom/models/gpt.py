@@ -11,11 +11,13 @@ from cubeloom.models.layers import (
     MLP,
     Attention,
     CrossEntropy,
+    block_pieces,
     check_divides,
     initial,
     positions,
     sequence_length,
 )
+from cubeloom.models.pieces import Piece
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +68,24 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """From `[batch, sequence]` the logits `[tokens, vocab]`, or the mean loss where there are targets."""
         sequence = sequence_length(tokens, self.config.positions)
-        x = self.dropout(self.embed(tokens.flatten()) + self.positions(positions(tokens)))  # [tokens, hidden]
+        x = self.begin(tokens)
         for block in self.blocks:
             x = block(x, sequence)
+        return self.end(x, targets)
+
+    def begin(self, tokens: Tensor) -> Tensor:
+        return self.dropout(self.embed(tokens.flatten()) + self.positions(positions(tokens)))  # [tokens, hidden]
+
+    def end(self, x: Tensor, targets: Tensor | None) -> Tensor:
         logits = self.head(self.norm(x))
         return logits if targets is None else self.loss(logits, targets.flatten())
+
+    def pieces(self) -> list[Piece]:
+        return [
+            Piece(("embed", "positions", "dropout"), lambda _, data: {"x": self.begin(data["tokens"])}),
+            *block_pieces(self.blocks),
+            Piece(("norm", "head", "loss"), lambda carry, data: {"loss": self.end(carry["x"], data["targets"])}),
+        ]
 
     def initial(self, name: str) -> Initial:
         """How the named parameter starts: GPT-2's, whose residual stream keeps its variance through the layers."""

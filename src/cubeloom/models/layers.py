@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from cubeloom.errors import UserError
 from cubeloom.initial import Constant, Initial, Normal
+from cubeloom.models.pieces import Piece
 
 
 class AttentionCore(nn.Module):
@@ -158,3 +159,16 @@ def check_divides(whole: str, size: int, parts: str, count: int) -> None:
         raise UserError(
             f"{count} {parts} do not divide the {whole} {size}; the nearest that do: {' or '.join(map(str, nearest))}"
         )
+
+
+def block_pieces(blocks: nn.ModuleList) -> list[Piece]:
+    """The pieces of a row of Transformer blocks."""
+
+    def piece(number: int) -> Piece:
+        return Piece(
+            (f"blocks.{number}",),
+            # The block is looked up when it runs: by then a cut may have replaced its layers, or a stage the block.
+            lambda carry, data: {"x": blocks[number](carry["x"], data["tokens"].shape[1])},
+        )
+
+    return [piece(number) for number in range(len(blocks))]

@@ -8,7 +8,16 @@ from torch import Tensor, nn
 
 from cubeloom.errors import UserError
 from cubeloom.initial import Initial
-from cubeloom.models.layers import AttentionCore, CrossEntropy, SwiGLU, check_divides, initial, sequence_length
+from cubeloom.models.layers import (
+    AttentionCore,
+    CrossEntropy,
+    SwiGLU,
+    block_pieces,
+    check_divides,
+    initial,
+    sequence_length,
+)
+from cubeloom.models.pieces import Piece
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +110,18 @@ class Llama(nn.Module):
         x = self.embed(tokens.flatten())  # [tokens, hidden]
         for block in self.blocks:
             x = block(x, sequence)
+        return self.end(x, targets)
+
+    def end(self, x: Tensor, targets: Tensor | None) -> Tensor:
         logits = self.head(self.norm(x))
         return logits if targets is None else self.loss(logits, targets.flatten())
+
+    def pieces(self) -> list[Piece]:
+        return [
+            Piece(("embed",), lambda _, data: {"x": self.embed(data["tokens"].flatten())}),
+            *block_pieces(self.blocks),
+            Piece(("norm", "head", "loss"), lambda carry, data: {"loss": self.end(carry["x"], data["targets"])}),
+        ]
 
     def initial(self, name: str) -> Initial:
         """How the named parameter starts: as Hugging Face starts a Llama."""

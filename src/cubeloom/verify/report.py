@@ -11,6 +11,7 @@ import torch
 from cubeloom.comm import devices
 from cubeloom.comm.ledger import plain
 from cubeloom.cube import step_volume
+from cubeloom.cube.forms import Form
 from cubeloom.launch import RankPool
 from cubeloom.models.weights import check_weights
 from cubeloom.verify.experiment import Experiment
@@ -74,7 +75,8 @@ def verify(
 
 
 def _report(experiment: Experiment, serial: Outcome, outcomes: list[Outcome]) -> Report:
-    predicted = [_predict(experiment, rank) for rank in range(len(outcomes))]
+    forms = experiment.forms()
+    predicted = [_predict(experiment, forms, rank) for rank in range(len(outcomes))]
     counted = [{axis: size for axis, size in outcome.counted.items() if size} for outcome in outcomes]
     worst = max(outcomes, key=lambda outcome: outcome.weight_diff)
     return Report(
@@ -96,9 +98,9 @@ def _report(experiment: Experiment, serial: Outcome, outcomes: list[Outcome]) ->
     )
 
 
-def _predict(experiment: Experiment, rank: int) -> dict[str, Fraction]:
+def _predict(experiment: Experiment, forms: list[Form], rank: int) -> dict[str, Fraction]:
     """The closed form for all steps, for this rank."""
     grid = experiment.grid
     item = experiment.dtype.itemsize
-    step = step_volume(experiment.forms(), grid, experiment.batch, item, grid.coordinates(rank))
+    step = step_volume(forms, grid, experiment.batch, item, grid.coordinates(rank))
     return {axis: size * experiment.steps for axis, size in step.items()}
