@@ -47,8 +47,8 @@ class Network:
     def axis(self, *names: str) -> Axis:
         """The axis of this name; of several names, one group over all of them, the last varying fastest.
 
-        Axes of size 1 are left out, and the order of the sum is that of the grid, so that equal groups are one object.
-        Groups of several axes are made when first asked for, by their members alone: all of them must ask in the same order.
+        Axes of size 1 are left out, so that equal groups are one object. A group of several axes is made when first asked
+        for, by all ranks of the job together: all must ask in the same order.
         """
         wide = tuple(name for name in names if self.grid.size(name) > 1)
         key = wide or names[:1]
@@ -57,41 +57,51 @@ class Network:
         return self._axes[key]
 
     def across(self, workers: tuple[int, ...], *names: str) -> Axis:
-        """One group over these places on the pipe axis, this rank's among them, and the axes named."""
+        """One group over these places on the pipe axis and the axes named; asked for as `axis` is, by all ranks.
+
+        Only ranks at one of the places have a use for what they get.
+        """
+        wide = tuple(name for name in names if self.grid.size(name) > 1)
         if len(workers) == 1:
             return self.axis(*names)
-        wide = tuple(name for name in names if self.grid.size(name) > 1)
         key = (*map(str, workers), *wide)
         if key not in self._axes:
-            lines = [self.grid.line(self._at(worker), wide) for worker in workers]
-            ranks = [rank for line in lines for rank in line]
-            group = dist.new_group(sorted(ranks), use_local_synchronization=True)
-            self._axes[key] = Axis("+".join(("pipe", *wide)), ranks, ranks.index(self.rank), group, self._recorder)
+            lines = [self._line(rank, workers, wide) for rank in range(self.grid.world)]
+            self._axes[key] = self._join("+".join(("pipe", *wide)), lines)
         return self._axes[key]
 
     def edge(self, source: int, target: int) -> Axis:
-        """A channel of its own from one place on the pipe axis to another, one of them this rank's: index 0 sends to 1.
+        """A channel from one place on the pipe axis to another: index 0 sends to index 1. Made by all ranks together.
 
         A communicator for each direction, so that no message queues behind one that nobody has asked for yet.
         """
-        ranks = [self._at(source), self._at(target)]
-        group = dist.new_group(sorted(ranks), use_local_synchronization=True, group_desc=f"{source}->{target}")
-        return Axis("pipe", ranks, ranks.index(self.rank), group, self._recorder)
+        lines = [self._line(rank, (source, target), ()) for rank in range(self.grid.world)]
+        return self._join("pipe", lines)
 
-    def _at(self, worker: int) -> int:
-        """The rank at another place on the pipe axis and this one's on all others."""
-        return self.grid.rank({**self.coordinates, "pipe": worker})
+    def _line(self, rank: int, workers: tuple[int, ...], names: tuple[str, ...]) -> list[int]:
+        """The ranks at these places of the pipe axis that else differ from `rank` only along the axes named."""
+        here = self.grid.coordinates(rank)
+        places = [self.grid.rank({**here, "pipe": worker}) for worker in workers]
+        return [each for place in places for each in self.grid.line(place, names)]
 
     def _make(self, names: tuple[str, ...]) -> Axis:
+        if len(names) > 1:
+            return self._join("+".join(names), [self.grid.line(rank, names) for rank in range(self.grid.world)])
         ranks = self.grid.line(self.rank, names)
-        group = None
-        if len(ranks) > 1:
-            group = (
-                self.mesh.get_group(names[0])
-                if len(names) == 1
-                else dist.new_group(sorted(ranks), use_local_synchronization=True)
-            )
-        return Axis("+".join(names), ranks, ranks.index(self.rank), group, self._recorder)
+        group = self.mesh.get_group(names[0]) if len(ranks) > 1 else None
+        return Axis(names[0], ranks, ranks.index(self.rank), group, self._recorder)
+
+    def _join(self, name: str, lines: list[list[int]]) -> Axis:
+        """Make the group of every line of ranks, and give this rank's. A rank on none of them gets an axis of its own.
+
+        torch names a group by how many there are, so that all ranks must make all groups, their own or not.
+        """
+        mine = Axis(name, [self.rank], 0, None, self._recorder)
+        for line in dict.fromkeys(map(tuple, lines)):
+            group = dist.new_group(sorted(line))
+            if self.rank in line:
+                mine = Axis(name, list(line), line.index(self.rank), group, self._recorder)
+        return mine
 
     def share(self, samples: torch.Tensor) -> torch.Tensor:
         """This rank's samples of a batch that all ranks have."""

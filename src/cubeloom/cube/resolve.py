@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 
 from torch import nn
@@ -172,8 +173,10 @@ def nearest(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch, mo
     def works(candidate: Grid) -> bool:
         return not any(problems(forms(model, cut, candidate, rest), candidate, batch))
 
-    worlds = range(max(1, grid.world // 2), grid.world * 2 + 1) if grid.world <= 64 else [grid.world]
-    candidates = sorted((each for world in worlds for each in grids(world, ("data", "z", "y", "x"))), key=distance)
+    size = grid.world // grid.pipe
+    sizes = range(max(1, size // 2), size * 2 + 1) if size <= 64 else [size]
+    found = (replace(each, pipe=grid.pipe) for size in sizes for each in grids(size, ("data", "z", "y", "x")))
+    candidates = sorted(found, key=distance)
     return list(islice(filter(works, candidates), most))
 
 

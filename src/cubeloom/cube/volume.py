@@ -55,30 +55,99 @@ def step_volume(
     All ranks receive the same, except in a turn on a plane x × y that is not square: `coordinates` says which rank, or the
     first.
     """
-    words = Words(item)
-    total: dict[str, Fraction] = defaultdict(Fraction)
-    for form in forms:
-        for axis, size in layer_volume(form, grid, batch, words, coordinates or grid.coordinates(0)).items():
-            total[axis] += size
-    return {axis: size for axis, size in total.items() if size}
+    words, here = Words(item), coordinates or grid.coordinates(0)
+    parts = [pass_volume(form, grid, batch, words, here) for form in forms]
+    summed = {name: part for form in forms for name, part in gradients(form, grid).items()}
+    return add(*parts, *(gradient_volume(part, grid, words) for part in summed.values()))
 
 
 def layer_volume(form: Form, grid: Grid, batch: Batch, words: Words, coordinates: Mapping[str, int]) -> Volume:
+    """One layer's part of a step; a shared weight's gradient is its owner's."""
+    own = [part for name, part in gradients(form, grid).items() if name.startswith(f"{form.name}.")]
+    passed = pass_volume(form, grid, batch, words, coordinates)
+    return add(passed, *(gradient_volume(part, grid, words) for part in own))
+
+
+@dataclass(frozen=True)
+class Summed:
+    """A gradient that replicas sum: how many numbers a rank has of it, and over which axes."""
+
+    count: Fraction
+    axes: tuple[str, ...]
+
+
+def gradient_volume(part: Summed, grid: Grid, words: Words, workers: int = 1) -> Volume:
+    """All-reduce of a gradient over its axes and, in a pipeline, over the workers that hold its stage, as one group."""
+    wide = [axis for axis in part.axes if grid.size(axis) > 1]
+    ranks = workers * prod(grid.size(axis) for axis in wide)
+    label = "+".join((["pipe"] if workers > 1 else []) + wide)
+    return {label: 2 * _ring(ranks) * part.count * words.item} if ranks > 1 else {}
+
+
+def gradients(form: Form, grid: Grid) -> dict[str, Summed]:
+    """What is left to sum of each parameter's gradient after a backward, by the parameter's name."""
+    weight = f"{form.name}.weight"
     match form:
         case LinearForm():
-            return _linear(form, grid, batch, words, coordinates)
+            local = Fraction(form.k * form.n, grid.x * grid.y)
+            found = {f"{form.shares or form.name}.weight": _weight_sum(form.weights, local, grid)}
+            if form.bias:
+                own = Fraction(form.n, grid.size(form.bias_axis))
+                found[f"{form.name}.bias"] = Summed(own, form.bias_replicas)
+            return found
+        case NormForm():
+            vectors = Summed(Fraction(form.features, grid.x), _row_axes(form.rows))
+            return {weight: vectors} | ({f"{form.name}.bias": vectors} if form.bias else {})
+        case EmbeddingForm():
+            return {weight: _weight_sum(form.weights, Fraction(form.entries * form.features, grid.x * grid.y), grid)}
+        case TableForm():
+            local = Fraction(form.entries * form.features, grid.x)
+            return {
+                weight: Summed(local / (grid.y * grid.z), ("data",))
+                if form.sharded
+                else Summed(local, _row_axes(form.rows))
+            }
+        case WholeForm():
+            found = {weight: Summed(Fraction(form.k * form.n), ("data", "z"))}
+            return found | ({f"{form.name}.bias": Summed(Fraction(form.n), ("data", "z"))} if form.bias else {})
+    return {}
+
+
+def _row_axes(rows: Spread) -> tuple[str, ...]:
+    """The axes that cut rows of the residual stream."""
+    return ("data", "z", "y") if rows == Spread.ROWS else ("data", "z")
+
+
+def _weight_sum(weights: str, local: Fraction, grid: Grid) -> Summed:
+    """Over data after a reduce-scatter along z; over data and z of a replicated weight."""
+    return Summed(local, ("data", "z")) if weights == "replicated" else Summed(local / grid.z, ("data",))
+
+
+def pass_volume(
+    form: Form,
+    grid: Grid,
+    batch: Batch,
+    words: Words,
+    coordinates: Mapping[str, int],
+    kept_gathers: Fraction | int = 1,
+) -> Volume:
+    """Bytes of one forward and backward of a layer, without the sums over replicas.
+
+    `kept_gathers`: how often, in the mean over passes, a weight that is kept until the backward is gathered.
+    """
+    match form:
+        case LinearForm():
+            return _linear(form, grid, batch, words, coordinates, kept_gathers)
         case NormForm():
             return _norm(form, grid, batch, words)
         case EmbeddingForm():
             return _embedding(form, grid, batch, words)
         case TableForm():
-            return _table(form, grid, batch, words)
+            return _table(form, grid, words)
         case LossForm():
             return _loss(form, grid, batch, words)
         case FirstTokenForm():
             return _first_token(form, grid, batch, words)
-        case WholeForm():
-            return _gradient(form.k * form.n + form.bias * form.n, ("data", "z"), grid, words)
     return {}
 
 
@@ -95,48 +164,31 @@ def _ring(parts: int) -> Fraction:
     return Fraction(parts - 1, parts)
 
 
-def _add(*volumes: Volume) -> Volume:
+def add(*volumes: Volume) -> Volume:
     total: dict[str, Fraction] = defaultdict(Fraction)
     for volume in volumes:
         for axis, size in volume.items():
             total[axis] += size
-    return total
+    return {axis: size for axis, size in total.items() if size}
 
 
-def _gradient(count: Fraction | int, axes: tuple[str, ...], grid: Grid, words: Words) -> Volume:
-    """All-reduce of a gradient of so many local numbers over these axes, as one group."""
-    wide = [axis for axis in axes if grid.size(axis) > 1]
-    ranks = prod(grid.size(axis) for axis in wide)
-    return {"+".join(wide): 2 * _ring(ranks) * count * words.item} if wide else {}
-
-
-def _linear(form: LinearForm, grid: Grid, batch: Batch, words: Words, coordinates: Mapping[str, int]) -> Volume:
-    rows = batch.rows(grid)
-    x, w, y = (size * words.item for size in matmul_words(form, grid, rows))
+def _linear(
+    form: LinearForm,
+    grid: Grid,
+    batch: Batch,
+    words: Words,
+    coordinates: Mapping[str, int],
+    kept_gathers: Fraction | int,
+) -> Volume:
+    x, w, y = (size * words.item for size in matmul_words(form, grid, batch.rows(grid)))
     again = form.saved == "regathered" and form.inputs != Spread.REPLICATED
-    local = Fraction(form.k * form.n, grid.x * grid.y)
     moved: list[Volume] = [{form.n_axis: (3 if again else 2) * x}, {form.k_axis: 2 * y}]
     if form.weights != "replicated":
-        gathers = 2 if form.weights == "freed" else 1  # freed, it is gathered again for the input gradient
+        gathers = 2 if form.weights == "freed" else kept_gathers  # freed, it is gathered again for the input gradient
         moved.append({"z": (gathers + 1) * w})
-    if not form.shares:
-        moved.append(_weight_gradient(form.weights, local, grid, words))
-    if form.bias:
-        moved.append(_bias_gradient(form, grid, words))
     if form.turn:
         moved.append(_turn(form.n, grid, batch, words, coordinates))
-    return _add(*moved)
-
-
-def _weight_gradient(weights: str, local: Fraction, grid: Grid, words: Words) -> Volume:
-    """What is left to sum: over data after a reduce-scatter along z, over data and z of a replicated weight."""
-    if weights == "replicated":
-        return _gradient(local, ("data", "z"), grid, words)
-    return _gradient(local / grid.z, ("data",), grid, words)
-
-
-def _bias_gradient(form: LinearForm, grid: Grid, words: Words) -> Volume:
-    return _gradient(Fraction(form.n, grid.size(form.bias_axis)), form.bias_replicas, grid, words)
+    return add(*moved)
 
 
 def _turn(features: int, grid: Grid, batch: Batch, words: Words, coordinates: Mapping[str, int]) -> Volume:
@@ -153,36 +205,28 @@ def _turn(features: int, grid: Grid, batch: Batch, words: Words, coordinates: Ma
 
 
 def _norm(form: NormForm, grid: Grid, batch: Batch, words: Words) -> Volume:
-    sharded = form.rows == Spread.ROWS
-    rows = Fraction(batch.rows(grid), grid.y if sharded else 1)
+    rows = Fraction(batch.rows(grid), grid.y if form.rows == Spread.ROWS else 1)
     # LayerNorm gathers mean and spread of each part, and sums two numbers a row in the backward; RMSNorm sums one in each.
     numbers = 2 * grid.x + 4 if form.centred else 4
-    statistics = _ring(grid.x) * numbers * rows * words.statistic
-    vectors = Fraction(form.features * (2 if form.bias else 1), grid.x)
-    return _add({"x": statistics}, _gradient(vectors, ("data", "z", "y") if sharded else ("data", "z"), grid, words))
+    return {"x": _ring(grid.x) * numbers * rows * words.statistic}
 
 
 def _embedding(form: EmbeddingForm, grid: Grid, batch: Batch, words: Words) -> Volume:
-    local = Fraction(form.entries * form.features, grid.x * grid.y)
     looked_up = 2 * _ring(grid.y) * Fraction(batch.rows(grid) * form.features, grid.x) * words.item
-    moved = [{"y": looked_up}, _weight_gradient(form.weights, local, grid, words)]
-    if form.weights != "replicated":
-        moved.append({"z": 2 * _ring(grid.z) * local * words.item})
-    return _add(*moved)
+    local = Fraction(form.entries * form.features, grid.x * grid.y)
+    gathered = {} if form.weights == "replicated" else {"z": 2 * _ring(grid.z) * local * words.item}
+    return add({"y": looked_up}, gathered)
 
 
-def _table(form: TableForm, grid: Grid, batch: Batch, words: Words) -> Volume:
-    local = Fraction(form.entries * form.features, grid.x)
-    rows_cut = form.rows == Spread.ROWS
+def _table(form: TableForm, grid: Grid, words: Words) -> Volume:
     if not form.sharded:
-        return _gradient(local, ("data", "z", "y") if rows_cut else ("data", "z"), grid, words)
-    shards = grid.y * grid.z
-    gathered = {_join("y", "z", grid=grid): _ring(shards) * local * words.item}
-    if rows_cut:
-        scattered = {_join("y", "z", grid=grid): _ring(shards) * local * words.item}
-    else:  # all ranks of y have the same gradient, and each takes its part of it
-        scattered = {"z": _ring(grid.z) * local / grid.y * words.item}
-    return _add(gathered, scattered, _gradient(local / shards, ("data",), grid, words))
+        return {}
+    whole = Fraction(form.entries * form.features, grid.x) * words.item
+    gathered = {_join("y", "z", grid=grid): _ring(grid.y * grid.z) * whole}
+    if form.rows == Spread.ROWS:
+        return add(gathered, gathered)  # and scattered back as it came
+    # All ranks of y have the same gradient, and each takes its part of it.
+    return add(gathered, {"z": _ring(grid.z) * whole / grid.y})
 
 
 def _join(*axes: str, grid: Grid) -> str:
@@ -190,16 +234,17 @@ def _join(*axes: str, grid: Grid) -> str:
 
 
 def _loss(form: LossForm, grid: Grid, batch: Batch, words: Words) -> Volume:
+    two = Fraction(2)
     if form.whole:
-        return _gradient(2, ("data", "z"), grid, Words(words.statistic))
+        return gradient_volume(Summed(two, ("data", "z")), grid, Words(words.statistic))
     rows = Fraction(batch.rows(grid), grid.x)
     numbers = 3 if not form.smoothing else 4  # largest, sum of exponentials, target's logit, sum of logits
     over_vocabulary = {"y": 2 * _ring(grid.y) * numbers * rows * words.statistic}
-    return _add(over_vocabulary, _gradient(2, ("data", "z", "x"), grid, Words(words.statistic)))
+    return add(over_vocabulary, gradient_volume(Summed(two, ("data", "z", "x")), grid, Words(words.statistic)))
 
 
 def _first_token(form: FirstTokenForm, grid: Grid, batch: Batch, words: Words) -> Volume:
     """Forward only: the backward takes a part of what every rank has."""
     size = Fraction(batch.samples * form.features, grid.data * grid.z) * words.item
     over_rows = {"y": 2 * _ring(grid.y) * size / grid.x} if form.rows == Spread.ROWS else {}
-    return _add({"x": _ring(grid.x) * size}, over_rows)
+    return add({"x": _ring(grid.x) * size}, over_rows)

@@ -138,6 +138,7 @@ class BERT(nn.Module):
                 lambda carry, data: {
                     "loss": self.end(carry["x"], data["tokens"].shape[1], data["targets"], data.get("next_sentence"))
                 },
+                losses={"loss": "targets", "next_sentence_loss": "next_sentence"},
             ),
         ]
 

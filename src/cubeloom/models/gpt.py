@@ -84,7 +84,11 @@ class GPT(nn.Module):
         return [
             Piece(("embed", "positions", "dropout"), lambda _, data: {"x": self.begin(data["tokens"])}),
             *block_pieces(self.blocks),
-            Piece(("norm", "head", "loss"), lambda carry, data: {"loss": self.end(carry["x"], data["targets"])}),
+            Piece(
+                ("norm", "head", "loss"),
+                lambda carry, data: {"loss": self.end(carry["x"], data["targets"])},
+                losses={"loss": "targets"},
+            ),
         ]
 
     def initial(self, name: str) -> Initial:

@@ -120,7 +120,11 @@ class Llama(nn.Module):
         return [
             Piece(("embed",), lambda _, data: {"x": self.embed(data["tokens"].flatten())}),
             *block_pieces(self.blocks),
-            Piece(("norm", "head", "loss"), lambda carry, data: {"loss": self.end(carry["x"], data["targets"])}),
+            Piece(
+                ("norm", "head", "loss"),
+                lambda carry, data: {"loss": self.end(carry["x"], data["targets"])},
+                losses={"loss": "targets"},
+            ),
         ]
 
     def initial(self, name: str) -> Initial:

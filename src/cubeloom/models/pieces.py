@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -18,6 +18,7 @@ class Piece:
 
     modules: tuple[str, ...]
     run: Callable[[Carry, Data], Carry]
+    losses: Mapping[str, str] = field(default_factory=dict)  # its losses, and which of the data has each one's targets
 
 
 class InPieces(Protocol):

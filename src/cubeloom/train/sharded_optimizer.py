@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
-from cubeloom.cube import CubeState
+from cubeloom.comm import Network
+from cubeloom.cube.gradients import Gradients
 from cubeloom.cube.parameter import like, local_of, own_part
 
 
@@ -25,13 +26,18 @@ class ShardedOptimizer:
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], state: CubeState, make: Callable[[list[nn.Parameter]], Optimizer]
+        self,
+        parameters: Iterable[nn.Parameter],
+        network: Network,
+        gradients: Gradients,
+        make: Callable[[list[nn.Parameter]], Optimizer],
     ) -> None:
-        self._state = state
-        self._axis = state.network.axis("data")
+        self._gradients = gradients
+        self._axis = network.axis("data")
+        self._mesh = network.mesh["x", "y", "z", "data"]
         self._parts = {parameter: self._part(parameter) for parameter in parameters}
         self.optimizer = make(list(self._parts.values()))
-        state.gradients.scatter_to(self._receive)
+        gradients.scatter_to(self._receive)
 
     def part(self, parameter: nn.Parameter) -> nn.Parameter:
         """What this rank updates of a parameter, with its gradient: a part of it, or all."""
@@ -45,14 +51,13 @@ class ShardedOptimizer:
         self.optimizer.zero_grad()
 
     def _part(self, parameter: nn.Parameter) -> nn.Parameter:
-        if not self._state.gradients.scatters(parameter, self._axis):
+        if not self._gradients.scatters(parameter, self._axis):
             return parameter
         assert isinstance(parameter, DTensor)
-        mesh = self._state.network.mesh["x", "y", "z", "data"]
         # A view: what the optimizer writes into the part is in the parameter.
         part = DTensor.from_local(
             own_part(self._axis)(local_of(parameter)),
-            mesh,
+            self._mesh,
             [*parameter.placements, Shard(0)],
             run_check=False,
             shape=parameter.shape,

@@ -12,6 +12,8 @@ from cubeloom.cube import Batch, Cut, Rest, resolve
 from cubeloom.cube.forms import Form
 from cubeloom.grid import Grid
 from cubeloom.models import BERTConfig, Config, CrossEntropy, build, cut_of
+from cubeloom.pipeline import Schedule
+from cubeloom.runtime.build import Layout, lay_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,8 @@ class Experiment:
     learning_rate: float = 1e-3
     zero: bool = False  # optimizer state sharded over the data axis
     weights: str | None = None  # a file to start from, instead of initial values
+    schedule: Schedule | None = None  # of the pipeline, where the grid has one
+    recompute: bool = False  # each stage's forward once more in its backward
 
     def skeleton(self) -> nn.Module:
         """The model without values."""
@@ -38,13 +42,19 @@ class Experiment:
         return cut_of(self.skeleton())
 
     def forms(self) -> list[Form]:
-        """The form of each layer on the grid; raises CutError if it cannot be cut."""
-        return resolve(self.skeleton(), self.cut(), self.grid, self.rest, self.batch)
+        """The form of each layer on the grid; raises UserError if it cannot be cut."""
+        if self.schedule is None:
+            return resolve(self.skeleton(), self.cut(), self.grid, self.rest, self.batch)
+        return list(self.layout(self.schedule).forms)
+
+    def layout(self, schedule: Schedule) -> Layout:
+        """Which stages have which layers; raises UserError if the model cannot be cut so."""
+        return lay_out(self.skeleton(), self.cut(), self.grid, self.batch, schedule, self.rest)
 
     @property
     def serial(self) -> Experiment:
         """The same on one device."""
-        return replace(self, grid=Grid(), zero=False)
+        return replace(self, grid=Grid(), zero=False, schedule=None, recompute=False)
 
     def samples(self, step: int) -> dict[str, Tensor]:
         """The global batch of a step: tokens, and targets of which some are ignored."""

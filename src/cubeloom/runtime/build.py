@@ -1,0 +1,147 @@
+"""The stages that one worker holds: the model pruned to each, its layers cut over the cube."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+
+from torch import nn
+
+from cubeloom.comm import Network
+from cubeloom.cube import Batch, CubeState, Cut, resolve
+from cubeloom.cube.apply import Fill, replace_layers
+from cubeloom.cube.cut import Rest
+from cubeloom.cube.forms import Form, LinearForm
+from cubeloom.cube.gradients import Gradients
+from cubeloom.cube.state import Clock
+from cubeloom.errors import UserError
+from cubeloom.grid import Grid
+from cubeloom.models.pieces import Piece
+from cubeloom.pipeline import Schedule, Updates, check
+from cubeloom.runtime.microbatches import portions
+from cubeloom.runtime.partition import belongs, counted_costs, partition
+from cubeloom.runtime.stage import Stage
+
+Home = tuple[int, int]  # replica, stage
+
+
+class Elsewhere(nn.Module):
+    """In the place of a module that another stage has."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which modules, and so which layers, each stage has, and which workers hold it."""
+
+    schedule: Schedule
+    stages: Sequence[range]  # the pieces of each stage
+    modules: Sequence[tuple[str, ...]]  # the modules of each piece
+    forms: Sequence[Form]
+
+    def modules_of(self, stage: int) -> tuple[str, ...]:
+        return tuple(name for piece in self.stages[stage] for name in self.modules[piece])
+
+    def forms_of(self, stage: int) -> list[Form]:
+        return [form for form in self.forms if belongs(form.name, self.modules_of(stage))]
+
+    def holders(self, parameter: str) -> tuple[int, ...]:
+        """The workers that hold a parameter, because a stage of theirs has its layer or one that shares its weight."""
+        owner = parameter.rpartition(".")[0]
+        users = {
+            form.name
+            for form in self.forms
+            if form.name == owner
+            or (parameter.endswith(".weight") and isinstance(form, LinearForm) and form.shares == owner)
+        }
+        stages = [s for s in range(len(self.stages)) if any(belongs(user, self.modules_of(s)) for user in users)]
+        return tuple(sorted({row[s] for row in self.schedule.placement for s in stages}))
+
+
+def lay_out(
+    model: nn.Module,
+    cut: Cut,
+    grid: Grid,
+    batch: Batch,
+    schedule: Schedule,
+    rest: Rest,
+    stages: Sequence[range] | None = None,
+) -> Layout:
+    """Decide all that can be decided without a process group; raises UserError for what cannot work.
+
+    `stages` may say which pieces each stage gets; otherwise they are balanced by the multiplications counted.
+    """
+    check(schedule)
+    if schedule.updates is not Updates.FLUSH:
+        raise UserError(f"{schedule.name} updates weights in the middle of a step, which the runtime does not do yet")
+    if len(schedule.workers) != grid.pipe:
+        raise UserError(
+            f"{schedule.name} has {len(schedule.workers)} workers, and the grid {grid} has pipe={grid.pipe}"
+        )
+    count = len(portions(schedule))
+    if batch.samples % (count * grid.data * grid.z):
+        raise UserError(
+            f"the batch of {batch.samples} samples cannot be cut into {count} micro-batches on data={grid.data}·z={grid.z}; "
+            f"it must be a multiple of {count * grid.data * grid.z}"
+        )
+    forms = resolve(model, cut, grid, rest, Batch(batch.samples // count, batch.sequence))
+    pieces: list[Piece] = model.pieces()  # type: ignore[operator]
+    modules = [piece.modules for piece in pieces]
+    chosen = stages or partition(counted_costs(modules, forms), schedule.stages)
+    if [piece for stage in chosen for piece in stage] != list(range(len(pieces))) or len(chosen) != schedule.stages:
+        raise UserError(
+            f"the stages {chosen} do not have each of {len(pieces)} pieces once, in {schedule.stages} stages"
+        )
+    return Layout(schedule, chosen, modules, forms)
+
+
+# All that gradients of layers are summed over, besides replicas of their stage; and what else layers use.
+_GRADIENT_AXES = (("data",), ("data", "z"), ("data", "z", "y"), ("data", "z", "x"))
+_LAYER_AXES = (("y", "z"), ("x", "y"))
+
+
+def make_groups(network: Network, layout: Layout) -> None:
+    """Make the groups that any worker's layers need, on all ranks in one order: workers have different layers."""
+    for axes in (*_GRADIENT_AXES, *_LAYER_AXES):
+        network.axis(*axes)
+    owners = [form.name for form in layout.forms]
+    for workers in sorted({layout.holders(f"{owner}.{kind}") for owner in owners for kind in ("weight", "bias")}):
+        for axes in _GRADIENT_AXES:
+            network.across(workers, *axes)
+
+
+@dataclass
+class Held:
+    """What a worker holds."""
+
+    stages: dict[Home, Stage]
+    models: dict[Home, nn.Module]
+    parameters: dict[str, nn.Parameter]
+    gradients: Gradients
+    clock: Clock
+
+
+def hold(model: nn.Module, layout: Layout, network: Network, fill: Fill, rest: Rest, recompute: bool) -> Held:
+    """Build the stages of this rank's worker. A name is one parameter, also where two of the stages share it."""
+    make_groups(network, layout)
+    gradients, clock = Gradients(network), Clock()
+    held = Held({}, {}, {}, gradients, clock)
+    homes = layout.schedule.held_by(network.coordinates["pipe"])
+    # By stage: workers that hold the same stages must make the groups of their gradients in one order.
+    for replica, stage in sorted(homes, key=lambda home: home[1]):
+        own = deepcopy(model)
+        _prune(own, layout, stage)
+        state = CubeState(network, rest, gradients, clock=clock)
+        replace_layers(own, layout.forms_of(stage), state, fill, held.parameters, layout.holders)
+        pieces: list[Piece] = own.pieces()  # type: ignore[operator]
+        runs = [pieces[number].run for number in layout.stages[stage]]
+        held.stages[replica, stage] = Stage(runs, state, recompute)
+        held.models[replica, stage] = own
+    return held
+
+
+def _prune(model: nn.Module, layout: Layout, stage: int) -> None:
+    kept = layout.modules_of(stage)
+    for name in (name for names in layout.modules for name in names if name not in kept):
+        owner, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, Elsewhere())

@@ -1,0 +1,78 @@
+"""Messages between workers: one channel for each directed edge, several tensors a message, shapes known beforehand."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cubeloom.comm import Axis, Network, Pending
+from cubeloom.pipeline.dependencies import Token
+from cubeloom.pipeline.messages import Message, Programme, edges
+from cubeloom.runtime.stage import Carry
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a buffer for a tensor must be."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Shape:
+        return cls(tuple(tensor.shape), tensor.dtype)
+
+
+Boundary = dict[str, Shape]  # what one stage hands to the next
+
+
+class Channels:
+    def __init__(self, network: Network, programme: Programme) -> None:
+        # All ranks make all channels, in one order.
+        self._channels: dict[tuple[int, int], Axis] = {edge: network.edge(*edge) for edge in sorted(edges(programme))}
+        self._device = network.device
+        self._arriving: dict[Token, dict[str, Pending]] = {}
+        self._leaving: list[tuple[Message, Pending]] = []
+
+    def send(self, message: Message, tensors: Carry) -> None:
+        """Start sending. Nothing waits for it but the end of the step."""
+        channel = self._channels[message.source, message.target]
+        for name in sorted(tensors):
+            self._leaving.append((message, channel.send(tensors[name], to=1, origin=str(message))))
+
+    def receive(self, message: Message, boundary: Boundary) -> None:
+        """Start receiving."""
+        channel = self._channels[message.source, message.target]
+        buffers = {
+            name: torch.empty(shape.size, dtype=shape.dtype, device=self._device) for name, shape in boundary.items()
+        }
+        self._arriving[message.token] = {
+            name: channel.receive(buffers[name], source=0, origin=str(message)) for name in sorted(buffers)
+        }
+
+    def take(self, token: Token) -> Carry:
+        """Await a message."""
+        return {name: pending.wait() for name, pending in self._arriving.pop(token).items()}
+
+    def tell(self, edge: tuple[int, int], boundary: Boundary) -> None:
+        """Send a description, before any message."""
+        text = pickle.dumps(boundary)
+        channel = self._channels[edge]
+        channel.send(torch.tensor([len(text)], device=self._device), to=1, origin="boundary").wait()
+        channel.send(torch.tensor(list(text), dtype=torch.uint8, device=self._device), to=1, origin="boundary").wait()
+
+    def hear(self, edge: tuple[int, int]) -> Boundary:
+        channel = self._channels[edge]
+        length = channel.receive(torch.zeros(1, dtype=torch.int64, device=self._device), 0, "boundary").wait()
+        text = channel.receive(torch.zeros(int(length), dtype=torch.uint8, device=self._device), 0, "boundary").wait()
+        heard: Boundary = pickle.loads(bytes(text.tolist()))
+        return heard
+
+    def finish(self) -> None:
+        """Await all that is still leaving."""
+        for _, pending in self._leaving:
+            pending.wait()
+        self._leaving.clear()

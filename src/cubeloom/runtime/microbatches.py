@@ -1,0 +1,42 @@
+"""A rank's samples cut into the portions that the schedule's actions name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from cubeloom.comm import Network
+from cubeloom.cube.loss import CubeCrossEntropy
+from cubeloom.pipeline import Schedule
+from cubeloom.runtime.stage import Data, Portion
+
+
+def portions(schedule: Schedule) -> list[Portion]:
+    """Micro-batches, or their halves where the schedule halves them, in the order of the samples."""
+    parts: tuple[int | None, ...] = (0, 1) if schedule.halved else (None,)
+    return [(microbatch, part) for microbatch in range(schedule.microbatches) for part in parts]
+
+
+def cut_up(data: Mapping[str, Tensor], into: list[Portion]) -> dict[Portion, Data]:
+    chunks = {name: tensor.chunk(len(into)) for name, tensor in data.items()}
+    return {portion: {name: parts[place] for name, parts in chunks.items()} for place, portion in enumerate(into)}
+
+
+def shares(
+    data: Mapping[Portion, Data], losses: Mapping[str, str], layers: Mapping[str, CubeCrossEntropy], network: Network
+) -> dict[Portion, dict[str, float]]:
+    """What part each portion's mean loss has in the mean of the whole batch: as many as it has targets that count.
+
+    `losses` says which of the data each loss has its targets from.
+    """
+    found: dict[Portion, dict[str, float]] = {portion: {} for portion in data}
+    for name, key in losses.items():
+        if any(key not in each for each in data.values()):
+            continue
+        counts = torch.tensor([layers[name].count(each[key]) for each in data.values()], dtype=torch.float64)
+        total = network.axis("data", "z").all_reduce(counts.to(network.device), f"{name} counts").wait().cpu()
+        for portion, count in zip(data, (total / total.sum()).tolist(), strict=True):
+            found[portion][name] = count
+    return found

@@ -1,0 +1,64 @@
+"""The closed form for a pipeline: bytes that a rank receives in one step, from the schedule and the sizes alone."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from cubeloom.cube.forms import Batch, EmbeddingForm, LossForm, Spread
+from cubeloom.cube.volume import Summed, Volume, Words, add, gradient_volume, gradients, pass_volume
+from cubeloom.grid import Grid
+from cubeloom.pipeline import Kind, programme
+from cubeloom.pipeline.messages import Receive
+from cubeloom.runtime.build import Layout
+from cubeloom.runtime.microbatches import portions
+
+_DOUBLE = Words(8)  # losses and counts are summed in float64
+
+
+def pipeline_volume(layout: Layout, grid: Grid, batch: Batch, item: int, rank: int) -> Volume:
+    """One step of this rank, without recomputation."""
+    here = grid.coordinates(rank)
+    words = Words(item)
+    schedule = layout.schedule
+    cut = portions(schedule)
+    small = Batch(batch.samples // len(cut), batch.sequence)
+    held = schedule.held_by(here["pipe"])
+    moved: list[Volume] = []
+    summed: dict[str, Summed] = {}
+    for replica, stage in held:
+        passes = sum(schedule.assignment[microbatch] == replica for microbatch, _ in cut)
+        gathers = Fraction(_kept_gathers(layout, here["pipe"], replica, stage), passes)
+        for form in layout.forms_of(stage):
+            once = pass_volume(form, grid, small, words, here, gathers)
+            moved.append({axis: passes * size for axis, size in once.items()})
+            summed |= gradients(form, grid)
+    for name, part in summed.items():
+        moved.append(gradient_volume(part, grid, words, workers=len(layout.holders(name))))
+    if any(stage == schedule.stages - 1 for _, stage in held):
+        losses = sum(isinstance(form, LossForm) for form in layout.forms_of(schedule.stages - 1))
+        moved += losses * [gradient_volume(Summed(Fraction(len(cut)), ("data", "z")), grid, _DOUBLE)]
+    moved.append(gradient_volume(Summed(Fraction(1), ("pipe",)), grid, _DOUBLE))
+    receives = sum(isinstance(step, Receive) for step in programme(schedule)[here["pipe"]])
+    moved.append({"pipe": receives * _stream(layout, grid, small) * item})
+    return add(*moved)
+
+
+def _stream(layout: Layout, grid: Grid, batch: Batch) -> Fraction:
+    """Numbers of one message: the residual stream at rest, which is all that our Transformers hand on."""
+    embedding = next(form for form in layout.forms if isinstance(form, EmbeddingForm))
+    rows = Fraction(batch.rows(grid), grid.y if embedding.rows == Spread.ROWS else 1)
+    return rows * embedding.features / grid.x
+
+
+def _kept_gathers(layout: Layout, worker: int, replica: int, stage: int) -> int:
+    """How often a weight that is kept from forward to backward is gathered: whenever none of its portions is in flight."""
+    gathers = flying = 0
+    for action in layout.schedule.workers[worker]:
+        if (action.replica, action.stage) != (replica, stage):
+            continue
+        if action.kind is Kind.FORWARD:
+            gathers += flying == 0
+            flying += 1
+        elif action.makes_input_grad:
+            flying -= 1
+    return gathers
