@@ -19,7 +19,9 @@ from cubeloom.cube import Batch, Rest
 from cubeloom.cube.cut import Activations, Inputs, Weights
 from cubeloom.errors import UserError
 from cubeloom.grid import AXES, Grid
-from cubeloom.models import config
+from cubeloom.models import Config, config
+from cubeloom.pipeline import Schedule, Sync, generate, synchronised
+from cubeloom.runtime.microbatches import portions
 from cubeloom.verify import Experiment, Report, verify
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -44,9 +46,23 @@ class Verify:
     """Along z: sharded and freed or kept between forward and backward, or replicated."""
     inputs: Inputs = "kept"
     """For the weight gradient: the gathered input kept, or its shard, gathered again."""
+    schedule: str | None = None
+    """Of the pipeline, where the grid has one: a name that `cubeloom schedule` knows; 1f1b by default."""
+    microbatches: int | None = None
+    """Twice as many as there are workers by default."""
+    pairs: int | None = None
+    """Pairs of pipelines of chimera."""
+    mode: Literal["direct", "doubling", "halving"] | None = None
+    """How chimera goes on past one unit of micro-batches."""
+    sync: Literal["end", "eager", "eager-opt"] = "end"
+    """When replicas of a stage sum their gradients."""
+    recompute: bool = False
+    """Keep only what a stage was given, and compute the rest once more in its backward."""
+    layers: int | None = None
+    """Instead of the preset's: a stage needs at least one of them, or the embedding, or the head."""
     steps: int = 3
     batch: int | None = None
-    """Samples in a step, over the whole grid; two for each rank of data and z by default."""
+    """Samples in a step, over the whole grid; by default two for each rank of data and z, or one a micro-batch."""
     sequence: int = 24
     dtype: Literal["float64", "float32", "bfloat16"] = "float64"
     dropout: float | None = None
@@ -76,19 +92,9 @@ class Verify:
         if not devices.available(self.device):
             raise UserError(f"--device {self.device}: torch sees none here; use --device {devices.CPU}")
         grid = Grid.parse(self.grid, tuple(axis.strip() for axis in self.placement.split(",")))
-        if grid.pipe > 1:
-            raise UserError(f"grid {grid}: pipelines are not there yet; use data, z, y and x")
-        changes = {"dropout": self.dropout, "label_smoothing": self.label_smoothing}
-        model = config(self.model)
-        for name, value in changes.items():
-            if value is None:
-                continue
-            if not hasattr(model, name):
-                raise UserError(f"model {self.model} has no {name.replace('_', ' ')}")
-            if not 0 <= value < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 0 and below 1, got {value}")
-            model = replace(model, **{name: value})  # type: ignore[arg-type]
-        batch = Batch(2 * grid.data * grid.z if self.batch is None else self.batch, self.sequence)
+        model, schedule = self._model(), self._schedule(grid)
+        share = 2 if schedule is None else len(portions(schedule))
+        batch = Batch(share * grid.data * grid.z if self.batch is None else self.batch, self.sequence)
         if batch.samples < 1 or not 1 <= batch.sequence <= model.positions:
             raise UserError(
                 f"a batch of {batch.samples} × {batch.sequence}: at least one sample, and sequences of 1 to "
@@ -105,7 +111,32 @@ class Verify:
             initial_seed=self.seed,
             zero=self.zero,
             weights=None if self.load is None else str(self.load),
+            schedule=schedule,
+            recompute=self.recompute,
         )
+
+    def _model(self) -> Config:
+        model = config(self.model)
+        if self.layers is not None:
+            if self.layers < 1:
+                raise UserError(f"--layers must be at least 1, got {self.layers}")
+            model = replace(model, layers=self.layers)
+        for name, value in (("dropout", self.dropout), ("label_smoothing", self.label_smoothing)):
+            if value is None:
+                continue
+            if not hasattr(model, name):
+                raise UserError(f"model {self.model} has no {name.replace('_', ' ')}")
+            if not 0 <= value < 1:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 0 and below 1, got {value}")
+            model = replace(model, **{name: value})  # type: ignore[arg-type]
+        return model
+
+    def _schedule(self, grid: Grid) -> Schedule | None:
+        if grid.pipe == 1 and self.schedule is None:
+            return None
+        count = 2 * grid.pipe if self.microbatches is None else self.microbatches
+        made = generate(self.schedule or "1f1b", grid.pipe, count, pairs=self.pairs, mode=self.mode)
+        return made if self.sync == "end" else synchronised(made, Sync(self.sync))
 
 
 def losses_table(report: Report) -> Table:
@@ -131,6 +162,10 @@ def verdict(report: Report) -> str:
     )
     worst = ", ".join(f"{what} {name}" for what, name in report.worst.items())
     agree = "agree on every rank" if report.bytes_agree else "DO NOT AGREE"
+    if report.experiment.recompute:
+        agree = "are not compared where there is recomputation"
+    if not report.replicas_agree:
+        agree += "; RANKS THAT HOLD THE SAME WEIGHTS HOLD DIFFERENT BITS"
     return (
         f"largest relative difference: {differences}  (at most {report.tolerance:.0e} is right; worst: {worst})\n"
         f"bytes counted and predicted {agree}; {report.parameters:,} parameters a rank\n"
