@@ -54,7 +54,7 @@ def in_turn(grids: list[str], times: int) -> list[tuple[str, str, str]]:
     return [(grid, *next(cases)) for _ in range(times) for grid in grids]
 
 
-@pytest.mark.parametrize(("grid", "model", "rest"), in_turn(CUBES[1:] + CUBES[:1], 2))
+@pytest.mark.parametrize(("grid", "model", "rest"), in_turn(CUBES, 1))
 def test_every_cube(ranks: RankPool, grid: str, model: str, rest: Any) -> None:
     holds(verify(experiment(model, grid, Rest(activations=rest)), pool=ranks))
 

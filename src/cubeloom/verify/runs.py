@@ -22,7 +22,7 @@ from cubeloom.cube.apply import Fill
 from cubeloom.cube.parameter import Block, local_of
 from cubeloom.models.weights import stored_values
 from cubeloom.runtime import Pipeline
-from cubeloom.train import ShardedOptimizer
+from cubeloom.train import BlockOptimizer, ShardedOptimizer
 from cubeloom.verify.experiment import Experiment
 
 
@@ -111,10 +111,11 @@ def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome
         first = experiment.share(0, network.coordinates)
         pipeline.learn({name: tensor.to(device) for name, tensor in first.items()})
         step_on, parameters, gradients = pipeline.step, pipeline.parameters, pipeline.gradients
-    optimizer: Optimizer | ShardedOptimizer = adamw(parameters.values(), experiment)
+    make = partial(adamw, experiment=experiment)
+    optimizer: BlockOptimizer | ShardedOptimizer = BlockOptimizer(parameters.values(), make)
     updated = parameters  # what this rank updates of each parameter
     if experiment.zero:
-        optimizer = ShardedOptimizer(parameters.values(), network, gradients, partial(adamw, experiment=experiment))
+        optimizer = ShardedOptimizer(parameters.values(), network, gradients, make)
         updated = {name: optimizer.part(parameter) for name, parameter in parameters.items()}
     outcome = Outcome(parameters=sum(local_of(parameter).numel() for parameter in parameters.values()))
     with network.recording() as ledger:
@@ -147,7 +148,7 @@ def plainly(model: nn.Module, state: CubeState | None) -> Train:
 
 def train(
     step_on: Train,
-    optimizer: Optimizer | ShardedOptimizer,
+    optimizer: Optimizer | BlockOptimizer | ShardedOptimizer,
     experiment: Experiment,
     coordinates: dict[str, int],
     device: torch.device,
