@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
 
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
+from cubeloom.cube.parameter import distribute
 from cubeloom.grid import AXES
 from cubeloom.launch import RankFailed, RankPool
 
@@ -119,6 +121,31 @@ def hang() -> None:
     import time
 
     time.sleep(60)
+
+
+TASKS = Path("/proc/self/task")
+
+
+def threads() -> int:
+    return len(list(TASKS.iterdir()))
+
+
+def work_on(grid: Grid) -> None:
+    """Groups of several kinds, and a distributed tensor that torch remembers."""
+    network = Network(grid)
+    network.axis("x", "data").all_reduce(torch.ones(1)).wait()
+    parameter = distribute(network, torch.ones(2, 2), (2 * grid.x, 2), {"x": 0})
+    parameter.detach().add_(parameter.detach())
+
+
+@pytest.mark.skipif(not TASKS.is_dir(), reason="counts threads where Linux lists them")
+def test_a_job_leaves_no_thread_behind(ranks: RankPool) -> None:
+    """Each gloo group has threads that wake all the time: hundreds of them made a suite six times slower."""
+    ranks.run(4, work_on, Grid(x=4))
+    before = ranks.run(4, threads)
+    for grid in (Grid(x=2, data=2), Grid(x=2, y=2), Grid(data=4)):
+        ranks.run(4, work_on, grid)
+    assert ranks.run(4, threads) == before
 
 
 def test_a_rank_that_fails_or_hangs_ends_the_job_and_the_next_one_runs(ranks: RankPool) -> None:

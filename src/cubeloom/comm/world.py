@@ -8,6 +8,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch._C._distributed_c10d import TCPStore as TCPStore
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from cubeloom.comm.devices import BACKENDS, Kind
 
@@ -38,4 +39,7 @@ def join(store: Store, job: str, rank: int, world: int, kind: Kind, timeout: flo
 def leave() -> None:
     dist.barrier()  # nobody leaves while another still needs its connection
     dist.destroy_process_group()
-    gc.collect()  # networks are cycles, and each holds the threads of its process groups
+    # A gloo group has threads that wake a hundred times a second until the last reference to it is gone. Networks are
+    # cycles, and distributed tensors remember the meshes they were ever on: forget both.
+    _clear_sharding_prop_cache()
+    gc.collect()
