@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from cubeloom import Grid
-from cubeloom.cube import Batch, Rest
+from cubeloom.comm import Network
+from cubeloom.cube import Batch, Rest, initial_values
+from cubeloom.cube.parameter import local_of
 from cubeloom.launch import RankPool
-from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig
+from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, build, cut_of
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
+from cubeloom.runtime import Pipeline
 from cubeloom.runtime.microbatches import portions
+from cubeloom.train import ShardedOptimizer
 from cubeloom.verify import Experiment, verify
 
 pytestmark = pytest.mark.timeout(180)
@@ -94,6 +99,43 @@ def test_every_model_on_a_cube(ranks: RankPool, model: Config, grid: str) -> Non
 @pytest.mark.parametrize("rest", [Rest(activations="replicated"), Rest(weights="kept"), Rest(weights="replicated")])
 def test_operands_at_rest(ranks: RankPool, rest: Rest) -> None:
     trains_as_serial(ranks, GPT, Grid(pipe=2, z=2, x=2), generate("chimera", 2, 4), steps=2, rest=rest)
+
+
+@pytest.mark.parametrize("grid", ["pipe=4", "pipe=2,data=2", "pipe=2,z=2"])
+def test_optimizer_state_sharded_over_replicas(ranks: RankPool, grid: str) -> None:
+    on = Grid.parse(grid)
+    trains_as_serial(ranks, GPT, on, generate("chimera", on.pipe, on.pipe), steps=3, zero=True)
+
+
+def test_sharded_state_makes_the_second_copy_cost_weights_only(ranks: RankPool) -> None:
+    """Of every parameter that divides, each of two replicas has the state of one half."""
+    for held, state in ranks.run(2, _numbers_held_and_updated):
+        assert state == held / 2
+
+
+def _numbers_held_and_updated() -> tuple[int, int]:
+    with torch.device("meta"):
+        model = build(GPT)
+    network = Network(Grid(pipe=2))
+    fill = initial_values(model, 0, torch.float64, network.device)
+    pipeline = Pipeline(model, cut_of(model), network, Batch(2, 12), fill, generate("chimera", 2, 2))
+    optimizer = ShardedOptimizer(pipeline.parameters.values(), pipeline.gradients, torch.optim.AdamW)
+    held = sum(local_of(parameter).numel() for parameter in pipeline.parameters.values())
+    return held, sum(part.tensor.numel() for part in optimizer.parts.values())
+
+
+def test_stages_that_recompute_are_chosen_one_by_one(ranks: RankPool) -> None:
+    assert ranks.run(2, _recomputing_stages) == [[True], [False]]
+
+
+def _recomputing_stages() -> list[bool]:
+    with torch.device("meta"):
+        model = build(GPT)
+    network = Network(Grid(pipe=2))
+    fill = initial_values(model, 0, torch.float64, network.device)
+    schedule = generate("1f1b", 2, 2)
+    pipeline = Pipeline(model, cut_of(model), network, Batch(2, 12), fill, schedule, recompute={0})
+    return [stage.recompute for stage in pipeline._held.stages.values()]
 
 
 @pytest.mark.parametrize("sync", ["eager", "eager-opt"])

@@ -70,9 +70,11 @@ class Verify:
     label_smoothing: float | None = None
     """Instead of the preset's."""
     zero: bool = False
-    """Shard the optimizer's state over the data axis (ZeRO-1)."""
+    """Shard the optimizer's state over the data axis and a pipeline's replicas (ZeRO-1)."""
     load: Path | None = None
     """Start from these weights (a safetensors file that cubeloom wrote) instead of initial values."""
+    patience: float = 120
+    """Seconds that a rank waits for another before it ends the job."""
     seed: int = 0
     device: devices.Kind = devices.CPU
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
@@ -113,6 +115,7 @@ class Verify:
             weights=None if self.load is None else str(self.load),
             schedule=schedule,
             recompute=self.recompute,
+            patience=self.patience,
         )
 
     def _model(self) -> Config:
@@ -159,6 +162,7 @@ def verdict(report: Report) -> str:
     differences = "  ".join(
         f"{name} {size:.1e}"
         for name, size in (("loss", report.loss_diff), ("gradients", report.grad_diff), ("weights", report.weight_diff))
+        if name != "gradients" or not report.experiment.asynchronous
     )
     worst = ", ".join(f"{what} {name}" for what, name in report.worst.items())
     agree = "agree on every rank" if report.bytes_agree else "DO NOT AGREE"
@@ -166,12 +170,9 @@ def verdict(report: Report) -> str:
         agree = "are not compared where there is recomputation"
     if not report.replicas_agree:
         agree += "; RANKS THAT HOLD THE SAME WEIGHTS HOLD DIFFERENT BITS"
+    serial = "the serial model with weights as stale" if report.experiment.asynchronous else "the serial model"
     return (
         f"largest relative difference: {differences}  (at most {report.tolerance:.0e} is right; worst: {worst})\n"
         f"bytes counted and predicted {agree}; {report.parameters:,} parameters a rank\n"
-        + (
-            "the grid trains as the serial model does"
-            if report.ok
-            else "THE GRID DOES NOT TRAIN AS THE SERIAL MODEL DOES"
-        )
+        + (f"the grid trains as {serial} does" if report.ok else f"THE GRID DOES NOT TRAIN AS {serial.upper()} DOES")
     )

@@ -1,6 +1,7 @@
 """The only door to torch.distributed: collectives, their handles, the ledger, devices."""
 
 from cubeloom.comm.axis import Axis as Axis
+from cubeloom.comm.axis import CommunicationError as CommunicationError
 from cubeloom.comm.axis import Pending as Pending
 from cubeloom.comm.ledger import Entry as Entry
 from cubeloom.comm.ledger import Ledger as Ledger

@@ -6,6 +6,7 @@ The only module, with `network` and `devices` beside it, that calls torch.distri
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -20,10 +21,14 @@ _scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 _SUM, _MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 
 
+class CommunicationError(RuntimeError):
+    """A communication that failed or took too long: says which, over which axis, with which ranks."""
+
+
 class Pending:
     """A communication under way. `wait` gives its result; it may be called once."""
 
-    __slots__ = ("_finish", "_keep", "_result", "_work")
+    __slots__ = ("_about", "_finish", "_keep", "_limit", "_result", "_work")
 
     def __init__(
         self,
@@ -31,15 +36,26 @@ class Pending:
         work: dist.Work | None = None,
         finish: Callable[[Tensor], Tensor] | None = None,
         keep: Tensor | None = None,
+        about: tuple[str, ...] = (),
+        limit: timedelta | None = None,
     ) -> None:
         self._result = result
         self._work = work
         self._finish = finish
         self._keep = keep  # the buffer being sent must outlive the transfer
+        self._about = about  # the words for an error
+        self._limit = limit
 
     def wait(self) -> Tensor:
         if self._work is not None:
-            self._work.wait()
+            try:
+                if self._limit is None:
+                    self._work.wait()
+                else:
+                    self._work.wait(self._limit)
+            except RuntimeError as error:
+                # Only the first line: what follows is a stack of torch's own.
+                raise CommunicationError(f"{' '.join(self._about)}: {str(error).splitlines()[0]}") from error
         self._work = self._keep = None
         return self._result if self._finish is None else self._finish(self._result)
 
@@ -51,13 +67,22 @@ class Axis:
     Tensors are the local ones; `origin` says for the ledger which layer asked.
     """
 
-    def __init__(self, name: str, ranks: list[int], index: int, group: dist.ProcessGroup | None, recorder: Recorder):
+    def __init__(
+        self,
+        name: str,
+        ranks: list[int],
+        index: int,
+        group: dist.ProcessGroup | None,
+        recorder: Recorder,
+        limit: timedelta | None = None,
+    ) -> None:
         self.name = name
         self.size = len(ranks)
         self.index = index
         self._ranks = ranks
         self._group = group
         self._recorder = recorder
+        self._limit = limit  # on every wait
         # A process group orders its members by rank; over several axes that need not be the order of the axis.
         ordered = sorted(ranks)
         self._members = None if ranks == ordered else [ranks.index(rank) for rank in ordered]
@@ -65,6 +90,18 @@ class Axis:
     def _record(self, operation: str, size: int, origin: str) -> None:
         if self._recorder.ledger is not None:
             self._recorder.ledger.entries.append(Entry(operation, self.name, self.size, size, origin))
+
+    def _pending(
+        self,
+        operation: str,
+        result: Tensor,
+        work: dist.Work | None,
+        origin: str,
+        finish: Callable[[Tensor], Tensor] | None = None,
+        keep: Tensor | None = None,
+    ) -> Pending:
+        about = (operation, origin, f"over {self.name} with ranks {self._ranks}")
+        return Pending(result, work, finish, keep, about, self._limit)
 
     def _by_index(self, parts: Tensor) -> Tensor:
         """Parts in the process group's order, put into the axis's."""
@@ -85,8 +122,13 @@ class Axis:
         whole = shard.new_empty((self.size, *shard.shape))
         self._record("all_gather", whole.nbytes, origin)
         work = _gather_single(whole.flatten(0, 1) if shard.dim() else whole, shard, group=self._group, async_op=True)
-        return Pending(
-            whole, work, lambda parts: self._by_index(parts).movedim(0, dim).flatten(dim, dim + 1), keep=shard
+        return self._pending(
+            "all_gather",
+            whole,
+            work,
+            origin,
+            lambda parts: self._by_index(parts).movedim(0, dim).flatten(dim, dim + 1),
+            keep=shard,
         )
 
     def reduce_scatter(self, whole: Tensor, dim: int = 0, origin: str = "") -> Pending:
@@ -98,7 +140,7 @@ class Axis:
         self._record("reduce_scatter", parts.nbytes, origin)
         part = torch.empty_like(parts[0])
         work = _scatter_single(part, parts.flatten(0, 1), group=self._group, async_op=True)
-        return Pending(part, work, keep=parts)
+        return self._pending("reduce_scatter", part, work, origin, keep=parts)
 
     def all_reduce(self, tensor: Tensor, origin: str = "", *, largest: bool = False) -> Pending:
         """The sum over the ranks (or the largest), in a new tensor."""
@@ -111,7 +153,8 @@ class Axis:
             return Pending(tensor)
         self._record("all_reduce", tensor.nbytes, origin)
         operation = _MAX if largest else _SUM
-        return Pending(tensor, dist.all_reduce(tensor, operation, group=self._group, async_op=True))
+        work = dist.all_reduce(tensor, operation, group=self._group, async_op=True)
+        return self._pending("all_reduce", tensor, work, origin)
 
     def all_to_all(self, parts: list[Tensor], sizes: list[int], origin: str = "") -> Pending:
         """Send `parts[i]`, one-dimensional, to rank i of the axis; get what each sent here, joined. `sizes` says how many."""
@@ -130,28 +173,35 @@ class Axis:
             pieces = dict(zip(members, joined.split(arriving), strict=True))
             return torch.cat([pieces[index] for index in range(self.size)])
 
-        return Pending(incoming, work, None if self._members is None else in_order, keep=outgoing)
+        finish = None if self._members is None else in_order
+        return self._pending("all_to_all", incoming, work, origin, finish, keep=outgoing)
 
     def broadcast(self, tensor: Tensor, root: int, origin: str = "") -> Pending:
         """Rank `root`'s tensor, written into everybody's."""
         if self.size == 1:
             return Pending(tensor)
         self._record("broadcast", tensor.nbytes, origin)
-        return Pending(tensor, dist.broadcast(tensor, self._ranks[root], group=self._group, async_op=True))
+        work = dist.broadcast(tensor, self._ranks[root], group=self._group, async_op=True)
+        return self._pending("broadcast", tensor, work, origin)
 
     def reduce(self, tensor: Tensor, root: int, origin: str = "") -> Pending:
         """The sum over the ranks, in rank `root`'s tensor; the others' are left undefined."""
         if self.size == 1:
             return Pending(tensor)
         self._record("reduce", tensor.nbytes, origin)
-        return Pending(tensor, dist.reduce(tensor, self._ranks[root], group=self._group, async_op=True))
+        work = dist.reduce(tensor, self._ranks[root], group=self._group, async_op=True)
+        return self._pending("reduce", tensor, work, origin)
 
     def send(self, tensor: Tensor, to: int, origin: str = "") -> Pending:
         tensor = tensor.contiguous()
         self._record("send", tensor.nbytes, origin)
-        return Pending(tensor, dist.isend(tensor, self._ranks[to], group=self._group))
+        work = dist.isend(tensor, self._ranks[to], group=self._group)
+        return Pending(tensor, work, about=("send of", origin, f"to rank {self._ranks[to]}"), limit=self._limit)
 
     def receive(self, buffer: Tensor, source: int, origin: str = "") -> Pending:
         """Fill `buffer` with what rank `source` of the axis sends."""
         self._record("receive", buffer.nbytes, origin)
-        return Pending(buffer, dist.irecv(buffer, self._ranks[source], group=self._group))
+        work = dist.irecv(buffer, self._ranks[source], group=self._group)
+        return Pending(
+            buffer, work, about=("receive of", origin, f"from rank {self._ranks[source]}"), limit=self._limit
+        )

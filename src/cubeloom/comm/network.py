@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -20,9 +21,13 @@ CUBE = ("x", "y", "z")
 
 
 class Network:
-    """Join the ranks of the default process group into a grid. Several networks can live in one process."""
+    """Join the ranks of the default process group into a grid. Several networks can live in one process.
 
-    def __init__(self, grid: Grid, device: torch.device | None = None) -> None:
+    `patience`: no wait for another rank may last longer, in seconds; by default torch's own limit holds. On a GPU waits
+    are the stream's, not ours, and NCCL's own limit holds.
+    """
+
+    def __init__(self, grid: Grid, device: torch.device | None = None, patience: float | None = None) -> None:
         if not dist.is_initialized():
             raise UserError("join a process group first: run under `cubeloom`, torchrun, or cubeloom.launch.run")
         if dist.get_world_size() != grid.world:
@@ -35,6 +40,7 @@ class Network:
         self.rank = dist.get_rank()
         self.coordinates = grid.coordinates(self.rank)
         self._recorder = Recorder()
+        self._limit = timedelta(seconds=patience) if patience and self.device.type == "cpu" else None
         ranks = torch.tensor([grid.rank(grid_coordinates) for grid_coordinates in _all_coordinates(grid)])
         self.mesh = DeviceMesh(
             self.device.type,
@@ -89,7 +95,7 @@ class Network:
             return self._join("+".join(names), [self.grid.line(rank, names) for rank in range(self.grid.world)])
         ranks = self.grid.line(self.rank, names)
         group = self.mesh.get_group(names[0]) if len(ranks) > 1 else None
-        return Axis(names[0], ranks, ranks.index(self.rank), group, self._recorder)
+        return Axis(names[0], ranks, ranks.index(self.rank), group, self._recorder, self._limit)
 
     def _join(self, name: str, lines: list[list[int]]) -> Axis:
         """Make the group of every line of ranks, and give this rank's. A rank on none of them gets an axis of its own.
@@ -100,7 +106,7 @@ class Network:
         for line in dict.fromkeys(map(tuple, lines)):
             group = dist.new_group(sorted(line))
             if self.rank in line:
-                mine = Axis(name, list(line), line.index(self.rank), group, self._recorder)
+                mine = Axis(name, list(line), line.index(self.rank), group, self._recorder, self._limit)
         return mine
 
     def share(self, samples: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -58,15 +58,20 @@ def initial_values(model: Initialised, seed: int, dtype: torch.dtype, device: to
     return fill
 
 
-def materialise(model: nn.Module, fill: Fill) -> nn.Module:
-    """The serial model: give a model built on the meta device whole parameters."""
+def materialise(model: nn.Module, fill: Fill, modules: Iterable[str] = ("",)) -> nn.Module:
+    """The serial model: give a model built on the meta device whole parameters; or only some of its modules, by name."""
+    names: dict[int, str] = {}  # the first of each parameter
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), name)
     made: dict[int, nn.Parameter] = {}
-    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
-        if id(parameter) not in made:
-            shape = tuple(parameter.shape)
-            made[id(parameter)] = nn.Parameter(fill(name, Block(shape, (0,) * len(shape), shape)))
-        owner, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(owner), attribute, made[id(parameter)])
+    for module in (model.get_submodule(name) for name in modules):
+        for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+            if id(parameter) not in made:
+                shape = tuple(parameter.shape)
+                value = fill(names[id(parameter)], Block(shape, (0,) * len(shape), shape))
+                made[id(parameter)] = nn.Parameter(value)
+            owner, _, attribute = name.rpartition(".")
+            setattr(module.get_submodule(owner), attribute, made[id(parameter)])
     return model
 
 
@@ -79,7 +84,7 @@ def apply(
     """
     rest = rest or Rest()
     forms = resolve(model, cut, network.grid, rest, batch)
-    state = CubeState(network, rest, Gradients(network))
+    state = CubeState(network, rest, Gradients())
     replace_layers(model, forms, state, fill)
     return state
 

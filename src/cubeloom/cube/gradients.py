@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from cubeloom.comm import Axis, Network, Pending
+from cubeloom.comm import Axis, Pending
 from cubeloom.cube.parameter import like, local_of
 
 BUCKET_BYTES = 25 * 2**20
@@ -33,8 +33,7 @@ Receiver = Callable[[nn.Parameter, Tensor], None]
 
 
 class Gradients:
-    def __init__(self, network: Network, bucket_bytes: int = BUCKET_BYTES) -> None:
-        self._network = network
+    def __init__(self, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._buckets = _Buckets(bucket_bytes)
         self._axes: dict[nn.Parameter, Axis] = {}
         self._arriving: deque[tuple[nn.Parameter, Pending]] = deque()
@@ -54,12 +53,16 @@ class Gradients:
         parameter.register_post_accumulate_grad_hook(lambda used: (seen() or _forget)(used))
 
     def scatter_to(self, receiver: Receiver) -> None:
-        """From now on each rank of the data axis gets its part of the sums, where a gradient can be cut (ZeRO-1)."""
-        self._buckets.scatter(self._network.axis("data"), receiver)
+        """From now on each rank that sums a gradient gets its part of the sum, where it can be cut (ZeRO-1)."""
+        self._buckets.receiver = receiver
 
-    def scatters(self, parameter: nn.Parameter, axis: Axis) -> bool:
-        """Whether a scatter along this axis can cut the parameter's gradient."""
-        return self._axes[parameter] is axis and _divides(local_of(parameter), axis)
+    def scatters(self, parameter: nn.Parameter) -> bool:
+        """Whether the parameter's gradient can be cut over the ranks that sum it."""
+        return _divides(local_of(parameter), self._axes[parameter])
+
+    def axis(self, parameter: nn.Parameter) -> Axis:
+        """The ranks that sum the parameter's gradient."""
+        return self._axes[parameter]
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -185,19 +188,15 @@ class _Buckets:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._receiver: Receiver | None = None
-        self._scattered_axis: Axis | None = None
+        self.receiver: Receiver | None = None  # takes parts of sums, if anybody does
         self._open: dict[tuple[Axis, torch.dtype, bool], list[nn.Parameter]] = {}
-        self._under_way: list[tuple[list[nn.Parameter], Pending, bool]] = []
-
-    def scatter(self, axis: Axis, receiver: Receiver) -> None:
-        self._scattered_axis, self._receiver = axis, receiver
+        self._under_way: list[tuple[list[nn.Parameter], Pending, int]] = []  # and how many parts a sum was cut into
 
     def put(self, parameter: nn.Parameter, axis: Axis) -> None:
         if axis.size == 1:
             return
         local = local_of(_gradient(parameter))
-        scattered = axis is self._scattered_axis and _divides(local, axis)
+        scattered = self.receiver is not None and _divides(local, axis)
         bucket = self._open.setdefault((axis, local.dtype, scattered), [])
         bucket.append(parameter)
         if sum(local_of(_gradient(each)).nbytes for each in bucket) >= self._limit:
@@ -210,7 +209,7 @@ class _Buckets:
             pending = axis.reduce_scatter(rows, origin="gradients")
         else:
             pending = axis.all_reduce_in_place(torch.cat([local.flatten() for local in locals_]), origin="gradients")
-        self._under_way.append((parameters, pending, scattered))
+        self._under_way.append((parameters, pending, axis.size if scattered else 1))
 
     def flush(self) -> None:
         """Send what is left."""
@@ -228,18 +227,17 @@ class _Buckets:
         """Send what is left, await all; the parameters whose gradients were summed."""
         self.flush()
         done: list[nn.Parameter] = []
-        for parameters, pending, scattered in self._under_way:
-            parts = self._scattered_axis.size if scattered and self._scattered_axis else 1
+        for parameters, pending, parts in self._under_way:
             sizes = [local_of(_gradient(parameter)).numel() // parts for parameter in parameters]
             for parameter, summed in zip(parameters, pending.wait().flatten().split(sizes), strict=True):
-                self._deliver(parameter, summed, scattered)
+                self._deliver(parameter, summed, parts > 1)
             done += parameters
         self._under_way.clear()
         return done
 
     def _deliver(self, parameter: nn.Parameter, summed: Tensor, scattered: bool) -> None:
-        if scattered and self._receiver is not None:
-            self._receiver(parameter, summed)
+        if scattered and self.receiver is not None:
+            self.receiver(parameter, summed)
         else:
             local = local_of(_gradient(parameter))
             local.copy_(summed.view_as(local))

@@ -64,6 +64,15 @@ def local_of(tensor: Tensor) -> Tensor:
     return tensor._local_tensor.detach()
 
 
+def exchange(parameter: nn.Parameter, block: Tensor) -> Tensor:
+    """Put another block in the place of this rank's, behind autograd's back; gives the one that was there."""
+    assert isinstance(parameter, DTensor)
+    local = parameter._local_tensor
+    before = local.data
+    local.data = block
+    return before
+
+
 def like(parameter: nn.Parameter, local: Tensor) -> Tensor:
     """A local block as a tensor distributed as the parameter is: its gradient, for instance."""
     assert isinstance(parameter, DTensor)

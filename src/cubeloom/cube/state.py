@@ -32,22 +32,23 @@ class CubeState:
     gradients: Gradients
     chain: Chain = field(default_factory=Chain)
     clock: Clock = field(default_factory=Clock)
-    shares: dict[str, float] = field(
-        default_factory=dict
-    )  # of each loss in the whole batch's mean, where that is cut up
+    # Of each loss in the whole batch's mean, where that is cut up.
+    shares: dict[str, float] = field(default_factory=dict)
+    # Between a forward and its backward, so that what the forward saved must not share memory with a parameter.
+    updates_under_way: bool = False
 
     def local(self, parameter: nn.Parameter) -> Tensor:
         """A small parameter's local block, inside autograd."""
-        return _Local.apply(parameter, self.gradients)
+        return _Local.apply(parameter, self.gradients, self.updates_under_way)
 
 
 class _Local(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, parameter: nn.Parameter, gradients: Gradients) -> Tensor:
+    def forward(ctx: Any, parameter: nn.Parameter, gradients: Gradients, copied: bool) -> Tensor:
         ctx.parameter, ctx.gradients = parameter, gradients
-        return local_of(parameter)
+        return local_of(parameter).clone() if copied else local_of(parameter)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
         ctx.gradients.add(ctx.parameter, gradient.contiguous())
-        return None, None
+        return None, None, None

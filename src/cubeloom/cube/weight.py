@@ -52,7 +52,7 @@ class Weight:
         self._origin = origin
         self._pending: Pending | None = None
         self._full: Tensor | None = None
-        self._version = -1  # of the shard, when it was gathered
+        self._gathered_from = (-1, -1)  # version and address of the shard
         self._uses = 0  # forwards whose backward is to come
 
     def forward(self, backward_needs_it: bool) -> Tensor:
@@ -89,12 +89,14 @@ class Weight:
     def prefetch(self, direction: str) -> None:
         """Start gathering, unless that is done or under way for the values that the shard has now."""
         shard = local_of(self.parameter)
-        if self._version != shard._version:
+        # Updates raise the version; a pipeline that keeps old weights exchanges the shard itself.
+        values = (shard._version, shard.data_ptr())
+        if self._gathered_from != values:
             if self._pending is not None:
                 self._pending.wait()
             self._pending = self._full = None
         if self._pending is None and self._full is None:
-            self._version = shard._version
+            self._gathered_from = values
             self._pending = self._axis.all_gather(shard, 0, f"{self._origin} weight {direction}")
 
     def _gathered(self, direction: str) -> Tensor:

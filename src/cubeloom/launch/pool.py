@@ -16,13 +16,16 @@ import pickle
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from cubeloom.comm import devices, world
+from cubeloom.comm import CommunicationError, devices, world
+
+_GRACE = 1.0  # seconds that the other ranks have to say what they saw, once one has failed
 
 # Forked ranks have these in memory already; torch imports its compiler when the first distributed tensor is made.
 _PRELOAD = ["cubeloom.launch.pool", "cubeloom.models", "torch._dynamo"]
@@ -78,30 +81,37 @@ class RankPool:
 
     def _collect(self, ranks: int, timeout: float) -> list[Any]:
         results: dict[int, Any] = {}
+        failures: dict[int, _Failure] = {}
         deadline = time.monotonic() + timeout
         silent = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks[:ranks])}
         while silent:
             ready = wait(list(silent), max(0.0, deadline - time.monotonic()))
             if not ready:
-                missing = ", ".join(map(str, sorted(silent.values())))
-                raise RankFailed(f"no answer from rank {missing} of {ranks} within {timeout:g} s")
+                break
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 rank = silent.pop(pipe)
-                results[rank] = self._answer(pipe, rank, ranks)
+                answer = self._answer(pipe, rank, ranks)
+                if isinstance(answer, _Failure):
+                    failures[rank] = answer
+                    deadline = min(deadline, time.monotonic() + _GRACE)
+                else:
+                    results[rank] = answer
+        if failures:
+            _raise(failures, sorted(silent.values()), ranks)
+        if silent:
+            missing = ", ".join(map(str, sorted(silent.values())))
+            raise RankFailed(f"no answer from rank {missing} of {ranks} within {timeout:g} s")
         return [results[rank] for rank in range(ranks)]
 
     def _answer(self, pipe: Connection, rank: int, ranks: int) -> Any:
         try:
-            error, trace, result = pipe.recv()
+            return pipe.recv()
         except EOFError:
             process = self._ranks[rank][0]
             process.join(1)
-            raise RankFailed(f"rank {rank} of {ranks} died with exit code {process.exitcode}") from None
-        if error is not None:
-            # A rank's own error, so that callers can tell a user's mistake from ours; the trace tells where.
-            raise error from RankFailed(f"rank {rank} of {ranks}:\n{trace}")
-        return result
+            died = RankFailed(f"rank {rank} of {ranks} died with exit code {process.exitcode}")
+            return _Failure(died, "", blames_others=False)
 
     def close(self) -> None:
         for process, pipe in self._ranks:
@@ -125,6 +135,24 @@ def run(
         return pool.run(ranks, function, *arguments, timeout=timeout)
 
 
+@dataclass(frozen=True)
+class _Failure:
+    error: Exception
+    trace: str
+    blames_others: bool  # it failed because another rank did not do its part
+
+
+def _raise(failures: dict[int, _Failure], silent: list[int], ranks: int) -> NoReturn:
+    """The error that began it, with what the other ranks said as notes."""
+    first = min(failures, key=lambda rank: (failures[rank].blames_others, rank))
+    begin = failures.pop(first)
+    for rank, failure in failures.items():
+        begin.error.add_note(f"rank {rank} of {ranks}: {failure.error}")
+    if silent:
+        begin.error.add_note(f"rank {', '.join(map(str, silent))} of {ranks} did not answer and was ended")
+    raise begin.error from RankFailed(begin.trace) if begin.trace else None
+
+
 def _serve(pipe: Connection, port: int, local_rank: int, device: devices.Kind, shared: bool) -> None:
     """A rank's life: wait for a job, join its process group, run it, answer."""
     _settle(local_rank, device, shared)
@@ -138,10 +166,21 @@ def _serve(pipe: Connection, port: int, local_rank: int, device: devices.Kind, s
             world.join(store, job, rank, ranks, device, timeout)
             result = function(*arguments)
             world.leave()
+            pipe.send(result)
         except Exception as error:
-            pipe.send((_portable(error), traceback.format_exc(), None))
+            pipe.send(_failure(error, rank, ranks))
             return  # the group is in an unknown state: the pool starts another process in this one's place
-        pipe.send((None, "", result))
+
+
+def _failure(error: Exception, rank: int, ranks: int) -> _Failure:
+    """An error as it can travel: with its trace, and as itself if it can be pickled, so that callers know its type."""
+    trace = f"rank {rank} of {ranks}:\n{traceback.format_exc()}"
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        chain.append(cause)
+        cause = cause.__cause__
+    return _Failure(_portable(error), trace, any(isinstance(each, CommunicationError) for each in chain))
 
 
 def _settle(local_rank: int, device: devices.Kind, shared: bool) -> None:

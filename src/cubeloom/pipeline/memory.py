@@ -55,7 +55,6 @@ def versions(schedule: Schedule, worker: int) -> dict[tuple[int, int, int], int]
     """
     made: dict[tuple[int, int], int] = {}
     used = {}
-    ends = _group_ends(schedule)
     for action in schedule.workers[worker]:
         home = (action.replica, action.stage)
         if action.kind is Kind.UPDATE:
@@ -63,8 +62,7 @@ def versions(schedule: Schedule, worker: int) -> dict[tuple[int, int, int], int]
         elif action.kind is Kind.FORWARD:
             newest = made.get(home, 0)
             if schedule.updates is Updates.PREVIOUS:
-                group = sum(end < action.microbatch for end in ends[home])
-                used[*home, action.microbatch] = max(0, group - 1)
+                used[*home, action.microbatch] = max(0, schedule.groups[action.microbatch] - 1)
             else:
                 used[*home, action.microbatch] = newest
     return used
@@ -94,14 +92,6 @@ def weights(schedule: Schedule, worker: int, timed: Timed, costs: Costs) -> Curv
                 until = max(until, births[version])
             changes += [(birth, size), (max(birth, until), -size)]
     return _levels(sorted(changes))  # at one instant old versions go before new ones come
-
-
-def _group_ends(schedule: Schedule) -> dict[tuple[int, int], list[int]]:
-    ends: dict[tuple[int, int], list[int]] = {pair: [] for pair in schedule.homes}
-    for _, action in schedule.actions:
-        if action.kind is Kind.UPDATE:
-            ends[action.replica, action.stage].append(action.microbatch)
-    return ends
 
 
 def _levels(changes: Iterable[tuple[float, float]]) -> Curve:

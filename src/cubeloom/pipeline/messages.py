@@ -37,10 +37,16 @@ class Message:
 class Send:
     message: Message
 
+    def __str__(self) -> str:
+        return f"send of {self.message}"
+
 
 @dataclass(frozen=True)
 class Receive:
     message: Message
+
+    def __str__(self) -> str:
+        return f"receive of {self.message}"
 
 
 Step = Action | Send | Receive

@@ -86,6 +86,12 @@ class Schedule:
             return Updates.FLUSH
         return Updates.NEWEST if 0 in firsts else Updates.PREVIOUS
 
+    @cached_property
+    def groups(self) -> tuple[int, ...]:
+        """The group of each micro-batch: those whose gradients go into one update."""
+        ends = sorted({action.microbatch for _, action in self.actions if action.kind is Kind.UPDATE})
+        return tuple(sum(end < microbatch for end in ends) for microbatch in range(self.microbatches))
+
     @property
     def chunk(self) -> float:
         """The part of a worker's share of the model that one stage is: 1/2 where a worker holds two stages."""

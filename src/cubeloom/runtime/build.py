@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -72,8 +72,8 @@ def lay_out(
     `stages` may say which pieces each stage gets; otherwise they are balanced by the multiplications counted.
     """
     check(schedule)
-    if schedule.updates is not Updates.FLUSH:
-        raise UserError(f"{schedule.name} updates weights in the middle of a step, which the runtime does not do yet")
+    if schedule.updates is not Updates.FLUSH and len(schedule.homes) > len(schedule.workers):
+        raise UserError(f"{schedule.name} updates weights within a step: it runs with one stage a worker, not several")
     if len(schedule.workers) != grid.pipe:
         raise UserError(
             f"{schedule.name} has {len(schedule.workers)} workers, and the grid {grid} has pipe={grid.pipe}"
@@ -121,21 +121,25 @@ class Held:
     clock: Clock
 
 
-def hold(model: nn.Module, layout: Layout, network: Network, fill: Fill, rest: Rest, recompute: bool) -> Held:
+def hold(
+    model: nn.Module, layout: Layout, network: Network, fill: Fill, rest: Rest, recompute: bool | Collection[int]
+) -> Held:
     """Build the stages of this rank's worker. A name is one parameter, also where two of the stages share it."""
     make_groups(network, layout)
-    gradients, clock = Gradients(network), Clock()
+    gradients, clock = Gradients(), Clock()
     held = Held({}, {}, {}, gradients, clock)
     homes = layout.schedule.held_by(network.coordinates["pipe"])
     # By stage: workers that hold the same stages must make the groups of their gradients in one order.
     for replica, stage in sorted(homes, key=lambda home: home[1]):
         own = deepcopy(model)
         _prune(own, layout, stage)
-        state = CubeState(network, rest, gradients, clock=clock)
+        under_way = layout.schedule.updates is not Updates.FLUSH
+        state = CubeState(network, rest, gradients, clock=clock, updates_under_way=under_way)
         replace_layers(own, layout.forms_of(stage), state, fill, held.parameters, layout.holders)
         pieces: list[Piece] = own.pieces()  # type: ignore[operator]
         runs = [pieces[number].run for number in layout.stages[stage]]
-        held.stages[replica, stage] = Stage(runs, state, recompute)
+        again = recompute if isinstance(recompute, bool) else stage in recompute
+        held.stages[replica, stage] = Stage(runs, state, again)
         held.models[replica, stage] = own
     return held
 

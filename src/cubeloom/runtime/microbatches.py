@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,18 +26,25 @@ def cut_up(data: Mapping[str, Tensor], into: list[Portion]) -> dict[Portion, Dat
 
 
 def shares(
-    data: Mapping[Portion, Data], losses: Mapping[str, str], layers: Mapping[str, CubeCrossEntropy], network: Network
+    data: Mapping[Portion, Data],
+    groups: Sequence[int],
+    losses: Mapping[str, str],
+    layers: Mapping[str, CubeCrossEntropy],
+    network: Network,
 ) -> dict[Portion, dict[str, float]]:
-    """What part each portion's mean loss has in the mean of the whole batch: as many as it has targets that count.
+    """What part each portion's mean loss has in the mean of its group: as many as it has targets that count.
 
-    `losses` says which of the data each loss has its targets from.
+    `losses` says which of the data each loss has its targets from; `groups` the group of each micro-batch.
     """
     found: dict[Portion, dict[str, float]] = {portion: {} for portion in data}
     for name, key in losses.items():
         if any(key not in each for each in data.values()):
             continue
-        counts = torch.tensor([layers[name].count(each[key]) for each in data.values()], dtype=torch.float64)
-        total = network.axis("data", "z").all_reduce(counts.to(network.device), f"{name} counts").wait().cpu()
-        for portion, count in zip(data, (total / total.sum()).tolist(), strict=True):
-            found[portion][name] = count
+        mine = torch.tensor([layers[name].count(each[key]) for each in data.values()], dtype=torch.float64)
+        counts = network.axis("data", "z").all_reduce(mine.to(network.device), f"{name} counts").wait().tolist()
+        totals: Counter[int] = Counter()
+        for (microbatch, _), count in zip(data, counts, strict=True):
+            totals[groups[microbatch]] += count
+        for portion, count in zip(data, counts, strict=True):
+            found[portion][name] = count / totals[groups[portion[0]]]
     return found

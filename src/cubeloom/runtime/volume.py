@@ -8,6 +8,7 @@ from cubeloom.cube.forms import Batch, EmbeddingForm, LossForm, Spread
 from cubeloom.cube.volume import Summed, Volume, Words, add, gradient_volume, gradients, pass_volume
 from cubeloom.grid import Grid
 from cubeloom.pipeline import Kind, programme
+from cubeloom.pipeline.memory import versions
 from cubeloom.pipeline.messages import Receive
 from cubeloom.runtime.build import Layout
 from cubeloom.runtime.microbatches import portions
@@ -32,8 +33,10 @@ def pipeline_volume(layout: Layout, grid: Grid, batch: Batch, item: int, rank: i
             once = pass_volume(form, grid, small, words, here, gathers)
             moved.append({axis: passes * size for axis, size in once.items()})
             summed |= gradients(form, grid)
+    updates = 1 + schedule.groups[-1]
     for name, part in summed.items():
-        moved.append(gradient_volume(part, grid, words, workers=len(layout.holders(name))))
+        once = gradient_volume(part, grid, words, workers=len(layout.holders(name)))
+        moved.append({axis: updates * size for axis, size in once.items()})
     if any(stage == schedule.stages - 1 for _, stage in held):
         losses = sum(isinstance(form, LossForm) for form in layout.forms_of(schedule.stages - 1))
         moved += losses * [gradient_volume(Summed(Fraction(len(cut)), ("data", "z")), grid, _DOUBLE)]
@@ -51,14 +54,22 @@ def _stream(layout: Layout, grid: Grid, batch: Batch) -> Fraction:
 
 
 def _kept_gathers(layout: Layout, worker: int, replica: int, stage: int) -> int:
-    """How often a weight that is kept from forward to backward is gathered: whenever none of its portions is in flight."""
+    """How often a weight that is kept from forward to backward is gathered.
+
+    Whenever none of its portions is in flight, and where the one at hand has other values: of an older version, or before
+    an update.
+    """
+    used = versions(layout.schedule, worker)
     gathers = flying = 0
+    gathered: int | None = None  # the version
     for action in layout.schedule.workers[worker]:
         if (action.replica, action.stage) != (replica, stage):
             continue
-        if action.kind is Kind.FORWARD:
-            gathers += flying == 0
-            flying += 1
-        elif action.makes_input_grad:
-            flying -= 1
+        if action.kind is Kind.UPDATE:
+            gathered = None
+        elif action.kind is Kind.FORWARD or action.makes_input_grad:
+            version = used[replica, stage, action.microbatch]
+            gathers += gathered != version
+            flying += 1 if action.kind is Kind.FORWARD else -1
+            gathered = version if flying else None
     return gathers

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from cubeloom import counter
 from cubeloom.cube import Batch, Cut, Rest, resolve
-from cubeloom.cube.forms import Form
+from cubeloom.cube.forms import Form, LinearForm
+from cubeloom.errors import UserError
 from cubeloom.grid import Grid
 from cubeloom.models import BERTConfig, Config, CrossEntropy, build, cut_of
-from cubeloom.pipeline import Schedule
+from cubeloom.pipeline import Schedule, Updates
 from cubeloom.runtime.build import Layout, lay_out
 
 
@@ -31,6 +32,7 @@ class Experiment:
     zero: bool = False  # optimizer state sharded over the data axis
     weights: str | None = None  # a file to start from, instead of initial values
     schedule: Schedule | None = None  # of the pipeline, where the grid has one
+    patience: float = 120  # seconds that a rank waits for another
     recompute: bool = False  # each stage's forward once more in its backward
 
     def skeleton(self) -> nn.Module:
@@ -45,11 +47,27 @@ class Experiment:
         """The form of each layer on the grid; raises UserError if it cannot be cut."""
         if self.schedule is None:
             return resolve(self.skeleton(), self.cut(), self.grid, self.rest, self.batch)
-        return list(self.layout(self.schedule).forms)
+        forms = list(self.layout(self.schedule).forms)
+        if self.asynchronous and self.drops:
+            raise UserError(f"{self.schedule.name} can be compared without dropout only: use --dropout 0")
+        tied = any(isinstance(form, LinearForm) and form.shares is not None for form in forms)
+        if tied and self.schedule.updates is Updates.NEWEST:
+            # Two stages would use two versions of one weight in the same micro-batch; a serial model has only one.
+            raise UserError(f"{self.schedule.name} can be compared on a model that ties no weights: use llama-tiny")
+        return forms
 
     def layout(self, schedule: Schedule) -> Layout:
         """Which stages have which layers; raises UserError if the model cannot be cut so."""
         return lay_out(self.skeleton(), self.cut(), self.grid, self.batch, schedule, self.rest)
+
+    @property
+    def asynchronous(self) -> bool:
+        """The schedule updates weights within a step, so that the serial model must use stale ones as well."""
+        return self.schedule is not None and self.schedule.updates is not Updates.FLUSH
+
+    @property
+    def drops(self) -> bool:
+        return any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.skeleton().modules())
 
     @property
     def serial(self) -> Experiment:

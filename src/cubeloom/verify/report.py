@@ -16,6 +16,7 @@ from cubeloom.models.weights import check_weights
 from cubeloom.runtime.volume import pipeline_volume
 from cubeloom.verify.experiment import Experiment
 from cubeloom.verify.runs import Outcome, grid_run, serial_run
+from cubeloom.verify.stale import stale_run
 
 # The largest relative difference that arithmetic in another order may make over a few steps. In float64 it is far below;
 # in the others gradients and weights agree to a few units of their own rounding.
@@ -72,7 +73,8 @@ def verify(
         with RankPool(experiment.grid.world, device) as own:
             return verify(experiment, device, own, timeout)
     with tempfile.TemporaryDirectory(prefix="cubeloom-verify-") as folder:
-        (serial,) = pool.run(1, serial_run, experiment.serial, folder, device, timeout=timeout)
+        reference = (stale_run, experiment) if experiment.asynchronous else (serial_run, experiment.serial)
+        (serial,) = pool.run(1, *reference, folder, device, timeout=timeout)
         outcomes = pool.run(experiment.grid.world, grid_run, experiment, folder, device, timeout=timeout)
     return _report(experiment, serial, outcomes)
 

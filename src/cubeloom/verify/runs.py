@@ -65,7 +65,7 @@ def serial_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outco
     fill = fill_of(experiment, model, device)
     # Dropout is by position only in its cube form, so with dropout the serial model is the cube of one device.
     state = None
-    if any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
+    if experiment.drops:
         network = Network(experiment.grid, device)
         state = apply(model, experiment.cut(), network, experiment.batch, fill, experiment.rest)
     else:
@@ -73,12 +73,12 @@ def serial_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outco
     outcome = Outcome()
     optimizer = adamw(model.parameters(), experiment)
     for step in train(plainly(model, state), optimizer, experiment, experiment.grid.coordinates(0), device, outcome):
-        save_file(_whole(model, gradients=True), Path(folder) / f"gradients{step}.safetensors")
-    save_file(_whole(model, gradients=False), Path(folder) / "weights.safetensors")
+        save_file(whole(model, gradients=True), Path(folder) / f"gradients{step}.safetensors")
+    save_file(whole(model, gradients=False), Path(folder) / "weights.safetensors")
     return outcome
 
 
-def _whole(model: nn.Module, gradients: bool) -> dict[str, Tensor]:
+def whole(model: nn.Module, gradients: bool) -> dict[str, Tensor]:
     found = {}
     for name, parameter in model.named_parameters():
         tensor = parameter.grad if gradients else parameter.data
@@ -90,9 +90,14 @@ def _whole(model: nn.Module, gradients: bool) -> dict[str, Tensor]:
 def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome:
     """Train on the grid, and compare each rank's blocks with the serial model's."""
     device = devices.current(kind)
-    network = Network(experiment.grid, device)
+    network = Network(experiment.grid, device, experiment.patience)
     model = experiment.skeleton()
     fill = fill_of(experiment, model, device)
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
     step_on: Train
     if experiment.schedule is None:
         state = apply(model, experiment.cut(), network, experiment.batch, fill, experiment.rest)
@@ -111,21 +116,28 @@ def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome
         first = experiment.share(0, network.coordinates)
         pipeline.learn({name: tensor.to(device) for name, tensor in first.items()})
         step_on, parameters, gradients = pipeline.step, pipeline.parameters, pipeline.gradients
+        if experiment.asynchronous:
+            step_on = partial(pipeline.step, update=update)
     make = partial(adamw, experiment=experiment)
-    optimizer: BlockOptimizer | ShardedOptimizer = BlockOptimizer(parameters.values(), make)
-    updated = parameters  # what this rank updates of each parameter
-    if experiment.zero:
-        optimizer = ShardedOptimizer(parameters.values(), network, gradients, make)
-        updated = {name: optimizer.part(parameter) for name, parameter in parameters.items()}
+    optimizer: BlockOptimizer | ShardedOptimizer = (
+        ShardedOptimizer(parameters.values(), gradients, make)
+        if experiment.zero
+        else BlockOptimizer(parameters.values(), make)
+    )
     outcome = Outcome(parameters=sum(local_of(parameter).numel() for parameter in parameters.values()))
     with network.recording() as ledger:
         for step in train(step_on, optimizer, experiment, network.coordinates, device, outcome):
-            found = {name: part.grad for name, part in updated.items() if part.grad is not None}
-            difference, name = _compare(found, network, Path(folder) / f"gradients{step}.safetensors")
+            if experiment.asynchronous:
+                continue  # its gradients went into updates within the step
+            difference, name = _compare(
+                _gradient_blocks(parameters, optimizer, network), Path(folder) / f"gradients{step}.safetensors"
+            )
             if difference >= outcome.grad_diff:
                 outcome.grad_diff, outcome.worst["gradient"] = difference, name
     outcome.counted = ledger.by_axis()
-    outcome.weight_diff, outcome.worst["weight"] = _compare(parameters, network, Path(folder) / "weights.safetensors")
+    outcome.weight_diff, outcome.worst["weight"] = _compare(
+        _weight_blocks(parameters, network), Path(folder) / "weights.safetensors"
+    )
     outcome.digests = {
         (name, _block(parameter, network).offset): _digest(local_of(parameter))
         for name, parameter in parameters.items()
@@ -159,18 +171,44 @@ def train(
         data = {name: tensor.to(device) for name, tensor in experiment.share(step, coordinates).items()}
         outcome.losses.append(step_on(data, step))
         yield step
-        optimizer.step()
-        optimizer.zero_grad()
+        if not experiment.asynchronous:
+            optimizer.step()
+            optimizer.zero_grad()
 
 
-def _compare(mine: Mapping[str, Tensor], network: Network, file: Path) -> tuple[float, str]:
+# A local tensor, and where it lies in the whole one.
+Blocks = dict[str, tuple[Tensor, tuple[slice, ...]]]
+
+
+def _weight_blocks(parameters: Mapping[str, nn.Parameter], network: Network) -> Blocks:
+    return {name: (local_of(each), _block(each, network).slices) for name, each in parameters.items()}
+
+
+def _gradient_blocks(
+    parameters: Mapping[str, nn.Parameter], optimizer: BlockOptimizer | ShardedOptimizer, network: Network
+) -> Blocks:
+    """Gradients that are there: of a parameter, or of the part that this rank updates."""
+    found: Blocks = {}
+    for name, (_, (first, *rest)) in _weight_blocks(parameters, network).items():
+        parameter = parameters[name]
+        if parameter.grad is not None:
+            found[name] = local_of(parameter.grad), (first, *rest)
+        elif isinstance(optimizer, ShardedOptimizer) and optimizer.parts[parameter].tensor.grad is not None:
+            part = optimizer.parts[parameter]
+            rows = slice(first.start + part.rows.start, first.start + part.rows.stop)
+            assert part.tensor.grad is not None
+            found[name] = part.tensor.grad, (rows, *rest)
+    return found
+
+
+def _compare(mine: Blocks, file: Path) -> tuple[float, str]:
     """The largest difference of this rank's blocks from the serial tensors, relative to each tensor's largest number."""
     largest, worst = 0.0, ""
     with safe_open(file, "pt") as serial:
-        for name, tensor in mine.items():
+        for name, (local, slices) in mine.items():
             theirs = serial.get_tensor(name)
             scale = theirs.abs().max().item() or 1.0
-            difference = (local_of(tensor).cpu() - theirs[_block(tensor, network).slices]).abs().max().item() / scale
+            difference = (local.cpu() - theirs[slices]).abs().max().item() / scale
             if not difference <= largest:  # a NaN is larger than anything
                 largest, worst = difference, name
     return largest, worst
