@@ -29,6 +29,7 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python bench/cube.py
+	$(BIN)/python bench/pipeline.py
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cubeloom import UserError
 from cubeloom.pipeline import Action, Kind, Schedule, Sync, check, generate, problems, programme, synchronised
-from cubeloom.pipeline.messages import Receive, Send, edges, stuck
+from cubeloom.pipeline.messages import Receive, Send, edges, receiving_early, stuck
 from cubeloom.pipeline.schedule import Row
 from pipeline.legal import SYNCHRONOUS, schedules
 
@@ -196,6 +196,26 @@ def test_programmes_send_and_receive_the_same_and_cannot_block(schedule: Schedul
     hops = sum(a != b for line in schedule.placement for a, b in pairwise(line))
     assert hops == 0 or sent
     assert sum(map(len, edges(steps).values())) == len(sent)
+
+
+@settings(max_examples=60, deadline=None)
+@given(schedules())
+def test_early_receives_keep_every_order(schedule: Schedule) -> None:
+    for steps in programme(schedule):
+        early = receiving_early(steps)
+        for kind in (Action, Send, Receive):
+            assert [s for s in early if isinstance(s, kind)] == [s for s in steps if isinstance(s, kind)]
+        for step in steps:
+            if isinstance(step, Receive):
+                assert early.index(step) <= steps.index(step)
+
+
+def test_a_receive_waits_for_its_send() -> None:
+    (first, _) = programme(generate("1f1b", 2, 3))
+    assert " ".join(map(str, first[3:7])) == "send of output 0F1 receive of gradient 1I0 0B0 0F2"
+    assert " ".join(map(str, receiving_early(first)[2:7])) == (
+        "receive of gradient 1I0 0F1 send of output 0F1 0B0 receive of gradient 1I1"
+    )
 
 
 def test_a_programme_with_exchanged_receives_blocks() -> None:

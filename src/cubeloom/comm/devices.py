@@ -34,6 +34,12 @@ def current(kind: Kind) -> torch.device:
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
+def settle(device: torch.device) -> None:
+    """Wait until the device has done all that it was given, before a clock is read."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def wiring(kind: Kind, local_rank: int, shared: bool) -> dict[str, str]:
     """Environment that the backend wants of a rank on this machine: talk over the loopback; `shared`: several on one GPU."""
     if kind == "cpu":

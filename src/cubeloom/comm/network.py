@@ -76,11 +76,22 @@ class Network:
             self._axes[key] = self._join("+".join(("pipe", *wide)), lines)
         return self._axes[key]
 
+    @property
+    def queues_messages(self) -> bool:
+        """A receive that waits for its send holds up the device, as NCCL's do; gloo's only hold a buffer."""
+        return self.device.type != "cpu"
+
     def edge(self, source: int, target: int) -> Axis:
         """A channel from one place on the pipe axis to another: index 0 sends to index 1. Made by all ranks together.
 
-        A communicator for each direction, so that no message queues behind one that nobody has asked for yet.
+        No message may queue behind one that nobody has asked for yet. NCCL runs a communicator's messages in their order, so
+        that each direction gets its own; gloo matches messages by sender and receiver, so that all can share one.
         """
+        if not self.queues_messages:
+            line = self._line(self.rank, (source, target), ())
+            if self.rank not in line:
+                return Axis("pipe", [self.rank], 0, None, self._recorder)
+            return Axis("pipe", line, line.index(self.rank), self.mesh.get_group("pipe"), self._recorder, self._limit)
         lines = [self._line(rank, (source, target), ()) for rank in range(self.grid.world)]
         return self._join("pipe", lines)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cubeloom.comm import Axis, Network, Pending
 from cubeloom.pipeline.dependencies import Token
-from cubeloom.pipeline.messages import Message, Programme, edges
+from cubeloom.pipeline.messages import Message, Programme, edges, receiving_early
 from cubeloom.runtime.stage import Carry
 
 
@@ -30,7 +30,11 @@ Boundary = dict[str, Shape]  # what one stage hands to the next
 
 
 class Channels:
+    """The channels of all workers' programmes; `steps` is this worker's, with receives as early as channels allow."""
+
     def __init__(self, network: Network, programme: Programme) -> None:
+        mine = programme[network.coordinates["pipe"]]
+        self.steps = mine if network.queues_messages else receiving_early(mine)
         # All ranks make all channels, in one order.
         self._channels: dict[tuple[int, int], Axis] = {edge: network.edge(*edge) for edge in sorted(edges(programme))}
         self._device = network.device

@@ -10,6 +10,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
+from cubeloom.comm import devices
 from cubeloom.cube import materialise
 from cubeloom.cube.apply import Fill
 from cubeloom.models.pieces import Carry, Piece
@@ -49,15 +50,10 @@ def _alone(model: nn.Module, number: int, fill: Fill) -> Piece:
 
 def _timed(piece: Piece, carry: Carry, data: Mapping[str, Tensor], device: torch.device) -> tuple[float, Carry]:
     inputs = {name: tensor.detach().requires_grad_(tensor.is_floating_point()) for name, tensor in carry.items()}
-    _settle(device)
+    devices.settle(device)
     start = time.perf_counter()
     outputs = piece.run(inputs, data)
     roots = [tensor for tensor in outputs.values() if tensor.requires_grad]
     torch.autograd.backward(roots, [torch.ones_like(tensor) for tensor in roots])
-    _settle(device)
+    devices.settle(device)
     return time.perf_counter() - start, outputs
-
-
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

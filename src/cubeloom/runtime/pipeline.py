@@ -47,9 +47,7 @@ class Pipeline:
         self.layout = lay_out(model, cut, network.grid, batch, schedule, rest, stages)
         self._here = network.coordinates["pipe"]
         self._held = hold(model, self.layout, network, fill, rest, recompute)
-        programmes = programme(schedule)
-        self._programme = programmes[self._here]
-        self._channels = Channels(network, programmes)
+        self._channels = Channels(network, programme(schedule))
         self._boundaries: dict[int, Boundary] = {}  # of each stage's output
 
     @property
@@ -77,7 +75,7 @@ class Pipeline:
         work = self._work(data, number, update)
         where = f"rank {self.network.rank}, worker {self._here}"
         with self.gradients.accumulating():
-            Interpreter(work, self._channels, self._boundaries, self.schedule.stages, where).run(self._programme)
+            Interpreter(work, self._channels, self._boundaries, self.schedule.stages, where).run(self._channels.steps)
         return work.finish()
 
     def learn(self, data: Mapping[str, Tensor]) -> None:
