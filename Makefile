@@ -30,6 +30,7 @@ check: $(READY)
 bench: $(READY)
 	$(BIN)/python bench/cube.py
 	$(BIN)/python bench/pipeline.py
+	$(BIN)/python bench/weave.py
 
 format: $(READY)
 	$(BIN)/ruff format .

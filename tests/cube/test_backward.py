@@ -13,7 +13,7 @@ from torch import nn
 from cubeloom import Grid
 from cubeloom.comm import Network, Pending
 from cubeloom.cube import Batch, CubeState, Rest, apply, initial_values
-from cubeloom.cube.gradients import Gradients
+from cubeloom.cube.gradients import Gradients, WeightGradient
 from cubeloom.cube.parameter import local_of
 from cubeloom.launch import RankPool
 from cubeloom.models import build, config, cut_of
@@ -80,10 +80,10 @@ def events_of_backward(grid: Grid, rest: dict[str, str], layer: str) -> list[str
     target = getattr(model.get_submodule(layer), "weight", None)
     compute_now = state.gradients.weight_gradient
 
-    def weight_gradient(parameter: nn.Parameter, compute: Any) -> None:
-        if parameter is target:
+    def weight_gradient(wanted: WeightGradient) -> None:
+        if wanted.parameter is target:
             log.append("weight gradient")
-        compute_now(parameter, compute)
+        compute_now(wanted)
 
     state.gradients.weight_gradient = weight_gradient  # type: ignore[method-assign]
     for _ in range(2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import lcm
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -56,13 +57,15 @@ class Verify:
     """How chimera goes on past one unit of micro-batches."""
     sync: Literal["end", "eager", "eager-opt"] = "end"
     """When replicas of a stage sum their gradients."""
+    ways: int = 1
+    """Strands of a weave: while one waits for a collective, another computes."""
     recompute: bool = False
     """Keep only what a stage was given, and compute the rest once more in its backward."""
     layers: int | None = None
     """Instead of the preset's: a stage needs at least one of them, or the embedding, or the head."""
     steps: int = 3
     batch: int | None = None
-    """Samples in a step, over the whole grid; by default two for each rank of data and z, or one a micro-batch."""
+    """Samples in a step, over the whole grid; by default two for each rank of data and z, or one a micro-batch and strand."""
     sequence: int = 24
     dtype: Literal["float64", "float32", "bfloat16"] = "float64"
     dropout: float | None = None
@@ -95,7 +98,8 @@ class Verify:
             raise UserError(f"--device {self.device}: torch sees none here; use --device {devices.CPU}")
         grid = Grid.parse(self.grid, tuple(axis.strip() for axis in self.placement.split(",")))
         model, schedule = self._model(), self._schedule(grid)
-        share = 2 if schedule is None else len(portions(schedule))
+        ways = max(1, self.ways)
+        share = lcm(2, ways) if schedule is None else ways * len(portions(schedule))
         batch = Batch(share * grid.data * grid.z if self.batch is None else self.batch, self.sequence)
         if batch.samples < 1 or not 1 <= batch.sequence <= model.positions:
             raise UserError(
@@ -114,6 +118,7 @@ class Verify:
             zero=self.zero,
             weights=None if self.load is None else str(self.load),
             schedule=schedule,
+            ways=self.ways,
             recompute=self.recompute,
             patience=self.patience,
         )

@@ -3,6 +3,8 @@
 from cubeloom.comm.axis import Axis as Axis
 from cubeloom.comm.axis import CommunicationError as CommunicationError
 from cubeloom.comm.axis import Pending as Pending
+from cubeloom.comm.journal import Journal as Journal
+from cubeloom.comm.journal import Wire as Wire
 from cubeloom.comm.ledger import Entry as Entry
 from cubeloom.comm.ledger import Ledger as Ledger
 from cubeloom.comm.network import Network as Network

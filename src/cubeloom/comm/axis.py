@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cubeloom.comm.ledger import Entry, Recorder
+from cubeloom.comm.journal import Transfer
+from cubeloom.comm.recorder import Recorder
 
 # torch 2.13 renamed these and warns of the old names; 2.11 has only the old ones.
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -28,34 +29,30 @@ class CommunicationError(RuntimeError):
 class Pending:
     """A communication under way. `wait` gives its result; it may be called once."""
 
-    __slots__ = ("_about", "_finish", "_keep", "_limit", "_result", "_work")
+    __slots__ = ("_about", "_axis", "_finish", "_keep", "_result", "_transfer", "_work")
 
     def __init__(
         self,
         result: Tensor,
         work: dist.Work | None = None,
+        axis: Axis | None = None,
+        about: tuple[str, ...] = (),
+        transfer: Transfer | None = None,
         finish: Callable[[Tensor], Tensor] | None = None,
         keep: Tensor | None = None,
-        about: tuple[str, ...] = (),
-        limit: timedelta | None = None,
     ) -> None:
         self._result = result
         self._work = work
+        self._axis = axis
+        self._about = about  # the words for an error
+        self._transfer = transfer
         self._finish = finish
         self._keep = keep  # the buffer being sent must outlive the transfer
-        self._about = about  # the words for an error
-        self._limit = limit
 
     def wait(self) -> Tensor:
         if self._work is not None:
-            try:
-                if self._limit is None:
-                    self._work.wait()
-                else:
-                    self._work.wait(self._limit)
-            except RuntimeError as error:
-                # Only the first line: what follows is a stack of torch's own.
-                raise CommunicationError(f"{' '.join(self._about)}: {str(error).splitlines()[0]}") from error
+            assert self._axis is not None
+            self._axis.wait(self._work, self._about, self._transfer)
         self._work = self._keep = None
         return self._result if self._finish is None else self._finish(self._result)
 
@@ -83,25 +80,27 @@ class Axis:
         self._group = group
         self._recorder = recorder
         self._limit = limit  # on every wait
+        self._words = f"over {name} with ranks {ranks}"
         # A process group orders its members by rank; over several axes that need not be the order of the axis.
         ordered = sorted(ranks)
         self._members = None if ranks == ordered else [ranks.index(rank) for rank in ordered]
 
-    def _record(self, operation: str, size: int, origin: str) -> None:
-        if self._recorder.ledger is not None:
-            self._recorder.ledger.entries.append(Entry(operation, self.name, self.size, size, origin))
+    def wait(self, work: dist.Work, about: tuple[str, ...], transfer: Transfer | None) -> None:
+        if transfer is not None:
+            self._recorder.wait(transfer)
+        try:
+            if self._limit is None:
+                work.wait()
+            else:
+                work.wait(self._limit)
+        except RuntimeError as error:
+            # Only the first line: what follows is a stack of torch's own.
+            raise CommunicationError(f"{' '.join(about)}: {str(error).splitlines()[0]}") from error
+        if transfer is not None:
+            transfer.finish()
 
-    def _pending(
-        self,
-        operation: str,
-        result: Tensor,
-        work: dist.Work | None,
-        origin: str,
-        finish: Callable[[Tensor], Tensor] | None = None,
-        keep: Tensor | None = None,
-    ) -> Pending:
-        about = (operation, origin, f"over {self.name} with ranks {self._ranks}")
-        return Pending(result, work, finish, keep, about, self._limit)
+    def _record(self, operation: str, size: int, origin: str) -> Transfer | None:
+        return self._recorder.start(operation, self.name, self.size, size, origin)
 
     def _by_index(self, parts: Tensor) -> Tensor:
         """Parts in the process group's order, put into the axis's."""
@@ -120,13 +119,14 @@ class Axis:
         dim %= shard.dim()
         shard = shard.contiguous()
         whole = shard.new_empty((self.size, *shard.shape))
-        self._record("all_gather", whole.nbytes, origin)
+        transfer = self._record("all_gather", whole.nbytes, origin)
         work = _gather_single(whole.flatten(0, 1) if shard.dim() else whole, shard, group=self._group, async_op=True)
-        return self._pending(
-            "all_gather",
+        return Pending(
             whole,
             work,
-            origin,
+            self,
+            ("all_gather", origin, self._words),
+            transfer,
             lambda parts: self._by_index(parts).movedim(0, dim).flatten(dim, dim + 1),
             keep=shard,
         )
@@ -137,10 +137,10 @@ class Axis:
             return Pending(whole)
         # Parts must lie one behind the other: [.., size·n, ..] -> [size, .., n, ..].
         parts = self._by_member(whole.unflatten(dim, (self.size, -1)).movedim(dim % whole.dim(), 0)).contiguous()
-        self._record("reduce_scatter", parts.nbytes, origin)
+        transfer = self._record("reduce_scatter", parts.nbytes, origin)
         part = torch.empty_like(parts[0])
         work = _scatter_single(part, parts.flatten(0, 1), group=self._group, async_op=True)
-        return self._pending("reduce_scatter", part, work, origin, keep=parts)
+        return Pending(part, work, self, ("reduce_scatter", origin, self._words), transfer, keep=parts)
 
     def all_reduce(self, tensor: Tensor, origin: str = "", *, largest: bool = False) -> Pending:
         """The sum over the ranks (or the largest), in a new tensor."""
@@ -151,10 +151,10 @@ class Axis:
     def all_reduce_in_place(self, tensor: Tensor, origin: str = "", *, largest: bool = False) -> Pending:
         if self.size == 1:
             return Pending(tensor)
-        self._record("all_reduce", tensor.nbytes, origin)
+        transfer = self._record("all_reduce", tensor.nbytes, origin)
         operation = _MAX if largest else _SUM
         work = dist.all_reduce(tensor, operation, group=self._group, async_op=True)
-        return self._pending("all_reduce", tensor, work, origin)
+        return Pending(tensor, work, self, ("all_reduce", origin, self._words), transfer)
 
     def all_to_all(self, parts: list[Tensor], sizes: list[int], origin: str = "") -> Pending:
         """Send `parts[i]`, one-dimensional, to rank i of the axis; get what each sent here, joined. `sizes` says how many."""
@@ -164,7 +164,7 @@ class Axis:
         outgoing = torch.cat([parts[member] for member in members])
         incoming = outgoing.new_empty(sum(sizes))
         foreign = sum(sizes) - sizes[self.index]
-        self._record("all_to_all", foreign * incoming.element_size(), origin)
+        transfer = self._record("all_to_all", foreign * incoming.element_size(), origin)
         arriving = [sizes[member] for member in members]
         leaving = [parts[member].numel() for member in members]
         work = dist.all_to_all_single(incoming, outgoing, arriving, leaving, group=self._group, async_op=True)
@@ -174,34 +174,32 @@ class Axis:
             return torch.cat([pieces[index] for index in range(self.size)])
 
         finish = None if self._members is None else in_order
-        return self._pending("all_to_all", incoming, work, origin, finish, keep=outgoing)
+        return Pending(incoming, work, self, ("all_to_all", origin, self._words), transfer, finish, keep=outgoing)
 
     def broadcast(self, tensor: Tensor, root: int, origin: str = "") -> Pending:
         """Rank `root`'s tensor, written into everybody's."""
         if self.size == 1:
             return Pending(tensor)
-        self._record("broadcast", tensor.nbytes, origin)
+        transfer = self._record("broadcast", tensor.nbytes, origin)
         work = dist.broadcast(tensor, self._ranks[root], group=self._group, async_op=True)
-        return self._pending("broadcast", tensor, work, origin)
+        return Pending(tensor, work, self, ("broadcast", origin, self._words), transfer)
 
     def reduce(self, tensor: Tensor, root: int, origin: str = "") -> Pending:
         """The sum over the ranks, in rank `root`'s tensor; the others' are left undefined."""
         if self.size == 1:
             return Pending(tensor)
-        self._record("reduce", tensor.nbytes, origin)
+        transfer = self._record("reduce", tensor.nbytes, origin)
         work = dist.reduce(tensor, self._ranks[root], group=self._group, async_op=True)
-        return self._pending("reduce", tensor, work, origin)
+        return Pending(tensor, work, self, ("reduce", origin, self._words), transfer)
 
     def send(self, tensor: Tensor, to: int, origin: str = "") -> Pending:
         tensor = tensor.contiguous()
-        self._record("send", tensor.nbytes, origin)
+        transfer = self._record("send", tensor.nbytes, origin)
         work = dist.isend(tensor, self._ranks[to], group=self._group)
-        return Pending(tensor, work, about=("send of", origin, f"to rank {self._ranks[to]}"), limit=self._limit)
+        return Pending(tensor, work, self, ("send of", origin, f"to rank {self._ranks[to]}"), transfer)
 
     def receive(self, buffer: Tensor, source: int, origin: str = "") -> Pending:
         """Fill `buffer` with what rank `source` of the axis sends."""
-        self._record("receive", buffer.nbytes, origin)
+        transfer = self._record("receive", buffer.nbytes, origin)
         work = dist.irecv(buffer, self._ranks[source], group=self._group)
-        return Pending(
-            buffer, work, about=("receive of", origin, f"from rank {self._ranks[source]}"), limit=self._limit
-        )
+        return Pending(buffer, work, self, ("receive of", origin, f"from rank {self._ranks[source]}"), transfer)

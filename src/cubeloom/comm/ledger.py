@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -50,21 +49,6 @@ class Ledger:
         for entry in self.entries:
             total[key(entry)] += entry.received
         return dict(total)
-
-
-class Recorder:
-    """Where a network's axes look for a ledger to write in; there is none unless somebody is recording."""
-
-    def __init__(self) -> None:
-        self.ledger: Ledger | None = None
-
-    @contextmanager
-    def recording(self) -> Iterator[Ledger]:
-        outer, self.ledger = self.ledger, Ledger()
-        try:
-            yield self.ledger
-        finally:
-            self.ledger = outer
 
 
 def plain(number: Fraction) -> int | float:

@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from cubeloom.comm.axis import Axis
-from cubeloom.comm.ledger import Ledger, Recorder
+from cubeloom.comm.journal import Journal, Wire
+from cubeloom.comm.ledger import Ledger
+from cubeloom.comm.recorder import Recorder
 from cubeloom.errors import UserError
 from cubeloom.grid import AXES, Grid
 
@@ -24,10 +26,16 @@ class Network:
     """Join the ranks of the default process group into a grid. Several networks can live in one process.
 
     `patience`: no wait for another rank may last longer, in seconds; by default torch's own limit holds. On a GPU waits
-    are the stream's, not ours, and NCCL's own limit holds.
+    are the stream's, not ours, and NCCL's own limit holds. `wire` slows all communication down, for measurements.
     """
 
-    def __init__(self, grid: Grid, device: torch.device | None = None, patience: float | None = None) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        device: torch.device | None = None,
+        patience: float | None = None,
+        wire: Wire | None = None,
+    ) -> None:
         if not dist.is_initialized():
             raise UserError("join a process group first: run under `cubeloom`, torchrun, or cubeloom.launch.run")
         if dist.get_world_size() != grid.world:
@@ -39,7 +47,7 @@ class Network:
         self.device = device or torch.device("cpu")
         self.rank = dist.get_rank()
         self.coordinates = grid.coordinates(self.rank)
-        self._recorder = Recorder()
+        self._recorder = Recorder(wire)
         self._limit = timedelta(seconds=patience) if patience and self.device.type == "cpu" else None
         ranks = torch.tensor([grid.rank(grid_coordinates) for grid_coordinates in _all_coordinates(grid)])
         self.mesh = DeviceMesh(
@@ -129,6 +137,12 @@ class Network:
         """Write every communication inside the block into the ledger it gives."""
         with self._recorder.recording() as ledger:
             yield ledger
+
+    @contextmanager
+    def timing(self) -> Iterator[Journal]:
+        """Write when every communication inside the block was started and awaited into the journal it gives."""
+        with self._recorder.timing() as journal:
+            yield journal
 
     def barrier(self) -> None:
         dist.barrier()

@@ -10,6 +10,8 @@ depend on the result: the node of its weight gradient.
 | scatter | reduce-scatter | all-gather     | a result that rests sharded |
 | copy    | nothing        | all-reduce     | an operand that rests replicated |
 | reduce  | all-reduce     | nothing        | a result that rests replicated |
+
+In a weave a strand pauses between the two nodes, and another one computes.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from cubeloom import weave
 from cubeloom.comm import Axis, Pending
 
 Kind = Literal["gather", "scatter", "copy", "reduce"]
@@ -39,7 +42,16 @@ class Collective:
     def start(self, tensor: Tensor) -> Started:
         """Begin; the result comes from `finish`."""
         started = Started(self)
-        started.token = tensor if self.axis.size == 1 else _Launch.apply(tensor, started)
+        if self.axis.size == 1:
+            started.token = tensor
+            return started
+        started.token = _Launch.apply(tensor, started)
+        strand = weave.strand()
+        if strand is not None:
+            if started.pending is not None:
+                strand.loom.under_way[id(started)] = started
+            elif self.kind == "copy":
+                strand.loom.put_off(started.token.grad_fn)
         return started
 
     def __call__(self, tensor: Tensor) -> Tensor:
@@ -77,10 +89,21 @@ class Started:
         self.pending: Pending | None = None
 
     def finish(self) -> Tensor:
+        if self.pending is not None:
+            weave.pause()
+            strand = weave.strand()
+            if strand is not None:
+                del strand.loom.under_way[id(self)]
         # Let go of the token: it holds its node, whose context holds this object, and no collector sees that circle.
         token, self.token = self.token, None
         assert token is not None
         return token if self.collective.axis.size == 1 else _Await.apply(token, self)
+
+    def settle(self) -> None:
+        """Of a strand that was given up: the result is for nobody."""
+        pending, self.pending, self.token = self.pending, None, None
+        if pending is not None:
+            pending.wait()
 
 
 def hollow(like: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cubeloom import counter
+from cubeloom import counter, weave
 from cubeloom.cube.forms import DropoutForm, Spread
 from cubeloom.cube.state import CubeState
 from cubeloom.errors import UserError
@@ -38,7 +38,10 @@ class CubeDropout(nn.Module):
             )
         rows, columns = x.shape
         place, parts = self._within
-        first_row = self._part * (self._clock.rows or parts * rows) + self._clock.first_row + place * rows
+        strand, ways = weave.place()
+        own = parts * rows  # of this strand, on this z rank
+        before = self._part * (self._clock.rows or ways * own) + self._clock.first_row + strand * own
+        first_row = before + place * rows
         row = torch.arange(first_row, first_row + rows, device=x.device)
         column = torch.arange(columns, device=x.device) + self._columns.index * columns
         index = row[:, None] * (columns * self._columns.size) + column

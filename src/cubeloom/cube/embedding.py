@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cubeloom import weave
 from cubeloom.comm import Network, Pending
 from cubeloom.cube.collective import Collective
 from cubeloom.cube.forms import EmbeddingForm, Spread, TableForm
-from cubeloom.cube.gradients import Gradients
+from cubeloom.cube.gradients import Gradients, WeightGradient
 from cubeloom.cube.parameter import own_part
 from cubeloom.cube.state import CubeState
 from cubeloom.cube.weight import Weight
@@ -35,8 +36,9 @@ class CubeEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         table = self._gathered.forward(backward_needs_it=False)
-        rows = _Lookup.apply(self.weight, tokens - self._first, table, self._gathered, self._gradients)
-        self._gathered.read()
+        ways = weave.place()[1]
+        rows = _Lookup.apply(self.weight, tokens - self._first, table, self._gathered, self._gradients, ways)
+        self._gathered.read("forward", ways)
         return self._sum(rows)
 
 
@@ -54,8 +56,9 @@ class CubeTable(nn.Module):
         if self._rows is not None:
             entries = self._rows(entries)
         table = self._gathered.forward(backward_needs_it=False)
-        rows = _Lookup.apply(self.weight, entries, table, self._gathered, self._gradients)
-        self._gathered.read()
+        ways = weave.place()[1]
+        rows = _Lookup.apply(self.weight, entries, table, self._gathered, self._gradients, ways)
+        self._gathered.read("forward", ways)
         return rows
 
 
@@ -76,23 +79,25 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, parameter: nn.Parameter, index: Tensor, table: Tensor, weight: Weight, gradients: Gradients
+        ctx: Any, parameter: nn.Parameter, index: Tensor, table: Tensor, weight: Weight, gradients: Gradients, ways: int
     ) -> Tensor:
         inside = (index >= 0) & (index < table.shape[0])
         safe = index.clamp(0, table.shape[0] - 1)
         ctx.save_for_backward(safe, inside)
         ctx.parameter, ctx.weight, ctx.gradients, ctx.entries = parameter, weight, gradients, table.shape[0]
+        ctx.ways = ways
         return functional.embedding(safe, table).masked_fill_(~inside.unsqueeze(-1), 0)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None, None, None]:
         index, inside = ctx.saved_tensors
         weight: Weight = ctx.weight
 
-        def compute() -> Pending:
+        def product() -> Tensor:
             table = gradient.new_zeros(ctx.entries, gradient.shape[-1])
             table.index_add_(0, index, gradient.masked_fill(~inside.unsqueeze(-1), 0))
-            return weight.scatter(table)
+            return table
 
-        ctx.gradients.weight_gradient(ctx.parameter, compute)
-        return None, None, None, None, None
+        strands = ctx.ways if weight.sharded else 1
+        ctx.gradients.weight_gradient(WeightGradient(ctx.parameter, "lookup", product, weight.scatter, strands))
+        return None, None, None, None, None, None

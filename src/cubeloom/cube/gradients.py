@@ -1,6 +1,6 @@
 """Gradients of one model on one rank: accumulated by our own backward, summed over replicas behind it in buckets.
 
-A layer's backward hands over a parameter's local gradient with `add`, or with `weight_gradient` how to compute it. Autograd
+A layer's backward hands over a parameter's local gradient with `add`, or with `weight_gradient` how to get it. Autograd
 tells through a hook when all uses of a parameter have been through; what its replicas must sum then goes into a bucket, and
 full buckets are all-reduced while the backward goes on. When `backward()` returns, all gradients are whole.
 
@@ -14,6 +14,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +25,23 @@ from cubeloom.cube.parameter import like, local_of
 
 BUCKET_BYTES = 25 * 2**20
 
-# Starts a weight's matmul and, where the weight is sharded over z, the scatter of the result.
-Compute = Callable[[], Pending]
+
+@dataclass(frozen=True)
+class WeightGradient:
+    """How to get a weight's gradient: its matmul, and the scatter of the result where the weight is sharded over z.
+
+    Of several strands of a weave the products are summed before they are scattered, once.
+    """
+
+    parameter: nn.Parameter
+    layer: str  # two layers may share a weight
+    product: Callable[[], Tensor]
+    scatter: Callable[[Tensor], Pending]
+    strands: int = 1
+
+
 # Weight gradients that were put off.
-Noted = deque[tuple[nn.Parameter, Compute]]
+Noted = deque[WeightGradient]
 # Takes what this rank gets of a parameter's summed gradient, instead of the whole (see `scatter_to`).
 Receiver = Callable[[nn.Parameter, Tensor], None]
 
@@ -37,6 +51,7 @@ class Gradients:
         self._buckets = _Buckets(bucket_bytes)
         self._axes: dict[nn.Parameter, Axis] = {}
         self._arriving: deque[tuple[nn.Parameter, Pending]] = deque()
+        self._sums: dict[tuple[nn.Parameter, str], tuple[Tensor, int]] = {}  # over strands, and how many they are of
         self._owed: Counter[nn.Parameter] = Counter()  # gradients still arriving
         self._seen: set[nn.Parameter] = set()  # all uses have been through, but a gradient is owed
         self._noted: Noted | None = None  # where weight gradients are put off to
@@ -94,27 +109,34 @@ class Gradients:
         else:
             local_of(held).add_(gradient)
 
-    def weight_gradient(self, parameter: nn.Parameter, compute: Compute) -> None:
+    def weight_gradient(self, wanted: WeightGradient) -> None:
         """Compute a gradient now, or note it for `drain`."""
         if self._noted is not None:
-            self._noted.append((parameter, compute))
+            self._noted.append(wanted)
             return
         self._hear_of_the_end()
-        self._owed[parameter] += 1
-        self._arriving.append((parameter, compute()))
-        # One may still be scattering behind the next layer's computation.
-        while len(self._arriving) > 1:
-            self._arrive()
+        self._compute(wanted)
 
     def drain(self, noted: Noted) -> None:
         """Compute weight gradients that were put off."""
         while noted:
-            parameter, compute = noted.popleft()
-            self._owed[parameter] += 1
-            self._arriving.append((parameter, compute()))
-            while len(self._arriving) > 1:
-                self._arrive()
+            self._compute(noted.popleft())
         while self._arriving:
+            self._arrive()
+
+    def _compute(self, wanted: WeightGradient) -> None:
+        product = wanted.product()
+        key = (wanted.parameter, wanted.layer)
+        earlier, strands = self._sums.pop(key, (None, 0))
+        if earlier is not None:
+            product = earlier.add_(product)
+        if strands + 1 < wanted.strands:
+            self._sums[key] = product, strands + 1
+            return
+        self._owed[wanted.parameter] += 1
+        self._arriving.append((wanted.parameter, wanted.scatter(product)))
+        # One may still be scattering behind the next layer's computation.
+        while len(self._arriving) > 1:
             self._arrive()
 
     def reduce(self) -> None:
@@ -134,7 +156,7 @@ class Gradients:
         for _, pending in self._arriving:
             pending.wait()
         self._buckets.forget()
-        for left in (self._arriving, self._owed, self._seen, self._summed, self._earlier):
+        for left in (self._arriving, self._sums, self._owed, self._seen, self._summed, self._earlier):
             left.clear()
         self._backward = -1
 

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cubeloom import weave
 from cubeloom.comm import Axis, Pending
 from cubeloom.cube.collective import Collective, Kind, hollow
 from cubeloom.cube.forms import LinearForm, Spread
-from cubeloom.cube.gradients import Gradients
+from cubeloom.cube.gradients import Gradients, WeightGradient
 from cubeloom.cube.parameter import local_of, own_part
 from cubeloom.cube.state import CubeState
 from cubeloom.cube.turn import Turn
@@ -40,23 +41,35 @@ class CubeLinear(nn.Module):
         self._output = _collective(form.outputs, "reduce", "scatter", along_k, f"{form.name} output")
         self._regather = form.saved == "regathered" and form.inputs != Spread.REPLICATED and along_n.size > 1
         self._own_features = own_part(along_k) if form.outputs == Spread.FEATURES else None
+        # Rows are gathered before one matmul and scattered after another: a strand that waits between them has its turn here.
+        self._lone_matmul = form.inputs == Spread.ROWS and along_n.size > 1 and along_k.size == 1
+        self._name = form.name
         self._turn = Turn(form.name, state.network) if form.turn else None
 
     def forward(self, x: Tensor) -> Tensor:
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))  # before it travels
         started = self._input.start(x)
         # Made between the two nodes of the input's collective: so in the backward the weight gradient is computed while
         # the input gradient travels.
-        call = _Call(self._gathered, self._state.gradients, self._input if self._regather else None)
-        token = _WeightGradient.apply(self.weight, call)
+        regather = self._input if self._regather else None
+        call = _Call(self._name, self._gathered, self._state.gradients, regather, weave.place()[1])
+        behind = self._state.hides_weight_gradients
+        token = _WeightGradient.apply(self.weight, call) if behind else None
         weight = self._gathered.forward(backward_needs_it=True)
         whole = started.finish()
+        if token is None:
+            token = _WeightGradient.apply(self.weight, call)
         partial = _Matmul.apply(whole, x.detach() if self._regather else None, token, weight, call)
-        self._gathered.read()
+        self._gathered.read("forward", call.ways)
+        if self._lone_matmul:
+            weave.pause()
         y = self._output(partial)
         if self._turn is not None:
             y = self._turn(y)
         if self.bias is not None:
-            bias = self._state.local(self.bias)
+            bias = self._state.local(self.bias).to(y.dtype)
             y = y + (bias if self._own_features is None else self._own_features(bias))
         return y
 
@@ -70,9 +83,11 @@ def _collective(spread: Spread, replicated: Kind, sharded: Kind, axis: Axis, ori
 class _Call:
     """One use of the layer: what its nodes hand to one another in the backward."""
 
+    layer: str
     weight: Weight
     gradients: Gradients
     regather: Collective | None
+    ways: int  # strands that use the layer alike
     operands: tuple[Pending, Tensor] | None = None  # X and dY of the weight gradient
 
 
@@ -89,12 +104,13 @@ class _WeightGradient(torch.autograd.Function):
         call: _Call = ctx.call
         assert call.operands is not None
         (x, gradient), call.operands = call.operands, None
+
+        def product() -> Tensor:
+            return (gradient.flatten(0, -2).t() @ x.wait().flatten(0, -2)).to(ctx.parameter.dtype)
+
         weight = call.weight
-
-        def compute() -> Pending:
-            return weight.scatter(gradient.flatten(0, -2).t() @ x.wait().flatten(0, -2))
-
-        call.gradients.weight_gradient(ctx.parameter, compute)
+        strands = call.ways if weight.sharded else 1
+        call.gradients.weight_gradient(WeightGradient(ctx.parameter, call.layer, product, weight.scatter, strands))
         return None, None
 
 
@@ -106,7 +122,7 @@ class _Matmul(torch.autograd.Function):
         ctx.call = call
         ctx.save_for_backward(x if shard is None else shard)
         ctx.token = hollow(token)
-        return x @ weight.t()
+        return x @ weight.to(x.dtype).t()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None]:
@@ -121,6 +137,6 @@ class _Matmul(torch.autograd.Function):
             token = ctx.token
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = gradient @ call.weight.backward()
-            call.weight.read()
+            dx = gradient @ call.weight.backward().to(gradient.dtype)
+            call.weight.read("backward", call.ways)
         return dx, None, token, None, None

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cubeloom import weave
 from cubeloom.comm import Axis
 from cubeloom.cube.forms import LossForm
 from cubeloom.cube.norm import at_least_float32
@@ -41,20 +42,19 @@ class CubeCrossEntropy(nn.Module):
     def _mean_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         if self._rows is not None:
             targets = self._rows(targets)
-        if self._vocabulary is None:
-            return self._mean(
-                nn.functional.cross_entropy(
-                    logits, targets, ignore_index=self._ignored, label_smoothing=self._smoothing, reduction="sum"
-                ),
-                targets,
-            )
         counted = targets != self._ignored
-        return _VocabularyCrossEntropy.apply(
-            logits, targets, counted, self._smoothing, self._vocabulary, self._everybody, self._origin
-        )
+        if self._vocabulary is None:
+            total = nn.functional.cross_entropy(
+                logits, targets, ignore_index=self._ignored, label_smoothing=self._smoothing, reduction="sum"
+            )
+        else:
+            total = _VocabularyCrossEntropy.apply(
+                logits, targets, counted, self._smoothing, self._vocabulary, self._origin
+            )
+        # The strands of a weave have one loss together.
+        return weave.meet(self._mean, total, counted.sum().to(total.dtype))
 
-    def _mean(self, total: Tensor, targets: Tensor) -> Tensor:
-        count = (targets != self._ignored).sum().to(total.dtype)
+    def _mean(self, total: Tensor, count: Tensor) -> Tensor:
         return _Mean.apply(total, count, self._everybody, self._origin)
 
 
@@ -81,9 +81,9 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         counted: Tensor,
         smoothing: float,
         vocabulary: Axis,
-        everybody: Axis,
         origin: str,
     ) -> Tensor:
+        """The sum over this rank's rows."""
         wide = at_least_float32(logits)
         entries = wide.shape[-1]
         local = targets - vocabulary.index * entries
@@ -101,17 +101,15 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
             # The smoothed target gives each entry a share of `smoothing`, and the true one the rest.
             mean = sums[2] / (entries * vocabulary.size)
             losses = (1 - smoothing) * losses + smoothing * (logarithm - mean)
-        totals = torch.stack([losses.masked_fill(~counted, 0).sum(), counted.sum().to(losses.dtype)])
-        total, count = everybody.all_reduce(totals, f"{origin} mean").wait()
-        ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(-1)), safe, here, counted, count)
+        ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(-1)), safe, here, counted)
         ctx.smoothing, ctx.classes, ctx.dtype = smoothing, entries * vocabulary.size, logits.dtype
-        return total / count
+        return losses.masked_fill(~counted, 0).sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        probabilities, safe, here, counted, count = ctx.saved_tensors
+        probabilities, safe, here, counted = ctx.saved_tensors
         slope = probabilities - ctx.smoothing / ctx.classes
         hit = here.to(slope.dtype).unsqueeze(-1) * (ctx.smoothing - 1)
         slope.scatter_add_(-1, safe.unsqueeze(-1), hit)
-        slope *= (counted * (gradient / count)).unsqueeze(-1)
-        return slope.to(ctx.dtype), None, None, None, None, None, None
+        slope *= (counted * gradient).unsqueeze(-1)
+        return slope.to(ctx.dtype), None, None, None, None, None

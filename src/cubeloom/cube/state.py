@@ -34,8 +34,14 @@ class CubeState:
     clock: Clock = field(default_factory=Clock)
     # Of each loss in the whole batch's mean, where that is cut up.
     shares: dict[str, float] = field(default_factory=dict)
-    # Between a forward and its backward, so that what the forward saved must not share memory with a parameter.
+    hides_weight_gradients: bool = True  # behind the input gradient's collective; not, only to see what that is worth
+    # Weights change between a forward and its backward, so that what the forward saved must not share memory with a parameter.
     updates_under_way: bool = False
+
+    @property
+    def staggers(self) -> bool:
+        """Strands start one after the other: gathers and scatters of rows follow each other closely."""
+        return self.rest.activations == "sharded"
 
     def local(self, parameter: nn.Parameter) -> Tensor:
         """A small parameter's local block, inside autograd."""

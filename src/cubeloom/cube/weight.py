@@ -5,12 +5,17 @@ The gather of the next layer's weight starts before it is needed: a `Chain` reme
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
+from cubeloom import weave
 from cubeloom.comm import Axis, Pending
 from cubeloom.cube.cut import Weights
 from cubeloom.cube.parameter import local_of
+
+Direction = Literal["forward", "backward"]
 
 
 class Chain:
@@ -54,9 +59,10 @@ class Weight:
         self._full: Tensor | None = None
         self._gathered_from = (-1, -1)  # version and address of the shard
         self._uses = 0  # forwards whose backward is to come
+        self._reads = {"forward": 0, "backward": 0}  # by strands, of what all of them read
 
     def forward(self, backward_needs_it: bool) -> Tensor:
-        """The whole weight, for a forward; `read` must follow."""
+        """The whole weight, for a forward; `read` must follow. Gathered once for all strands of a weave."""
         if not self.sharded:
             return local_of(self.parameter)
         full = self._gathered("forward")
@@ -75,10 +81,25 @@ class Weight:
         self._uses -= 1
         return full
 
-    def read(self) -> None:
-        """The computation that asked for the whole weight is done with it."""
+    def read(self, direction: Direction, ways: int) -> None:
+        """The computation that asked for the whole weight is done with it: one of so many strands."""
+        self._reads[direction] += 1
+        strand = weave.strand()
+        if self._reads[direction] < ways:
+            if strand is not None:
+                strand.loom.under_way[id(self)] = self
+            return
+        if strand is not None:
+            strand.loom.under_way.pop(id(self), None)
+        self._reads[direction] = 0
         if not (self._keep and self._uses > 0):
             self._full = None
+
+    def settle(self) -> None:
+        """Strands were given up before all had read."""
+        self._reads = {"forward": 0, "backward": 0}
+        self._uses = 0
+        self._full = None
 
     def scatter(self, gradient: Tensor) -> Pending:
         """The gradient of the whole weight, on its way to be this rank's part of the sum over the axis."""
@@ -86,7 +107,7 @@ class Weight:
             return Pending(gradient)
         return self._axis.reduce_scatter(gradient, 0, f"{self._origin} weight gradient")
 
-    def prefetch(self, direction: str) -> None:
+    def prefetch(self, direction: Direction) -> None:
         """Start gathering, unless that is done or under way for the values that the shard has now."""
         shard = local_of(self.parameter)
         # Updates raise the version; a pipeline that keeps old weights exchanges the shard itself.
@@ -99,7 +120,7 @@ class Weight:
             self._gathered_from = values
             self._pending = self._axis.all_gather(shard, 0, f"{self._origin} weight {direction}")
 
-    def _gathered(self, direction: str) -> Tensor:
+    def _gathered(self, direction: Direction) -> Tensor:
         self.prefetch(direction)
         if self._pending is not None:
             self._full, self._pending = self._pending.wait(), None

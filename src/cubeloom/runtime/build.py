@@ -66,6 +66,7 @@ def lay_out(
     schedule: Schedule,
     rest: Rest,
     stages: Sequence[range] | None = None,
+    ways: int = 1,
 ) -> Layout:
     """Decide all that can be decided without a process group; raises UserError for what cannot work.
 
@@ -79,12 +80,14 @@ def lay_out(
             f"{schedule.name} has {len(schedule.workers)} workers, and the grid {grid} has pipe={grid.pipe}"
         )
     count = len(portions(schedule))
-    if batch.samples % (count * grid.data * grid.z):
+    least = count * ways * grid.data * grid.z
+    if batch.samples % least:
+        strands = f" of {ways} strands" if ways > 1 else ""
         raise UserError(
-            f"the batch of {batch.samples} samples cannot be cut into {count} micro-batches on data={grid.data}·z={grid.z}; "
-            f"it must be a multiple of {count * grid.data * grid.z}"
+            f"the batch of {batch.samples} samples cannot be cut into {count} micro-batches{strands} on "
+            f"data={grid.data}·z={grid.z}; it must be a multiple of {least}"
         )
-    forms = resolve(model, cut, grid, rest, Batch(batch.samples // count, batch.sequence))
+    forms = resolve(model, cut, grid, rest, Batch(batch.samples // (count * ways), batch.sequence))
     pieces: list[Piece] = model.pieces()  # type: ignore[operator]
     modules = [piece.modules for piece in pieces]
     chosen = stages or partition(counted_costs(modules, forms), schedule.stages)
@@ -122,7 +125,13 @@ class Held:
 
 
 def hold(
-    model: nn.Module, layout: Layout, network: Network, fill: Fill, rest: Rest, recompute: bool | Collection[int]
+    model: nn.Module,
+    layout: Layout,
+    network: Network,
+    fill: Fill,
+    rest: Rest,
+    recompute: bool | Collection[int],
+    ways: int,
 ) -> Held:
     """Build the stages of this rank's worker. A name is one parameter, also where two of the stages share it."""
     make_groups(network, layout)
@@ -139,7 +148,7 @@ def hold(
         pieces: list[Piece] = own.pieces()  # type: ignore[operator]
         runs = [pieces[number].run for number in layout.stages[stage]]
         again = recompute if isinstance(recompute, bool) else stage in recompute
-        held.stages[replica, stage] = Stage(runs, state, again)
+        held.stages[replica, stage] = Stage(runs, state, again, ways)
         held.models[replica, stage] = own
     return held
 

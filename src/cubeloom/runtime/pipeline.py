@@ -26,7 +26,7 @@ class Pipeline:
 
     `model` is built on the meta device and says its pieces; `batch` is the whole one. `stages` may say which pieces each stage
     gets, otherwise they are balanced; `recompute` says which stages, or whether all, compute their forward once more in their
-    backward instead of keeping it. Raises UserError before anything is allocated.
+    backward instead of keeping it; each micro-batch runs as `ways` strands. Raises UserError before anything is allocated.
     """
 
     def __init__(
@@ -40,13 +40,14 @@ class Pipeline:
         rest: Rest | None = None,
         stages: list[range] | None = None,
         recompute: bool | Collection[int] = False,
+        ways: int = 1,
     ) -> None:
         rest = rest or Rest()
         self.network = network
         self.schedule = schedule
-        self.layout = lay_out(model, cut, network.grid, batch, schedule, rest, stages)
+        self.layout = lay_out(model, cut, network.grid, batch, schedule, rest, stages, ways)
         self._here = network.coordinates["pipe"]
-        self._held = hold(model, self.layout, network, fill, rest, recompute)
+        self._held = hold(model, self.layout, network, fill, rest, recompute, ways)
         self._channels = Channels(network, programme(schedule))
         self._boundaries: dict[int, Boundary] = {}  # of each stage's output
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from cubeloom.cube import CubeState
 from cubeloom.cube.gradients import Noted
+from cubeloom.weave import Weave, recompute
 
 Carry = dict[str, Tensor]
 Data = Mapping[str, Tensor]
@@ -34,6 +35,7 @@ class Stage:
     runs: Sequence[Run]
     state: CubeState
     recompute: bool = False
+    ways: int = 1  # strands of a portion
     _flights: dict[Portion, _Flight] = field(default_factory=dict)
 
     def forward(self, portion: Portion, inputs: Carry, data: Data) -> Carry:
@@ -41,9 +43,8 @@ class Stage:
         for tensor in leaves.values():
             if tensor.is_floating_point():
                 tensor.requires_grad_()
-        outputs = (
-            checkpoint(self._run, leaves, data, use_reentrant=False) if self.recompute else self._run(leaves, data)
-        )
+        run = partial(recompute, self._run) if self.recompute else self._run
+        outputs = Weave(run, self.ways, self.state.staggers)(leaves, data)
         self._flights[portion] = _Flight(leaves, outputs)
         return {name: tensor.detach() for name, tensor in outputs.items()}
 

@@ -33,6 +33,7 @@ class Experiment:
     weights: str | None = None  # a file to start from, instead of initial values
     schedule: Schedule | None = None  # of the pipeline, where the grid has one
     patience: float = 120  # seconds that a rank waits for another
+    ways: int = 1  # strands of a weave
     recompute: bool = False  # each stage's forward once more in its backward
 
     def skeleton(self) -> nn.Module:
@@ -46,7 +47,7 @@ class Experiment:
     def forms(self) -> list[Form]:
         """The form of each layer on the grid; raises UserError if it cannot be cut."""
         if self.schedule is None:
-            return resolve(self.skeleton(), self.cut(), self.grid, self.rest, self.batch)
+            return self._strand_forms()
         forms = list(self.layout(self.schedule).forms)
         if self.asynchronous and self.drops:
             raise UserError(f"{self.schedule.name} can be compared without dropout only: use --dropout 0")
@@ -58,7 +59,17 @@ class Experiment:
 
     def layout(self, schedule: Schedule) -> Layout:
         """Which stages have which layers; raises UserError if the model cannot be cut so."""
-        return lay_out(self.skeleton(), self.cut(), self.grid, self.batch, schedule, self.rest)
+        return lay_out(self.skeleton(), self.cut(), self.grid, self.batch, schedule, self.rest, ways=self.ways)
+
+    def _strand_forms(self) -> list[Form]:
+        least = self.ways * self.grid.data * self.grid.z
+        if self.ways < 1 or (self.ways > 1 and self.batch.samples % least):
+            raise UserError(
+                f"the batch of {self.batch.samples} samples cannot be cut into {self.ways} strands on data={self.grid.data}·"
+                f"z={self.grid.z}; it must be a multiple of {least}"
+            )
+        strand = Batch(self.batch.samples // self.ways, self.batch.sequence)
+        return resolve(self.skeleton(), self.cut(), self.grid, self.rest, strand)
 
     @property
     def asynchronous(self) -> bool:
@@ -72,7 +83,7 @@ class Experiment:
     @property
     def serial(self) -> Experiment:
         """The same on one device."""
-        return replace(self, grid=Grid(), zero=False, schedule=None, recompute=False)
+        return replace(self, grid=Grid(), zero=False, schedule=None, recompute=False, ways=1)
 
     def samples(self, step: int) -> dict[str, Tensor]:
         """The global batch of a step: tokens, and targets of which some are ignored."""

@@ -17,13 +17,14 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
 from cubeloom.comm import Network, devices
-from cubeloom.cube import CubeState, apply, initial_values, materialise
+from cubeloom.cube import Batch, CubeState, apply, initial_values, materialise
 from cubeloom.cube.apply import Fill
 from cubeloom.cube.parameter import Block, local_of
 from cubeloom.models.weights import stored_values
 from cubeloom.runtime import Pipeline
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
 from cubeloom.verify.experiment import Experiment
+from cubeloom.weave import Weave
 
 
 @dataclass
@@ -100,8 +101,10 @@ def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome
 
     step_on: Train
     if experiment.schedule is None:
-        state = apply(model, experiment.cut(), network, experiment.batch, fill, experiment.rest)
-        step_on, parameters, gradients = plainly(model, state), dict(model.named_parameters()), state.gradients
+        strand = Batch(experiment.batch.samples // experiment.ways, experiment.batch.sequence)
+        state = apply(model, experiment.cut(), network, strand, fill, experiment.rest)
+        woven = Weave(model, experiment.ways, state.staggers)
+        step_on, parameters, gradients = plainly(woven, state), dict(model.named_parameters()), state.gradients
     else:
         pipeline = Pipeline(
             model,
@@ -112,6 +115,7 @@ def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome
             experiment.schedule,
             experiment.rest,
             recompute=experiment.recompute,
+            ways=experiment.ways,
         )
         first = experiment.share(0, network.coordinates)
         pipeline.learn({name: tensor.to(device) for name, tensor in first.items()})
@@ -145,7 +149,7 @@ def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome
     return outcome
 
 
-def plainly(model: nn.Module, state: CubeState | None) -> Train:
+def plainly(model: Callable[..., Tensor], state: CubeState | None) -> Train:
     """Forward and backward without a pipeline."""
 
     def step_on(data: dict[str, Tensor], step: int) -> float:

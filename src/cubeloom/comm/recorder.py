@@ -1,0 +1,59 @@
+"""Where a network's axes say what they do; nobody listens unless asked to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cubeloom.comm.journal import Journal, Transfer, Wire
+from cubeloom.comm.ledger import Entry, Ledger
+
+
+class Recorder:
+    def __init__(self, wire: Wire | None = None) -> None:
+        self._ledger: Ledger | None = None
+        self._journal: Journal | None = None
+        self._wire = wire
+
+    @contextmanager
+    def recording(self) -> Iterator[Ledger]:
+        """Bytes, into the ledger that it gives."""
+        outer, self._ledger = self._ledger, Ledger()
+        try:
+            yield self._ledger
+        finally:
+            self._ledger = outer
+
+    @contextmanager
+    def timing(self) -> Iterator[Journal]:
+        """Times, into the journal that it gives."""
+        outer, self._journal = self._journal, Journal()
+        try:
+            yield self._journal
+        finally:
+            self._journal = outer
+
+    def start(self, operation: str, axis: str, ranks: int, size: int, origin: str) -> Transfer | None:
+        """A communication starts. What it gives is to be told of the wait, if anything is given."""
+        if self._ledger is None and self._journal is None and self._wire is None:
+            return None
+        entry = Entry(operation, axis, ranks, size, origin)
+        if self._ledger is not None:
+            self._ledger.entries.append(entry)
+        if self._journal is None and self._wire is None:
+            return None
+        number = 0 if self._journal is None else len(self._journal.transfers)
+        transfer = Transfer(number, entry, time.perf_counter())
+        if self._wire is not None:
+            transfer.until, transfer.duration = self._wire.carry(entry)
+        if self._journal is not None:
+            self._journal.transfers.append(transfer)
+            self._journal.order.append(("start", transfer))
+        return transfer
+
+    def wait(self, transfer: Transfer) -> None:
+        """A rank begins to wait for it."""
+        transfer.awaited = time.perf_counter()
+        if self._journal is not None:
+            self._journal.order.append(("wait", transfer))
