@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from bench.weave import SETTINGS, Measured, measure, table
+
 from cubeloom.cube import Batch
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig

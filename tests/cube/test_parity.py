@@ -32,6 +32,8 @@ from cubeloom.launch import RankPool
 from cubeloom.models import BERTConfig, Config, GPTConfig, config
 from cubeloom.verify import Experiment, Report, verify
 
+GPT_TINY = cast(GPTConfig, config("gpt-tiny"))
+
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -124,7 +126,7 @@ def test_dropout_masks_do_not_depend_on_the_grid(ranks: RankPool, model: str, re
 
 @pytest.mark.parametrize("grid", ["x=2,y=2", "y=4", "z=2,y=2"])
 def test_label_smoothing(ranks: RankPool, grid: str) -> None:
-    smoothed = replace(config("gpt-tiny"), label_smoothing=0.2)
+    smoothed = replace(GPT_TINY, label_smoothing=0.2)
     holds(verify(experiment(smoothed, grid), pool=ranks))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from torch import nn
 from cubeloom import Grid
 from cubeloom.cube import Batch, Cut, CutError, Rest, resolve
 from cubeloom.cube.cut import Contract, Embedding, Expand, Loss, Table
-from cubeloom.models import Config, build, config, cut_of
+from cubeloom.models import Config, GPTConfig, build, config, cut_of
+
+GPT_TINY = cast(GPTConfig, config("gpt-tiny"))
 
 
 def refused(model: str | Config, grid: str, batch: Batch | None = None, **rest: str) -> str:
@@ -31,7 +34,7 @@ def test_a_grid_that_does_not_divide_the_hidden_size() -> None:
 
 
 def test_a_grid_that_does_not_divide_the_vocabulary() -> None:
-    message = refused(replace(config("gpt-tiny"), vocab=386), "y=2,z=2")
+    message = refused(replace(GPT_TINY, vocab=386), "y=2,z=2")
     assert "layer embed: vocabulary 386 cannot be cut over y=2·z=2" in message
 
 
@@ -40,13 +43,13 @@ def test_gpt2_s_own_vocabulary_cannot_be_cut() -> None:
 
 
 def test_a_grid_that_does_not_divide_the_heads() -> None:
-    message = refused(replace(config("gpt-tiny"), heads=2, hidden=96), "y=4")
+    message = refused(replace(GPT_TINY, heads=2, hidden=96), "y=4")
     assert "layer blocks.0.attention.qkv: heads 2 cannot be cut over y=4" in message
     assert "grids that work" in message
 
 
 def test_neither_heads_nor_sequences_suffice() -> None:
-    message = refused(replace(config("gpt-tiny"), heads=2), "x=2,y=2", Batch(3, 24))
+    message = refused(replace(GPT_TINY, heads=2), "x=2,y=2", Batch(3, 24))
     assert "heads 2 cannot be cut over x=2·y=2, nor the 3 sequences of one z rank over x=2" in message
 
 

@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from cubeloom.models import Config, Model, build, config_from_hugging_face, from_hugging_face
+from cubeloom.models import LanguageConfig, LanguageModel, build, config_from_hugging_face, from_hugging_face
 
 Theirs = Any  # transformers has no types
 
@@ -76,11 +76,11 @@ def prepare(theirs: Theirs, *, dtype: torch.dtype = torch.float32, attention: st
     return theirs.eval().to(dtype)
 
 
-def config_of(theirs: Theirs, **changes: Any) -> Config:
+def config_of(theirs: Theirs, **changes: Any) -> LanguageConfig:
     return config_from_hugging_face({**theirs.config.to_dict(), **changes})
 
 
-def ours_of(theirs: Theirs, config: Config | None = None) -> Model:
+def ours_of(theirs: Theirs, config: LanguageConfig | None = None) -> LanguageModel:
     """Our model with their weights."""
     config = config or config_of(theirs)
     model = build(config).to(next(theirs.parameters()).dtype)

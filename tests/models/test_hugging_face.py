@@ -17,6 +17,7 @@ from cubeloom.models import (
     BERTConfig,
     Config,
     GPTConfig,
+    LanguageConfig,
     LlamaConfig,
     build,
     config_from_hugging_face,
@@ -26,9 +27,10 @@ from cubeloom.models import (
 
 from . import hugging
 
-TINY = [name for name in PRESETS if name.endswith("-tiny")]
+TINY = [config for name, config in PRESETS.items() if name.endswith("-tiny")]
 CONFIGS: list[Config] = [
-    *(replace(PRESETS[name], tied=tied) for name in TINY for tied in (True, False)),
+    *(replace(config, tied=tied) for config in TINY if isinstance(config, LanguageConfig) for tied in (True, False)),
+    PRESETS["unet-tiny"],
     BERTConfig(vocab=10, positions=4, hidden=8, layers=1, heads=2, next_sentence=True),
 ]
 THEIRS = [hugging.gpt2, hugging.llama, hugging.bert]
@@ -116,6 +118,7 @@ def test_a_state_of_another_model_is_refused() -> None:
 
 def test_a_state_of_another_size_is_refused_with_both_shapes() -> None:
     gpt = PRESETS["gpt-tiny"]
+    assert isinstance(gpt, GPTConfig)
     state = to_hugging_face(gpt, random_state(gpt))
     with pytest.raises(UserError, match=r"of another shape: transformer.wte.weight \[384, 96\] for \[400, 96\]$"):
         from_hugging_face(replace(gpt, vocab=400), state)

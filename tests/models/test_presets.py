@@ -24,8 +24,12 @@ EXACT = {
     "llama-13b": 13_015_864_320,
     "llama-70b": 68_976_648_192,
     "llama3-8b": 8_030_261_248,
+    "unet-cifar10": 35_746_307,  # DDPM's paper says 35.7 million; diffusers' model has just as many
+    "resnet-18": 11_689_512,
+    "resnet-34": 21_797_672,
 }
 BILLIONS = {f"gpt-{size}b": size for size in (5, 10, 20, 40, 50, 60, 80, 100, 160, 175)}
+TENSOR3D = {f"unet-{size}b": size for size in (3.5, 7.5, 14, 28)}
 MODULES = {
     "gpt-tiny": {
         "": "embed positions dropout blocks norm head loss",
@@ -45,8 +49,31 @@ MODULES = {
         "blocks.1.attention": "qkv core proj dropout",
         "blocks.1.mlp": "up act down dropout",
     },
+    "unet-tiny": {
+        "": "time share_time conv_in down middle up norm_out act conv_out loss",
+        "time": "first act second",
+        "down": "0 1 2 3 4",
+        "down.0": "res",
+        "down.0.res": "norm1 act conv1 time_proj norm2 dropout conv2",
+        "down.1": "conv",
+        "down.2": "res attention",
+        "down.2.res": "norm1 act conv1 time_proj norm2 dropout conv2 skip",
+        "down.2.attention": "norm qkv core proj",
+        "middle": "0 1",
+        "middle.0": "res attention",
+        "middle.1": "res",
+        "up": "0 1 2 3 4 5 6 7",
+        "up.0": "concat res",
+        "up.2": "conv",
+        "up.3": "concat res attention",
+    },
+    "resnet-tiny": {
+        "": "conv_in norm_in act pool_in blocks pool head loss",
+        "blocks.0": "conv1 bn1 act conv2 bn2",
+        "blocks.1": "conv1 bn1 act conv2 bn2 skip skip_norm",
+    },
 }
-TINY = list(MODULES)
+TINY = ["gpt-tiny", "llama-tiny", "bert-tiny"]  # models of language: what the others do is in their own tests
 
 
 def on_meta(name: str) -> Model:
@@ -68,12 +95,29 @@ def test_the_papers_sizes_are_near_their_names(name: str, billions: int) -> None
     assert parameters(name) == pytest.approx(billions * 1e9, rel=0.05)
 
 
+@pytest.mark.parametrize(("name", "billions"), TENSOR3D.items())
+def test_unets_have_the_paper_s_sizes(name: str, billions: float) -> None:
+    assert parameters(name) == pytest.approx(billions * 1e9, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), {"unet-550m": 0.55, "unet-1b": 1, "unet-2b": 2, "unet-4b": 4, "unet-8b": 8}.items()
+)
+def test_unets_of_the_authors_scripts_are_near_their_names(name: str, billions: float) -> None:
+    # Theirs have somewhat more: two numbers a channel from the time, where DDPM's have one.
+    assert parameters(name) == pytest.approx(billions * 1e9, rel=0.07)
+
+
+def test_a_wide_resnet_has_the_parameters_of_its_paper() -> None:
+    assert parameters("wideresnet-34-2") == pytest.approx(86.0e6, rel=1e-3)
+
+
 def test_every_preset_is_built_on_the_meta_device() -> None:
     for name in names():
         assert all(parameter.is_meta for parameter in on_meta(name).parameters())
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", MODULES)
 def test_modules_have_the_names_that_cuts_rely_on(name: str) -> None:
     model = build(name)
     for path, children in MODULES[name].items():

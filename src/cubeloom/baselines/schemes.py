@@ -11,9 +11,10 @@ import torch
 
 from cubeloom.baselines.summa import summa_words
 from cubeloom.cube import Batch, Cut, Rest
+from cubeloom.cube.amounts import Words
 from cubeloom.cube.forms import LinearForm
 from cubeloom.cube.resolve import forms, problems
-from cubeloom.cube.volume import Words, layer_volume
+from cubeloom.cube.volume import layer_volume
 from cubeloom.grid import Grid, grids
 from cubeloom.models.cuts import gpt_cut
 from cubeloom.models.gpt import Block, GPTConfig

@@ -24,7 +24,7 @@ class Models:
             with torch.device("meta"):
                 count = sum(parameter.numel() for parameter in build(config).parameters())
             sizes = asdict(config)
-            shown = (sizes[key] for key in ("layers", "hidden", "heads", "vocab", "positions"))
+            shown = (sizes.get(key, "") for key in ("layers", "hidden", "heads", "vocab", "positions"))
             table.add_row(name, f"{count:,}", *map(str, shown))
         Console().print(table)
         return 0

@@ -20,7 +20,7 @@ from cubeloom.cube import Batch, Rest
 from cubeloom.cube.cut import Activations, Inputs, Weights
 from cubeloom.errors import UserError
 from cubeloom.grid import AXES, Grid
-from cubeloom.models import Config, config
+from cubeloom.models import Config, LanguageConfig, config
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
 from cubeloom.runtime.microbatches import portions
 from cubeloom.verify import Experiment, Report, verify
@@ -100,12 +100,11 @@ class Verify:
         model, schedule = self._model(), self._schedule(grid)
         ways = max(1, self.ways)
         share = lcm(2, ways) if schedule is None else ways * len(portions(schedule))
-        batch = Batch(share * grid.data * grid.z if self.batch is None else self.batch, self.sequence)
-        if batch.samples < 1 or not 1 <= batch.sequence <= model.positions:
-            raise UserError(
-                f"a batch of {batch.samples} × {batch.sequence}: at least one sample, and sequences of 1 to "
-                f"{model.positions} tokens for {self.model}"
-            )
+        if not isinstance(model, LanguageConfig):
+            share *= lcm(grid.x, grid.y)  # images are cut by samples
+        batch = Batch(share * grid.data * grid.z if self.batch is None else self.batch, self._sequence(model))
+        if batch.samples < 1:
+            raise UserError(f"a batch of {batch.samples} samples: at least one is needed")
         return Experiment(
             model=model,
             grid=grid,
@@ -123,11 +122,22 @@ class Verify:
             patience=self.patience,
         )
 
+    def _sequence(self, model: Config) -> int:
+        if not isinstance(model, LanguageConfig):
+            return 1
+        if not 1 <= self.sequence <= model.positions:
+            raise UserError(
+                f"--sequence {self.sequence}: {self.model} takes sequences of 1 to {model.positions} tokens"
+            )
+        return self.sequence
+
     def _model(self) -> Config:
         model = config(self.model)
         if self.layers is not None:
             if self.layers < 1:
                 raise UserError(f"--layers must be at least 1, got {self.layers}")
+            if not isinstance(model, LanguageConfig):
+                raise UserError(f"model {self.model} has no number of layers to choose")
             model = replace(model, layers=self.layers)
         for name, value in (("dropout", self.dropout), ("label_smoothing", self.label_smoothing)):
             if value is None:

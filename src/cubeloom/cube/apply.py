@@ -28,12 +28,36 @@ from cubeloom.cube.forms import (
     Spread,
     TableForm,
     WholeForm,
+    other,
 )
 from cubeloom.cube.gradients import Gradients
+from cubeloom.cube.image_forms import (
+    BatchNormForm,
+    ConcatForm,
+    GroupedForm,
+    GroupNormForm,
+    ImageForm,
+    JoinForm,
+    ShareForm,
+    SliceForm,
+    SquaredLossForm,
+    StayForm,
+)
+from cubeloom.cube.image_layers import (
+    CubeConcat,
+    CubeGrouped,
+    CubeJoin,
+    CubeShare,
+    CubeSlice,
+    CubeSquaredLoss,
+    CubeStay,
+)
+from cubeloom.cube.image_norms import CubeBatchNorm, CubeGroupNorm
 from cubeloom.cube.linear import CubeLinear
 from cubeloom.cube.loss import CubeCrossEntropy
 from cubeloom.cube.norm import CubeNorm
-from cubeloom.cube.parameter import Block, distribute
+from cubeloom.cube.parameter import Block, distribute, own_part
+from cubeloom.cube.products import Convolution, Convolve, Matmul, Product
 from cubeloom.cube.resolve import resolve
 from cubeloom.cube.state import CubeState
 from cubeloom.cube.weight import Weight
@@ -72,7 +96,18 @@ def materialise(model: nn.Module, fill: Fill, modules: Iterable[str] = ("",)) ->
                 made[id(parameter)] = nn.Parameter(value)
             owner, _, attribute = name.rpartition(".")
             setattr(module.get_submodule(owner), attribute, made[id(parameter)])
+        for norm in module.modules():
+            if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and norm.running_mean is not None:
+                _start_running(norm, next(iter(made.values())))
     return model
+
+
+def _start_running(norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, like: Tensor) -> None:
+    """Running statistics, as torch starts them."""
+    for name in ("running_mean", "running_var"):
+        setattr(norm, name, torch.empty(norm.num_features, dtype=like.dtype, device=like.device))
+    norm.num_batches_tracked = torch.zeros((), dtype=torch.long, device=like.device)
+    norm.reset_running_stats()
 
 
 def apply(
@@ -145,6 +180,8 @@ class _Builder:
                 return CubeFirstToken(form, self._state)
             case WholeForm():
                 return self._whole(form)
+            case ImageForm():
+                return self._image(form)
         raise TypeError(f"no layer for {type(form).__name__}")
 
     def _parameter(
@@ -160,7 +197,7 @@ class _Builder:
         self._known[name] = parameter
         return parameter
 
-    def _weight(self, owner: str, mode: Weights, shape: tuple[int, int], cuts: Mapping[str, int]) -> Weight:
+    def _weight(self, owner: str, mode: Weights, shape: tuple[int, ...], cuts: Mapping[str, int]) -> Weight:
         """The weight of that layer: cut over the plane, and over z in the first dimension, within what the plane leaves."""
         if owner not in self._weights:
             replicated = mode == "replicated"
@@ -173,11 +210,73 @@ class _Builder:
 
     def _linear(self, form: LinearForm) -> CubeLinear:
         owner = form.shares or form.name
-        weight = self._weight(owner, form.weights, (form.n, form.k), {form.n_axis: 0, form.k_axis: 1})
+        plain = self._plain[form.name]
+        assert isinstance(plain, nn.Linear | Convolution)
+        first, second = (form.k_axis, form.n_axis) if form.transposed else (form.n_axis, form.k_axis)
+        weight = self._weight(owner, form.weights, tuple(plain.weight.shape), {first: 0, second: 1})
         bias = None
         if form.bias:
             bias = self._parameter(f"{form.name}.bias", (form.n,), {form.bias_axis: 0}, form.bias_replicas)
-        return CubeLinear(form, self._state, weight, bias)
+        return CubeLinear(form, self._state, weight, bias, product_of(plain))
+
+    def _image(self, form: ImageForm) -> nn.Module:
+        state, plain, side = self._state, self._plain[form.name], form.side
+        match form:
+            case SliceForm():
+                return CubeSlice(form, state, *self._edge(form, plain, {side: _out_dim(plain)}, {side: 0}))
+            case JoinForm():
+                return CubeJoin(form, state, *self._edge(form, plain, {side: 1 - _out_dim(plain)}, {}))
+            case StayForm():
+                own_samples = ("data", "z", other(side))
+                edge = self._edge(form, plain, {side: 1 - _out_dim(plain)}, {side: 0}, summed_over=own_samples)
+                return CubeStay(form, state, *edge)
+            case GroupedForm():
+                groups = form.groups // state.network.axis(side).size
+                return CubeGrouped(form, state, *self._edge(form, plain, {side: 0}, {side: 0}, groups))
+            case ShareForm():
+                return CubeShare(form, state)
+            case ConcatForm():
+                return CubeConcat(form, state)
+            case SquaredLossForm():
+                return CubeSquaredLoss(form, state)
+            case GroupNormForm():
+                assert isinstance(plain, nn.GroupNorm)
+                group_of = None if form.local(state.network.grid) else self._own(groups_of(plain), side)
+                return CubeGroupNorm(form, state, *self._vectors(form, plain), plain.eps, group_of)
+            case BatchNormForm():
+                assert isinstance(plain, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
+                return CubeBatchNorm(form, state, *self._vectors(form, plain), plain)
+        raise TypeError(f"no layer for {type(form).__name__}")
+
+    def _edge(
+        self,
+        form: ImageForm,
+        plain: nn.Module,
+        weight_cuts: Mapping[str, int],
+        bias_cuts: Mapping[str, int],
+        groups: int = 1,
+        summed_over: tuple[str, ...] | None = None,
+    ) -> tuple[nn.Parameter, nn.Parameter | None, Product]:
+        assert isinstance(plain, nn.Linear | Convolution)
+        weight = self._parameter(
+            f"{form.name}.weight", tuple(plain.weight.shape), weight_cuts, summed_over or form.row_axes
+        )
+        bias = None
+        if plain.bias is not None:
+            bias = self._parameter(f"{form.name}.bias", tuple(plain.bias.shape), bias_cuts, form.row_axes)
+        return weight, bias, product_of(plain, groups)
+
+    def _vectors(self, form: ImageForm, plain: nn.Module) -> tuple[nn.Parameter | None, nn.Parameter | None]:
+        weight, bias = (
+            None
+            if (own := getattr(plain, name)) is None
+            else self._parameter(f"{form.name}.{name}", tuple(own.shape), {form.side: 0}, form.row_axes)
+            for name in ("weight", "bias")
+        )
+        return weight, bias
+
+    def _own(self, features: Tensor, side: str) -> Tensor:
+        return own_part(self._state.network.axis(side))(features)
 
     def _norm(self, form: NormForm) -> CubeNorm:
         rows = ("data", "z", "y") if form.rows == Spread.ROWS else ("data", "z")
@@ -207,6 +306,22 @@ class _Builder:
         weight = self._parameter(f"{form.name}.weight", (form.n, form.k), {}, ("data", "z"))
         bias = self._parameter(f"{form.name}.bias", (form.n,), {}, ("data", "z")) if form.bias else None
         return _WholeLinear(self._state, weight, bias)
+
+
+def product_of(layer: nn.Linear | Convolution, groups: int = 1) -> Product:
+    return Matmul() if isinstance(layer, nn.Linear) else Convolve.like(layer, groups)
+
+
+def _out_dim(layer: nn.Module) -> int:
+    """Which of a weight's first two dimensions its output features are."""
+    return int(bool(getattr(layer, "transposed", False)))
+
+
+def groups_of(norm: nn.GroupNorm) -> Tensor:
+    """The group of each feature. One that follows a concatenation in turns says the order of its features."""
+    plain = torch.arange(norm.num_channels) // (norm.num_channels // norm.num_groups)
+    order = getattr(norm, "order", None)
+    return plain if order is None else plain[torch.tensor(order)]
 
 
 class _WholeLinear(nn.Module):

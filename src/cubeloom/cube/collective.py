@@ -10,6 +10,7 @@ depend on the result: the node of its weight gradient.
 | scatter | reduce-scatter | all-gather     | a result that rests sharded |
 | copy    | nothing        | all-reduce     | an operand that rests replicated |
 | reduce  | all-reduce     | nothing        | a result that rests replicated |
+| sum     | all-reduce     | all-reduce     | statistics that every rank goes on to use |
 
 In a weave a strand pauses between the two nodes, and another one computes.
 """
@@ -25,9 +26,9 @@ from torch import Tensor
 from cubeloom import weave
 from cubeloom.comm import Axis, Pending
 
-Kind = Literal["gather", "scatter", "copy", "reduce"]
-_FORWARD = {"gather": "all_gather", "scatter": "reduce_scatter", "reduce": "all_reduce"}
-_BACKWARD = {"gather": "reduce_scatter", "scatter": "all_gather", "copy": "all_reduce"}
+Kind = Literal["gather", "scatter", "copy", "reduce", "sum"]
+_FORWARD = {"gather": "all_gather", "scatter": "reduce_scatter", "reduce": "all_reduce", "sum": "all_reduce"}
+_BACKWARD = {"gather": "reduce_scatter", "scatter": "all_gather", "copy": "all_reduce", "sum": "all_reduce"}
 
 
 @dataclass(frozen=True)

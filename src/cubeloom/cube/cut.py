@@ -47,32 +47,45 @@ class Rest:
 
 @dataclass(frozen=True)
 class Expand:
-    """A linear from features on x to features on y.
+    """A linear or convolution from features on x to features on y.
 
     `heads`: the output is attention's input, made of so many equal groups of features that must stay whole. Its sum over x is
     scattered over them, so that each rank has whole sequences of heads/(x·y) heads and no attention is computed twice.
     `sharded_input`, `sharded_output`: rows are cut on that side even where activations rest replicated.
     `turn`: afterwards redistribute, so that features lie on x again (for an odd number of linears in a row).
+    `stream`: where the stream of activations lies on y, as behind an odd number of convolutions, an expand leads back to
+    it, and its heads are those of its input.
     """
 
     heads: int | None = None
     sharded_input: bool = False
     sharded_output: bool = False
     turn: bool = False
+    stream: Side = "x"
 
 
 @dataclass(frozen=True)
 class Contract:
-    """A linear from features on y to features on x. `heads` as in Expand, of its input."""
+    """A linear or convolution from features on y to features on x. `heads` as in Expand, of its input.
+
+    Where the `stream` of activations lies on y, it comes first and an expand second: then its heads are those of its output.
+    `turn`: afterwards redistribute, so that features lie on y again.
+    """
 
     heads: int | None = None
+    turn: bool = False
+    stream: Side = "x"
 
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm over features that lie on x. `sharded`: its rows are cut even where activations rest replicated."""
+    """A norm of features that lie on `side`: LayerNorm and RMSNorm on x only, GroupNorm and BatchNorm on either.
+
+    `sharded`: its rows are cut even where activations rest replicated.
+    """
 
     sharded: bool = False
+    side: Side = "x"
 
 
 @dataclass(frozen=True)
@@ -112,7 +125,76 @@ class Whole:
     """A small layer that every rank of x and y computes in full, on input that is whole."""
 
 
-Kind = Expand | Contract | Norm | Embedding | Table | Dropout | Loss | FirstToken | Whole
+@dataclass(frozen=True)
+class Slice:
+    """A linear or convolution from features that every rank has whole (few, or small) to features on `side`."""
+
+    side: Side = "x"
+
+
+@dataclass(frozen=True)
+class Join:
+    """A linear or convolution from features on `side` to few features that every rank of it gets whole."""
+
+    side: Side = "x"
+
+
+@dataclass(frozen=True)
+class Stay:
+    """A small linear or convolution, such as a skip connection's, from features on `side` to features on `side`.
+
+    Each rank has all output features of its part of the input's, and computes them for its own samples.
+    """
+
+    side: Side = "x"
+
+
+@dataclass(frozen=True)
+class Share:
+    """A module that only passes on whole features to many `Slice`s: the sum of their gradients is made here, once."""
+
+    features: int
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A convolution in groups, from features on `side` to features on `side`: each rank has whole groups."""
+
+    side: Side = "x"
+
+
+@dataclass(frozen=True)
+class Concat:
+    """A module that joins the features of two tensors on `side`, in turns of its `parts`."""
+
+    side: Side = "x"
+
+
+@dataclass(frozen=True)
+class SquaredLoss:
+    """The mean squared error of features that every rank of `side` has whole."""
+
+    side: Side = "x"
+
+
+Kind = (
+    Expand
+    | Contract
+    | Norm
+    | Embedding
+    | Table
+    | Dropout
+    | Loss
+    | FirstToken
+    | Whole
+    | Slice
+    | Join
+    | Stay
+    | Share
+    | Grouped
+    | Concat
+    | SquaredLoss
+)
 Cut = Mapping[str, Kind]
 
 

@@ -29,21 +29,32 @@ class Batch:
     samples: int
     sequence: int
 
-    def rows(self, grid: Grid) -> int:
-        """Tokens of one rank of data and z."""
-        return self.samples * self.sequence // (grid.data * grid.z)
+    def rows(self, grid: Grid, per_sample: int | None = None) -> int:
+        """Tokens of one rank of data and z; `per_sample` where a layer has other rows than tokens, such as pixels."""
+        return self.samples * (self.sequence if per_sample is None else per_sample) // (grid.data * grid.z)
+
+    def samples_of(self, grid: Grid) -> int:
+        """Samples of one rank of data and z."""
+        return self.samples // (grid.data * grid.z)
 
 
 def other(side: Side) -> Side:
     return "y" if side == "x" else "x"
 
 
-def _divides(what: str, size: int, grid: Grid, *axes: str) -> Iterator[str]:
+def divides(what: str, size: int, grid: Grid, *axes: str) -> Iterator[str]:
     """A complaint unless `size` can be cut over these axes."""
     parts = prod(grid.size(axis) for axis in axes)
     if size % parts:
         cut = "·".join(f"{axis}={grid.size(axis)}" for axis in axes if grid.size(axis) > 1)
         yield f"{what} {size} cannot be cut over {cut}"
+
+
+def rows_to_cut(by_samples: bool, grid: Grid, batch: Batch) -> tuple[str, int]:
+    """What an axis would have to cut, in words and as a number."""
+    if by_samples:
+        return "samples of one z rank,", batch.samples_of(grid)
+    return "rows of one z rank,", batch.rows(grid)
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,11 @@ class Form:
 
 @dataclass(frozen=True)
 class LinearForm(Form):
-    """`Y[M,N] = X[M,K] · W[K,N]`, M over z, K over `side` and N over the other. Weights are stored [N, K], as torch does."""
+    """`Y[M,N] = X[M,K] · W[K,N]`, M over z, K over `side` and N over the other. Weights are stored [N, K], as torch does.
+
+    A convolution is one too: its rows are pixels, of which a sample has `pixels` coming in and going out, and its weight has
+    `taps` numbers for each pair of features, stored [N, K, …] or, transposed, [K, N, …]. Its rows are cut by samples.
+    """
 
     k: int
     n: int
@@ -69,6 +84,10 @@ class LinearForm(Form):
     heads: int | None = None
     turn: bool = False
     shares: str | None = None  # the layer whose weight this one uses
+    head_axis: Side = "y"  # heads lie on it, within what a further cut leaves
+    pixels: tuple[int, int] | None = None
+    taps: int = 1
+    transposed: bool = False
 
     @property
     def k_axis(self) -> Side:
@@ -91,25 +110,27 @@ class LinearForm(Form):
 
     def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
         sharding = () if self.weights == "replicated" else ("z",)
-        yield from _divides("input features", self.k, grid, self.k_axis)
-        yield from _divides("output features", self.n, grid, self.n_axis, *sharding)
+        first, second = (sharding, ()) if self.transposed else ((), sharding)
+        yield from divides("input features", self.k, grid, self.k_axis, *first)
+        yield from divides("output features", self.n, grid, self.n_axis, *second)
         if self.turn:
-            yield from _divides("output features", self.n, grid, self.k_axis)
-        rows = batch.rows(grid)
+            yield from divides("output features", self.n, grid, self.k_axis)
+        what, rows = rows_to_cut(self.pixels is not None, grid, batch)
         if self.inputs == Spread.ROWS:
-            yield from _divides("rows of one z rank,", rows, grid, self.n_axis)
+            yield from divides(what, rows, grid, self.n_axis)
         if self.outputs == Spread.ROWS:
-            yield from _divides("rows of one z rank,", rows, grid, self.k_axis)
+            yield from divides(what, rows, grid, self.k_axis)
         if self.heads is not None:
             yield from self._head_problems(grid, batch, self.heads)
 
     def _head_problems(self, grid: Grid, batch: Batch, heads: int) -> Iterator[str]:
-        yield from _divides("heads", heads, grid, "y")
-        samples = batch.samples // (grid.data * grid.z)
-        if heads % (grid.x * grid.y) and samples % grid.x:
+        yield from divides("heads", heads, grid, self.head_axis)
+        across = other(self.head_axis)
+        samples = batch.samples_of(grid)
+        if heads % (grid.x * grid.y) and samples % grid.size(across):
             yield (
                 f"heads {heads} cannot be cut over x={grid.x}·y={grid.y}, nor the {samples} sequences of one z rank over "
-                f"x={grid.x}"
+                f"{across}={grid.size(across)}"
             )
 
 
@@ -121,7 +142,7 @@ class NormForm(Form):
     rows: Spread
 
     def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
-        yield from _divides("features", self.features, grid, "x")
+        yield from divides("features", self.features, grid, "x")
 
 
 @dataclass(frozen=True)
@@ -133,10 +154,10 @@ class EmbeddingForm(Form):
 
     def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
         sharding = () if self.weights == "replicated" else ("z",)
-        yield from _divides("vocabulary", self.entries, grid, "y", *sharding)
-        yield from _divides("features", self.features, grid, "x")
+        yield from divides("vocabulary", self.entries, grid, "y", *sharding)
+        yield from divides("features", self.features, grid, "x")
         if self.rows == Spread.ROWS:
-            yield from _divides("rows of one z rank,", batch.rows(grid), grid, "y")
+            yield from divides("rows of one z rank,", batch.rows(grid), grid, "y")
 
 
 @dataclass(frozen=True)
@@ -147,7 +168,7 @@ class TableForm(Form):
     sharded: bool  # entries over y and z; a table too small for that is replicated along them
 
     def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
-        yield from _divides("features", self.features, grid, "x")
+        yield from divides("features", self.features, grid, "x")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The linear layer: one matmul on the cube, whatever the world calls its setting.
+"""The linear layer: one matmul on the cube, whatever the world calls its setting. A convolution is one over pixels.
 
 Shapes of `Y[M,N] = X[M,K] · W[K,N]` on one rank, for an expand (k lies on x, n on y; a contract exchanges them):
 
@@ -23,14 +23,20 @@ from cubeloom.cube.collective import Collective, Kind, hollow
 from cubeloom.cube.forms import LinearForm, Spread
 from cubeloom.cube.gradients import Gradients, WeightGradient
 from cubeloom.cube.parameter import local_of, own_part
+from cubeloom.cube.products import Product
 from cubeloom.cube.state import CubeState
 from cubeloom.cube.turn import Turn
 from cubeloom.cube.weight import Weight
 
 
 class CubeLinear(nn.Module):
-    def __init__(self, form: LinearForm, state: CubeState, weight: Weight, bias: nn.Parameter | None) -> None:
+    """A linear, or a convolution: `product` is what is computed on local blocks."""
+
+    def __init__(
+        self, form: LinearForm, state: CubeState, weight: Weight, bias: nn.Parameter | None, product: Product
+    ) -> None:
         super().__init__()
+        self._product = product
         self.weight = weight.parameter
         self.bias = bias
         self._state = state
@@ -44,7 +50,7 @@ class CubeLinear(nn.Module):
         # Rows are gathered before one matmul and scattered after another: a strand that waits between them has its turn here.
         self._lone_matmul = form.inputs == Spread.ROWS and along_n.size > 1 and along_k.size == 1
         self._name = form.name
-        self._turn = Turn(form.name, state.network) if form.turn else None
+        self._turn = Turn(form.name, state.network, form.k_axis) if form.turn else None
 
     def forward(self, x: Tensor) -> Tensor:
         kind = x.device.type
@@ -54,7 +60,7 @@ class CubeLinear(nn.Module):
         # Made between the two nodes of the input's collective: so in the backward the weight gradient is computed while
         # the input gradient travels.
         regather = self._input if self._regather else None
-        call = _Call(self._name, self._gathered, self._state.gradients, regather, weave.place()[1])
+        call = _Call(self._name, self._product, self._gathered, self._state.gradients, regather, weave.place()[1])
         behind = self._state.hides_weight_gradients
         token = _WeightGradient.apply(self.weight, call) if behind else None
         weight = self._gathered.forward(backward_needs_it=True)
@@ -70,7 +76,7 @@ class CubeLinear(nn.Module):
             y = self._turn(y)
         if self.bias is not None:
             bias = self._state.local(self.bias).to(y.dtype)
-            y = y + (bias if self._own_features is None else self._own_features(bias))
+            y = y + self._product.bias(bias if self._own_features is None else self._own_features(bias))
         return y
 
 
@@ -84,6 +90,7 @@ class _Call:
     """One use of the layer: what its nodes hand to one another in the backward."""
 
     layer: str
+    product: Product
     weight: Weight
     gradients: Gradients
     regather: Collective | None
@@ -97,7 +104,10 @@ class _WeightGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameter: nn.Parameter, call: _Call) -> Tensor:
         ctx.parameter, ctx.call = parameter, call
-        return hollow(local_of(parameter))
+        token = hollow(local_of(parameter))
+        rows, *rest = token.shape
+        ctx.shape = torch.Size([rows * call.weight.parts, *rest])  # gathered
+        return token
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[None, None]:
@@ -106,7 +116,7 @@ class _WeightGradient(torch.autograd.Function):
         (x, gradient), call.operands = call.operands, None
 
         def product() -> Tensor:
-            return (gradient.flatten(0, -2).t() @ x.wait().flatten(0, -2)).to(ctx.parameter.dtype)
+            return call.product.weight_gradient(gradient, x.wait(), ctx.shape).to(ctx.parameter.dtype)
 
         weight = call.weight
         strands = call.ways if weight.sharded else 1
@@ -115,14 +125,18 @@ class _WeightGradient(torch.autograd.Function):
 
 
 class _Matmul(torch.autograd.Function):
-    """Y = X Wᵀ of local blocks; its backward is dX = dY W, and leaves X and dY for the weight gradient."""
+    """Y = X Wᵀ of local blocks; its backward is dX = dY W, and leaves X and dY for the weight gradient.
+
+    For a convolution read its products, with samples and pixels as rows.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shard: Tensor | None, token: Tensor, weight: Tensor, call: _Call) -> Tensor:
         ctx.call = call
         ctx.save_for_backward(x if shard is None else shard)
         ctx.token = hollow(token)
-        return x @ weight.to(x.dtype).t()
+        ctx.shape = x.shape
+        return call.product.forward(x, weight.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None]:
@@ -137,6 +151,6 @@ class _Matmul(torch.autograd.Function):
             token = ctx.token
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = gradient @ call.weight.backward().to(gradient.dtype)
+            dx = call.product.input_gradient(gradient, call.weight.backward().to(gradient.dtype), ctx.shape)
             call.weight.read("backward", call.ways)
         return dx, None, token, None, None

@@ -55,10 +55,10 @@ class CubeCrossEntropy(nn.Module):
         return weave.meet(self._mean, total, counted.sum().to(total.dtype))
 
     def _mean(self, total: Tensor, count: Tensor) -> Tensor:
-        return _Mean.apply(total, count, self._everybody, self._origin)
+        return Mean.apply(total, count, self._everybody, self._origin)
 
 
-class _Mean(torch.autograd.Function):
+class Mean(torch.autograd.Function):
     """Sum of sums over sum of counts; the backward of a rank's own part."""
 
     @staticmethod

@@ -26,6 +26,8 @@ from cubeloom.cube.forms import (
     TableForm,
     WholeForm,
 )
+from cubeloom.cube.products import Convolution
+from cubeloom.cube.resolve_images import Rows, image_form, rows_of_layers, sizes
 from cubeloom.grid import AXES, Grid, grids
 
 
@@ -41,6 +43,7 @@ def resolve(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch) ->
 def forms(model: nn.Module, cut: Cut, grid: Grid, rest: Rest) -> list[Form]:
     """As `resolve`, without asking whether the sizes divide."""
     _refuse_unknown(model, cut)
+    rows = rows_of_layers(model)
     owners: dict[int, str] = {}
     found: list[Form] = []
     for name, module in model.named_modules():
@@ -51,7 +54,8 @@ def forms(model: nn.Module, cut: Cut, grid: Grid, rest: Rest) -> list[Form]:
         _refuse_options(name, module)
         weight = getattr(module, "weight", None)
         owner = owners.setdefault(id(weight), name) if weight is not None else name
-        found.append(_form(name, module, kind, grid, rest, owner if owner != name else None))
+        shares = owner if owner != name else None
+        found.append(_form(name, module, kind, grid, rest, shares, rows.get(name)))
     return found
 
 
@@ -93,11 +97,13 @@ def _refuse_options(name: str, module: nn.Module) -> None:
             )
 
 
-def _form(name: str, module: nn.Module, kind: Kind, grid: Grid, rest: Rest, shares: str | None) -> Form:
+def _form(
+    name: str, module: nn.Module, kind: Kind, grid: Grid, rest: Rest, shares: str | None, pixels: Rows | None
+) -> Form:
     stream = Spread.ROWS if rest.activations == "sharded" else Spread.REPLICATED
     match kind, module:
-        case ((declared.Expand() | declared.Contract()), nn.Linear()):
-            return _linear(name, module, kind, grid, rest, stream, shares)
+        case ((declared.Expand() | declared.Contract()), nn.Linear() | Convolution()):
+            return _linear(name, module, kind, grid, rest, stream, shares, pixels)
         case declared.Norm(), nn.LayerNorm() | nn.RMSNorm():
             rows = Spread.ROWS if kind.sharded else stream
             bias = getattr(module, "bias", None) is not None
@@ -116,41 +122,56 @@ def _form(name: str, module: nn.Module, kind: Kind, grid: Grid, rest: Rest, shar
             return FirstTokenForm(name, kind.features, stream)
         case declared.Whole(), nn.Linear():
             return WholeForm(name, module.in_features, module.out_features, module.bias is not None)
+    form = image_form(name, module, kind, stream, pixels)
+    if form is not None:
+        return form
     raise CutError(f"layer {name} is a {type(module).__name__}, which the cut cannot take as {type(kind).__name__}")
 
 
 def _linear(
     name: str,
-    module: nn.Linear,
+    module: nn.Linear | Convolution,
     kind: declared.Expand | declared.Contract,
     grid: Grid,
     rest: Rest,
     stream: Spread,
     shares: str | None,
+    pixels: Rows | None,
 ) -> LinearForm:
     inputs = outputs = stream
-    turn = False
+    side: declared.Side = "y"
     if isinstance(kind, declared.Expand):
+        side = "x"
         inputs = Spread.ROWS if kind.sharded_input else stream
-        outputs = Spread.ROWS if kind.sharded_output or kind.turn else stream
-        turn = kind.turn
+        outputs = Spread.ROWS if kind.sharded_output else stream
+    if kind.turn:
+        outputs = Spread.ROWS
     if kind.heads is not None:
+        if not isinstance(module, nn.Linear):
+            raise CutError(
+                f"layer {name} is a convolution, whose features cannot be cut by heads; use a linear on pixels"
+            )
         # Whole heads where they suffice for x and y, otherwise whole sequences over x.
         spread = Spread.FEATURES if kind.heads % (grid.x * grid.y) == 0 else Spread.ROWS
-        inputs, outputs = (inputs, spread) if isinstance(kind, declared.Expand) else (spread, outputs)
+        inputs, outputs = (inputs, spread) if side == kind.stream else (spread, outputs)
+    k, n, taps = sizes(name, module)
     return LinearForm(
         name,
-        k=module.in_features,
-        n=module.out_features,
-        side="x" if isinstance(kind, declared.Expand) else "y",
+        k=k,
+        n=n,
+        side=side,
         inputs=inputs,
         outputs=outputs,
         weights=rest.weights,
         saved=rest.inputs,
         bias=module.bias is not None,
         heads=kind.heads,
-        turn=turn,
+        turn=kind.turn,
         shares=shares,
+        head_axis="y" if kind.stream == "x" else "x",
+        pixels=pixels,
+        taps=taps,
+        transposed=getattr(module, "transposed", False),
     )
 
 

@@ -12,20 +12,25 @@ import torch
 from torch import Tensor
 
 from cubeloom.comm import Axis, Network
+from cubeloom.cube.cut import Side
 
 
 class Turn:
-    def __init__(self, name: str, network: Network) -> None:
+    """`side`: the axis on which features lie afterwards, x or y; what is said above is for x."""
+
+    def __init__(self, name: str, network: Network, side: Side = "x") -> None:
+        self._onto_x = side == "x"
         self._origin = f"{name} turn"
         self._plane: Axis = network.axis("x", "y")
         self._sizes = network.grid.x, network.grid.y
         self._here = network.coordinates["x"], network.coordinates["y"]
 
     def __call__(self, block: Tensor) -> Tensor:
-        """`[M/(z·x), N/y]` -> `[M/(z·y), N/x]`."""
+        """`[M/(z·x), N/y, …]` -> `[M/(z·y), N/x, …]`."""
         return block if self._plane.size == 1 else _Turn.apply(block, self)
 
-    def move(self, block: Tensor, forward: bool) -> Tensor:
+    def move(self, block: Tensor, back: bool) -> Tensor:
+        forward = self._onto_x is not back
         columns, rows = self._sizes if forward else self._sizes[::-1]
         here = self._here if forward else self._here[::-1]
         # In the backward x and y change roles. `columns` old parts of rows, `rows` new ones.
@@ -40,11 +45,9 @@ class Turn:
                 theirs_old = _Part(there[0], columns, height), _Part(there[1], rows, width)
                 outgoing.append(block[_within(old, theirs_new)].flatten())
                 arriving.append(_within(new, theirs_old))
-        out = block.new_empty(new[0].size, new[1].size)
+        out = block.new_empty(new[0].size, new[1].size, *block.shape[2:])
         sizes = [out[where].numel() for where in arriving]
-        joined = self._plane.all_to_all(
-            outgoing, sizes, f"{self._origin} {'forward' if forward else 'backward'}"
-        ).wait()
+        joined = self._plane.all_to_all(outgoing, sizes, f"{self._origin} {'backward' if back else 'forward'}").wait()
         for where, piece in zip(arriving, joined.split(sizes), strict=True):
             out[where] = piece.view_as(out[where])
         return out
@@ -75,8 +78,8 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, block: Tensor, turn: Turn) -> Tensor:
         ctx.turn = turn
-        return turn.move(block, forward=True)
+        return turn.move(block, back=False)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.turn.move(gradient, forward=False), None
+        return ctx.turn.move(gradient, back=True), None

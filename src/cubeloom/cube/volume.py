@@ -9,12 +9,10 @@ and a replicated operand moves 2x (or 2w, 2y) in the one pass in which it is sum
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
-from math import prod
 
+from cubeloom.cube.amounts import Summed, Volume, Words, add, ring, sum_volume
 from cubeloom.cube.forms import (
     Batch,
     EmbeddingForm,
@@ -27,20 +25,8 @@ from cubeloom.cube.forms import (
     TableForm,
     WholeForm,
 )
+from cubeloom.cube.image_forms import ImageForm
 from cubeloom.grid import Grid
-
-Volume = dict[str, Fraction]
-
-
-@dataclass(frozen=True)
-class Words:
-    """Bytes of one number: of activations, weights and gradients, and of sums over features (at least float32)."""
-
-    item: int
-
-    @property
-    def statistic(self) -> int:
-        return max(self.item, 4)
 
 
 def step_volume(
@@ -58,30 +44,14 @@ def step_volume(
     words, here = Words(item), coordinates or grid.coordinates(0)
     parts = [pass_volume(form, grid, batch, words, here) for form in forms]
     summed = {name: part for form in forms for name, part in gradients(form, grid).items()}
-    return add(*parts, *(gradient_volume(part, grid, words) for part in summed.values()))
+    return add(*parts, *(sum_volume(part, grid, words) for part in summed.values()))
 
 
 def layer_volume(form: Form, grid: Grid, batch: Batch, words: Words, coordinates: Mapping[str, int]) -> Volume:
     """One layer's part of a step; a shared weight's gradient is its owner's."""
     own = [part for name, part in gradients(form, grid).items() if name.startswith(f"{form.name}.")]
     passed = pass_volume(form, grid, batch, words, coordinates)
-    return add(passed, *(gradient_volume(part, grid, words) for part in own))
-
-
-@dataclass(frozen=True)
-class Summed:
-    """A gradient that replicas sum: how many numbers a rank has of it, and over which axes."""
-
-    count: Fraction
-    axes: tuple[str, ...]
-
-
-def gradient_volume(part: Summed, grid: Grid, words: Words, workers: int = 1) -> Volume:
-    """All-reduce of a gradient over its axes and, in a pipeline, over the workers that hold its stage, as one group."""
-    wide = [axis for axis in part.axes if grid.size(axis) > 1]
-    ranks = workers * prod(grid.size(axis) for axis in wide)
-    label = "+".join((["pipe"] if workers > 1 else []) + wide)
-    return {label: 2 * _ring(ranks) * part.count * words.item} if ranks > 1 else {}
+    return add(passed, *(sum_volume(part, grid, words) for part in own))
 
 
 def gradients(form: Form, grid: Grid) -> dict[str, Summed]:
@@ -89,7 +59,7 @@ def gradients(form: Form, grid: Grid) -> dict[str, Summed]:
     weight = f"{form.name}.weight"
     match form:
         case LinearForm():
-            local = Fraction(form.k * form.n, grid.x * grid.y)
+            local = Fraction(form.k * form.n * form.taps, grid.x * grid.y)
             found = {f"{form.shares or form.name}.weight": _weight_sum(form.weights, local, grid)}
             if form.bias:
                 own = Fraction(form.n, grid.size(form.bias_axis))
@@ -110,6 +80,8 @@ def gradients(form: Form, grid: Grid) -> dict[str, Summed]:
         case WholeForm():
             found = {weight: Summed(Fraction(form.k * form.n), ("data", "z"))}
             return found | ({f"{form.name}.bias": Summed(Fraction(form.n), ("data", "z"))} if form.bias else {})
+        case ImageForm():
+            return {f"{form.name}.{name}": part for name, part in form.gradients(grid).items()}
     return {}
 
 
@@ -148,28 +120,18 @@ def pass_volume(
             return _loss(form, grid, batch, words)
         case FirstTokenForm():
             return _first_token(form, grid, batch, words)
+        case ImageForm():
+            return form.volume(grid, batch, words)
     return {}
 
 
-def matmul_words(form: LinearForm, grid: Grid, rows: int) -> tuple[Fraction, Fraction, Fraction]:
-    """(x, w, y) of the module's docstring; `rows` are those of one z rank, M/gm."""
+def matmul_words(form: LinearForm, grid: Grid, rows: int, rows_out: int) -> tuple[Fraction, Fraction, Fraction]:
+    """(x, w, y) of the module's docstring; `rows` are those of one z rank, M/gm, coming in and going out."""
     gm, gk, gn = grid.z, grid.size(form.k_axis), grid.size(form.n_axis)
-    x = _ring(gn) * Fraction(rows * form.k, gk)
-    w = _ring(gm) * Fraction(form.k * form.n, gk * gn)
-    y = _ring(gk) * Fraction(rows * form.n, gn)
+    x = ring(gn) * Fraction(rows * form.k, gk)
+    w = ring(gm) * Fraction(form.k * form.n * form.taps, gk * gn)
+    y = ring(gk) * Fraction(rows_out * form.n, gn)
     return x, w, y
-
-
-def _ring(parts: int) -> Fraction:
-    return Fraction(parts - 1, parts)
-
-
-def add(*volumes: Volume) -> Volume:
-    total: dict[str, Fraction] = defaultdict(Fraction)
-    for volume in volumes:
-        for axis, size in volume.items():
-            total[axis] += size
-    return {axis: size for axis, size in total.items() if size}
 
 
 def _linear(
@@ -180,27 +142,29 @@ def _linear(
     coordinates: Mapping[str, int],
     kept_gathers: Fraction | int,
 ) -> Volume:
-    x, w, y = (size * words.item for size in matmul_words(form, grid, batch.rows(grid)))
+    into, out = form.pixels or (None, None)
+    sizes = matmul_words(form, grid, batch.rows(grid, into), batch.rows(grid, out))
+    x, w, y = (size * words.item for size in sizes)
     again = form.saved == "regathered" and form.inputs != Spread.REPLICATED
     moved: list[Volume] = [{form.n_axis: (3 if again else 2) * x}, {form.k_axis: 2 * y}]
     if form.weights != "replicated":
         gathers = 2 if form.weights == "freed" else kept_gathers  # freed, it is gathered again for the input gradient
         moved.append({"z": (gathers + 1) * w})
     if form.turn:
-        moved.append(_turn(form.n, grid, batch, words, coordinates))
+        moved.append(_turn(batch.rows(grid, out) * form.n * words.item, grid, coordinates))
     return add(*moved)
 
 
-def _turn(features: int, grid: Grid, batch: Batch, words: Words, coordinates: Mapping[str, int]) -> Volume:
+def _turn(whole: int, grid: Grid, coordinates: Mapping[str, int]) -> Volume:
     """A rank keeps what its old and its new block have in common and receives the rest, and the reverse in the backward.
 
-    Old: part ix of X of the rows, iy of Y of the features. New: part iy of Y of the rows, ix of X of the features.
+    `whole` bytes on one z rank. Old: part ix of X of the rows, iy of Y of the features. New: part iy of Y of the rows, ix of X
+    of the features.
     """
     ix, iy = coordinates["x"], coordinates["y"]
     low = max(Fraction(ix, grid.x), Fraction(iy, grid.y))
     high = min(Fraction(ix + 1, grid.x), Fraction(iy + 1, grid.y))
     common = max(high - low, Fraction(0)) ** 2
-    whole = batch.rows(grid) * features * words.item
     return {_join("x", "y", grid=grid): 2 * whole * (Fraction(1, grid.x * grid.y) - common)}
 
 
@@ -208,13 +172,13 @@ def _norm(form: NormForm, grid: Grid, batch: Batch, words: Words) -> Volume:
     rows = Fraction(batch.rows(grid), grid.y if form.rows == Spread.ROWS else 1)
     # LayerNorm gathers mean and spread of each part, and sums two numbers a row in the backward; RMSNorm sums one in each.
     numbers = 2 * grid.x + 4 if form.centred else 4
-    return {"x": _ring(grid.x) * numbers * rows * words.statistic}
+    return {"x": ring(grid.x) * numbers * rows * words.statistic}
 
 
 def _embedding(form: EmbeddingForm, grid: Grid, batch: Batch, words: Words) -> Volume:
-    looked_up = 2 * _ring(grid.y) * Fraction(batch.rows(grid) * form.features, grid.x) * words.item
+    looked_up = 2 * ring(grid.y) * Fraction(batch.rows(grid) * form.features, grid.x) * words.item
     local = Fraction(form.entries * form.features, grid.x * grid.y)
-    gathered = {} if form.weights == "replicated" else {"z": 2 * _ring(grid.z) * local * words.item}
+    gathered = {} if form.weights == "replicated" else {"z": 2 * ring(grid.z) * local * words.item}
     return add({"y": looked_up}, gathered)
 
 
@@ -222,11 +186,11 @@ def _table(form: TableForm, grid: Grid, words: Words) -> Volume:
     if not form.sharded:
         return {}
     whole = Fraction(form.entries * form.features, grid.x) * words.item
-    gathered = {_join("y", "z", grid=grid): _ring(grid.y * grid.z) * whole}
+    gathered = {_join("y", "z", grid=grid): ring(grid.y * grid.z) * whole}
     if form.rows == Spread.ROWS:
         return add(gathered, gathered)  # and scattered back as it came
     # All ranks of y have the same gradient, and each takes its part of it.
-    return add(gathered, {"z": _ring(grid.z) * whole / grid.y})
+    return add(gathered, {"z": ring(grid.z) * whole / grid.y})
 
 
 def _join(*axes: str, grid: Grid) -> str:
@@ -236,15 +200,15 @@ def _join(*axes: str, grid: Grid) -> str:
 def _loss(form: LossForm, grid: Grid, batch: Batch, words: Words) -> Volume:
     two = Fraction(2)
     if form.whole:
-        return gradient_volume(Summed(two, ("data", "z")), grid, Words(words.statistic))
+        return sum_volume(Summed(two, ("data", "z")), grid, Words(words.statistic))
     rows = Fraction(batch.rows(grid), grid.x)
     numbers = 3 if not form.smoothing else 4  # largest, sum of exponentials, target's logit, sum of logits
-    over_vocabulary = {"y": 2 * _ring(grid.y) * numbers * rows * words.statistic}
-    return add(over_vocabulary, gradient_volume(Summed(two, ("data", "z", "x")), grid, Words(words.statistic)))
+    over_vocabulary = {"y": 2 * ring(grid.y) * numbers * rows * words.statistic}
+    return add(over_vocabulary, sum_volume(Summed(two, ("data", "z", "x")), grid, Words(words.statistic)))
 
 
 def _first_token(form: FirstTokenForm, grid: Grid, batch: Batch, words: Words) -> Volume:
     """Forward only: the backward takes a part of what every rank has."""
     size = Fraction(batch.samples * form.features, grid.data * grid.z) * words.item
-    over_rows = {"y": 2 * _ring(grid.y) * size / grid.x} if form.rows == Spread.ROWS else {}
-    return add({"x": _ring(grid.x) * size}, over_rows)
+    over_rows = {"y": 2 * ring(grid.y) * size / grid.x} if form.rows == Spread.ROWS else {}
+    return add({"x": ring(grid.x) * size}, over_rows)

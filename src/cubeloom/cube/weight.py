@@ -61,6 +61,11 @@ class Weight:
         self._uses = 0  # forwards whose backward is to come
         self._reads = {"forward": 0, "backward": 0}  # by strands, of what all of them read
 
+    @property
+    def parts(self) -> int:
+        """How many shards make the whole."""
+        return self._axis.size if self.sharded else 1
+
     def forward(self, backward_needs_it: bool) -> Tensor:
         """The whole weight, for a forward; `read` must follow. Gathered once for all strands of a weave."""
         if not self.sharded:

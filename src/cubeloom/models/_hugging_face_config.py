@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from cubeloom.errors import UserError
 from cubeloom.models.bert import BERTConfig
 from cubeloom.models.gpt import GPTConfig
 from cubeloom.models.llama import LlamaConfig
-from cubeloom.models.presets import Config
+from cubeloom.models.presets import LanguageConfig
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Reading:
     an option that is missing has the first.
     """
 
-    make: type[Config]
+    make: type[LanguageConfig]
     fields: dict[str, str]
     legal: dict[str, tuple[object, ...]]
 
@@ -89,7 +89,7 @@ READINGS = {
 }
 
 
-def config_from_hugging_face(theirs: Mapping[str, Any]) -> Config:
+def config_from_hugging_face(theirs: Mapping[str, Any]) -> LanguageConfig:
     """Our configuration from `config.to_dict()` of theirs; an option that our model does not have is refused.
 
     One is passed over: the dropout of attention probabilities in GPT-2 and BERT, which changes training alone.
@@ -99,19 +99,27 @@ def config_from_hugging_face(theirs: Mapping[str, Any]) -> Config:
     if kind not in READINGS:
         raise UserError(f"no model here is Hugging Face's {kind!r}; those that are: {', '.join(READINGS)}")
     reading = READINGS[kind]
-    missing = [name for name in reading.fields.values() if name not in theirs]
+    refuse_missing(kind, theirs, reading.fields.values())
+    ours = {our: theirs[their] for our, their in reading.fields.items()}
+    refuse_options(kind, theirs, reading.legal | _derived(kind, ours))
+    if kind == "llama":
+        ours["rotary_base"] = _rotary_base(theirs)
+    return reading.make(**ours)
+
+
+def refuse_missing(kind: str, theirs: Mapping[str, Any], names: Iterable[str]) -> None:
+    missing = [name for name in names if name not in theirs]
     if missing:
         raise UserError(f"this configuration of a {kind} has no {', '.join(missing)}")
-    ours = {our: theirs[their] for our, their in reading.fields.items()}
-    legal = reading.legal | _derived(kind, ours)
+
+
+def refuse_options(kind: str, theirs: Mapping[str, Any], legal: Mapping[str, tuple[object, ...]]) -> None:
+    """Refuse a value under which our model would compute something else."""
     for option, values in legal.items():
         if theirs.get(option, values[0]) not in values:
             raise UserError(
                 f"{kind} with {option}={theirs[option]!r} is not supported; it must be {' or '.join(map(repr, values))}"
             )
-    if kind == "llama":
-        ours["rotary_base"] = _rotary_base(theirs)
-    return reading.make(**ours)
 
 
 def _derived(kind: str, ours: Mapping[str, Any]) -> dict[str, tuple[object, ...]]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import gcd
 
 import torch
 from torch import Tensor
 
+from cubeloom.errors import UserError
 from cubeloom.models.bert import BERTConfig
 from cubeloom.models.gpt import GPTConfig
 from cubeloom.models.llama import LlamaConfig
 from cubeloom.models.presets import Config
+from cubeloom.models.resnet import ResNetConfig
+from cubeloom.models.unet import Shape, UNetConfig
 
 
 @dataclass(frozen=True)
@@ -26,18 +30,20 @@ class Layout:
     shares: tuple[int, ...] = (1,)
     transposed: bool = False  # GPT-2's are `[in, out]`, as its first implementation wrote a convolution
     fused: bool = False  # theirs is one tensor already, its parts one after the other
+    dim: int = 0  # instead of the first
 
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
-        parts = [part.T if self.transposed else part for part in theirs]
+        parts = [(part.T if self.transposed else part).movedim(self.dim, 0) for part in theirs]
         if self.fused:
             parts = unweave(parts[0], 1, self.shares)
-        return weave(parts, self.groups)
+        return weave(parts, self.groups).movedim(0, self.dim)
 
     def split(self, ours: Tensor) -> list[Tensor]:
-        parts = unweave(ours, self.groups, self.shares)
+        parts = unweave(ours.movedim(self.dim, 0), self.groups, self.shares)
         if self.fused:
             parts = [weave(parts, 1)]
-        return [(part.T if self.transposed else part).contiguous() for part in parts]
+        moved = [part.movedim(0, self.dim) for part in parts]
+        return [(part.T if self.transposed else part).contiguous() for part in moved]
 
 
 def weave(parts: Sequence[Tensor], groups: int) -> Tensor:
@@ -172,6 +178,56 @@ def bert(config: BERTConfig) -> Table:
     )
 
 
+def unet(config: UNetConfig) -> Table:
+    rules = [
+        *both("time.first", "time_embedding.linear_1"),
+        *both("time.second", "time_embedding.linear_2"),
+        *both("conv_in", "conv_in"),
+    ]
+    for ours, theirs, their_kind in (("down", "down_blocks", "downsamplers"), ("up", "up_blocks", "upsamplers")):
+        level = block = 0
+        for number, shape in enumerate(config.down() if ours == "down" else config.up()):
+            if shape.resamples:
+                rules += both(f"{ours}.{number}.conv", f"{theirs}.{level}.{their_kind}.0.conv")
+                level, block = level + 1, 0
+            else:
+                rules += _unet_block(config, shape, f"{ours}.{number}", f"{theirs}.{level}", block)
+                block += 1
+    for number, shape in enumerate(config.middle()):
+        rules += _unet_block(config, shape, f"middle.{number}", "mid_block", number)
+    return Table((*rules, *both("norm_out", "conv_norm_out"), *both("conv_out", "conv_out")))
+
+
+def _unet_block(config: UNetConfig, shape: Shape, ours: str, theirs: str, number: int) -> Iterator[Rule]:
+    res = f"{theirs}.resnets.{number}"
+    joined = _in_turns(config, shape)
+    yield from both(f"{ours}.res.norm1", f"{res}.norm1", layout=joined)
+    inputs = replace(joined, dim=1) if shape.skip else AS_IT_IS  # a convolution's are [out, in, ...]
+    yield from weight(f"{ours}.res.conv1", f"{res}.conv1", layout=inputs)
+    yield Rule(f"{ours}.res.conv1.bias", (f"{res}.conv1.bias",))
+    for name in ("norm2", "conv2"):
+        yield from both(f"{ours}.res.{name}", f"{res}.{name}")
+    yield from both(f"{ours}.res.time_proj", f"{res}.time_emb_proj")
+    if shape.inputs != shape.outputs:
+        yield from weight(f"{ours}.res.skip", f"{res}.conv_shortcut", layout=inputs)
+        yield Rule(f"{ours}.res.skip.bias", (f"{res}.conv_shortcut.bias",))
+    if shape.attention:
+        attention = f"{theirs}.attentions.{number}"
+        qkv = Layout(groups=shape.outputs // (config.head_dim or shape.outputs), shares=(1, 1, 1))
+        yield from both(f"{ours}.attention.norm", f"{attention}.group_norm")
+        yield from both(f"{ours}.attention.qkv", *(f"{attention}.to_{name}" for name in "qkv"), layout=qkv)
+        yield from both(f"{ours}.attention.proj", f"{attention}.to_out.0")
+
+
+def _in_turns(config: UNetConfig, shape: Shape) -> Layout:
+    """Theirs are the channels of what came up and of the skip connection, one behind the other."""
+    if not shape.skip:
+        return AS_IT_IS
+    first = shape.inputs - shape.skip
+    unit = gcd(first, shape.skip)
+    return Layout(groups=config.turns, shares=(first // unit, shape.skip // unit), fused=True)
+
+
 def table(config: Config) -> Table:
     match config:
         case GPTConfig():
@@ -180,3 +236,7 @@ def table(config: Config) -> Table:
             return llama(config)
         case BERTConfig():
             return bert(config)
+        case UNetConfig():
+            return unet(config)
+        case ResNetConfig():
+            raise UserError("weights of a ResNet cannot be read from Hugging Face's, or written as theirs")

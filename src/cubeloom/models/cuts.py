@@ -5,21 +5,31 @@ from __future__ import annotations
 from torch import nn
 
 from cubeloom.cube.cut import (
+    Concat,
     Contract,
     Cut,
     Dropout,
     Embedding,
     Expand,
     FirstToken,
+    Join,
     Kind,
     Loss,
     Norm,
+    Share,
+    Side,
+    Slice,
+    SquaredLoss,
+    Stay,
     Table,
     Whole,
 )
+from cubeloom.cube.forms import other
 from cubeloom.models.bert import BERT, BERTConfig
 from cubeloom.models.gpt import GPT, GPTConfig
 from cubeloom.models.llama import Llama, LlamaConfig
+from cubeloom.models.resnet import ResNet, ResNetConfig
+from cubeloom.models.unet import Shape, UNet, UNetConfig
 
 
 def gpt_cut(config: GPTConfig) -> Cut:
@@ -88,6 +98,78 @@ def bert_cut(config: BERTConfig) -> Cut:
     return cut
 
 
+def unet_cut(config: UNetConfig) -> Cut:
+    """Every convolution takes features to the other side. A level keeps its side, and a resampling changes it.
+
+    So skip connections, which join blocks of one resolution, find both ends on the same side, and nothing is redistributed.
+    """
+    time = 4 * config.widths[0]
+    cut: dict[str, Kind] = {
+        "time.first": Whole(),
+        "time.second": Whole(),
+        "share_time": Share(time),
+        "conv_in": Slice("x"),
+        "norm_out": Norm(side="x"),
+        "conv_out": Join("x"),
+        "loss": SquaredLoss("x"),
+    }
+    side: Side = "x"
+    for part, shapes in (("down", config.down()), ("middle", config.middle()), ("up", config.up())):
+        for number, shape in enumerate(shapes):
+            if shape.resamples:
+                cut[f"{part}.{number}.conv"] = _away(side)
+                side = other(side)
+            else:
+                block = _unet_block(shape, side, shape.outputs // (config.head_dim or shape.outputs))
+                cut |= {f"{part}.{number}.{name}": kind for name, kind in block.items()}
+    return cut
+
+
+def _unet_block(shape: Shape, side: Side, heads: int) -> dict[str, Kind]:
+    cut: dict[str, Kind] = {
+        "res.norm1": Norm(side=side),
+        "res.conv1": _away(side),
+        "res.time_proj": Slice(other(side)),
+        "res.norm2": Norm(side=other(side)),
+        "res.conv2": _back(side),
+    }
+    if shape.skip:
+        cut["concat"] = Concat(side)
+    if shape.inputs != shape.outputs:
+        cut["res.skip"] = Stay(side)
+    if shape.attention:
+        cut |= {
+            "attention.norm": Norm(side=side),
+            "attention.qkv": _away(side, heads),
+            "attention.proj": _back(side, heads),
+        }
+    return cut
+
+
+def _away(side: Side, heads: int | None = None) -> Kind:
+    """From the stream's side to the other."""
+    return Expand(heads=heads, stream=side) if side == "x" else Contract(heads=heads, stream=side)
+
+
+def _back(side: Side, heads: int | None = None) -> Kind:
+    return Contract(heads=heads, stream=side) if side == "x" else Expand(heads=heads, stream=side)
+
+
+def resnet_cut(config: ResNetConfig) -> Cut:
+    return {
+        "conv_in": Slice(),
+        "norm_in": Norm(),
+        "blocks.*.conv1": Expand(),
+        "blocks.*.bn1": Norm(side="y"),
+        "blocks.*.conv2": Contract(),
+        "blocks.*.bn2": Norm(),
+        "blocks.*.skip": Stay(),
+        "blocks.*.skip_norm": Norm(),
+        "head": Expand(sharded_output=True),
+        "loss": Loss(),
+    }
+
+
 def cut_of(model: nn.Module) -> Cut:
     """The cut of a model of ours."""
     match model:
@@ -97,4 +179,8 @@ def cut_of(model: nn.Module) -> Cut:
             return llama_cut(model.config)
         case BERT():
             return bert_cut(model.config)
+        case UNet():
+            return unet_cut(model.config)
+        case ResNet():
+            return resnet_cut(model.config)
     raise TypeError(f"no cut is written for {type(model).__name__}")

@@ -1,7 +1,7 @@
-"""Weights to and from Hugging Face `transformers`.
+"""Weights to and from Hugging Face's `transformers` and `diffusers`.
 
 Their classes are GPT2LMHeadModel, LlamaForCausalLM and BertForMaskedLM, or BertForPreTraining where the configuration
-has `next_sentence`. Values only move, so that a round trip is exact to the bit.
+has `next_sentence`; and UNet2DModel. Values only move, so that a round trip is exact to the bit.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cubeloom.errors import UserError
+from cubeloom.models._diffusers_config import config_from_diffusers as config_from_diffusers
 from cubeloom.models._hugging_face_config import config_from_hugging_face as config_from_hugging_face
 from cubeloom.models._hugging_face_rules import Table, table
 from cubeloom.models.presets import Config, build

@@ -6,6 +6,8 @@ on a grid it is given some of the sequences and some of the features, and comput
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -99,6 +101,13 @@ class CrossEntropy(nn.Module):
         return f"label_smoothing={self.label_smoothing}"
 
 
+class MeanSquaredError(nn.Module):
+    """The mean over all elements."""
+
+    def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
+        return (prediction - target).square().mean()
+
+
 class Attention(nn.Module):
     """Multi-head attention as in GPT-2 and BERT: biases, and dropout of what is added to the residual stream."""
 
@@ -150,6 +159,18 @@ def initial(name: str, *, std: float, residual_std: float) -> Initial:
     if "norm" in layer:
         return Constant(1.0)
     return Normal(residual_std if layer in ("proj", "down") else std)
+
+
+def fan_ins(model: nn.Module) -> dict[str, int]:
+    """How many inputs each output of a linear or a convolution sums, by the weight's name."""
+    return {name: weight.shape[1:].numel() for name, weight in model.named_parameters() if weight.dim() > 1}
+
+
+def initial_by_fan(name: str, fans: Mapping[str, int], *, gain: float) -> Initial:
+    """Biases at zero, norms at one, weights with the variance `gain / fan`."""
+    if name.endswith(".bias"):
+        return Constant(0.0)
+    return Normal((gain / fans[name]) ** 0.5) if name in fans else Constant(1.0)
 
 
 def check_divides(whole: str, size: int, parts: str, count: int) -> None:

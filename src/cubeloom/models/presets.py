@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import difflib
+from typing import overload
 
 from cubeloom.errors import UserError
 from cubeloom.models.bert import BERT, BERTConfig
 from cubeloom.models.gpt import GPT, GPTConfig
 from cubeloom.models.llama import Llama, LlamaConfig
+from cubeloom.models.resnet import ResNet, ResNetConfig
+from cubeloom.models.unet import UNet, UNetConfig
 
-Config = GPTConfig | LlamaConfig | BERTConfig
-Model = GPT | Llama | BERT
+LanguageConfig = GPTConfig | LlamaConfig | BERTConfig
+LanguageModel = GPT | Llama | BERT
+Config = LanguageConfig | UNetConfig | ResNetConfig
+Model = LanguageModel | UNet | ResNet
 
 
 def _gpt2(layers: int, hidden: int, heads: int, *, tied: bool = True) -> GPTConfig:
@@ -39,11 +44,40 @@ def _bert(layers: int, hidden: int, heads: int) -> BERTConfig:
     return BERTConfig(vocab=30522, positions=512, hidden=hidden, layers=layers, heads=heads)
 
 
+def _unet(channels: int) -> UNetConfig:
+    """A shape of Tensor3D's: 32 pixels, four levels, three res blocks each; attention where improved-diffusion has it.
+
+    The authors' scripts name the channels of 550M to 8B parameters, in improved-diffusion's model, which takes two numbers
+    a channel from the time where this one takes one. The channels of the paper's own sizes, 3.5B to 28B, are in no script:
+    here they are the multiple of 32 that comes nearest. Heads have 64 channels, so that there are many to cut.
+    """
+    return UNetConfig(
+        image=32,
+        channels=channels,
+        multipliers=(1, 2, 2, 2),
+        attention=(False, True, True, False),
+        res_blocks=3,
+        head_dim=64,
+        turns=32,
+    )
+
+
 PRESETS: dict[str, Config] = {
     # Small enough for tests, with sizes that 2, 3, 4, 6 and 8 and the products of small grids divide.
     "gpt-tiny": GPTConfig(vocab=384, positions=64, hidden=96, layers=2, heads=24),
     "llama-tiny": LlamaConfig(vocab=384, positions=64, hidden=96, layers=2, heads=48, kv_heads=24, mlp_hidden=192),
     "bert-tiny": BERTConfig(vocab=384, positions=64, hidden=96, layers=2, heads=24),
+    "unet-tiny": UNetConfig(
+        image=16,
+        channels=24,
+        multipliers=(1, 2, 2),
+        attention=(False, True, False),
+        res_blocks=1,
+        head_dim=2,
+        groups=4,
+        turns=24,
+    ),
+    "resnet-tiny": ResNetConfig(blocks=(1, 1, 1), classes=24, image=16, width=24, small_images=True),
     "gpt2": _gpt2(12, 768, 12),
     "gpt2-medium": _gpt2(24, 1024, 16),
     "gpt2-large": _gpt2(36, 1280, 20),
@@ -77,6 +111,38 @@ PRESETS: dict[str, Config] = {
     "bert-large": _bert(24, 1024, 16),
     # Chimera's, table 4: 669,790,012 parameters
     "bert-48": BERTConfig(vocab=30522, positions=512, hidden=1024, layers=48, heads=16, tied=False, next_sentence=True),
+    "unet-small": UNetConfig(
+        image=32,
+        channels=64,
+        multipliers=(1, 2, 2, 2),
+        attention=(False, True, False, False),
+        res_blocks=2,
+        head_dim=16,
+    ),
+    # DDPM's for CIFAR-10, whose weights are published: 35,746,307 parameters
+    "unet-cifar10": UNetConfig(
+        image=32,
+        channels=128,
+        multipliers=(1, 2, 2, 2),
+        attention=(False, True, False, False),
+        res_blocks=2,
+        norm_eps=1e-6,
+        cosine_first=False,
+        frequency_shift=1,
+        pad_after=True,
+    ),
+    "unet-550m": _unet(416),
+    "unet-1b": _unet(576),
+    "unet-2b": _unet(800),
+    "unet-3.5b": _unet(1088),
+    "unet-4b": _unet(1120),
+    "unet-7.5b": _unet(1568),
+    "unet-8b": _unet(1600),
+    "unet-14b": _unet(2176),
+    "unet-28b": _unet(3072),
+    "resnet-18": ResNetConfig(blocks=(2, 2, 2, 2), classes=1000),
+    "resnet-34": ResNetConfig(blocks=(3, 4, 6, 3), classes=1000),
+    "wideresnet-34-2": ResNetConfig(blocks=(3, 4, 6, 3), classes=1000, widen=2),
 }
 
 
@@ -91,6 +157,14 @@ def config(name: str) -> Config:
     return PRESETS[name]
 
 
+@overload
+def build(model: LanguageConfig) -> LanguageModel: ...
+
+
+@overload
+def build(model: str | Config) -> Model: ...
+
+
 def build(model: str | Config) -> Model:
     """That model on the default device. Its values are `initial`'s to say: those that torch drew here do not matter."""
     match config(model) if isinstance(model, str) else model:
@@ -100,3 +174,7 @@ def build(model: str | Config) -> Model:
             return Llama(llama)
         case BERTConfig() as bert:
             return BERT(bert)
+        case UNetConfig() as unet:
+            return UNet(unet)
+        case ResNetConfig() as resnet:
+            return ResNet(resnet)

@@ -64,7 +64,9 @@ def stored_values(path: str | Path, model: nn.Module, dtype: torch.dtype, device
 
 def _identity(model: nn.Module) -> dict[str, object]:
     config = getattr(model, "config", None)
-    return {"model": type(model).__name__, **(asdict(config) if config is not None else {})}
+    identity = {"model": type(model).__name__, **(asdict(config) if config is not None else {})}
+    stored: dict[str, object] = json.loads(json.dumps(identity))  # as it is read back: tuples are lists
+    return stored
 
 
 def _difference(theirs: dict[str, object], ours: dict[str, object]) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cubeloom.comm import Network
+from cubeloom.cube.image_layers import CubeSquaredLoss
 from cubeloom.cube.loss import CubeCrossEntropy
 from cubeloom.pipeline import Schedule
 from cubeloom.runtime.stage import Data, Portion
@@ -29,7 +30,7 @@ def shares(
     data: Mapping[Portion, Data],
     groups: Sequence[int],
     losses: Mapping[str, str],
-    layers: Mapping[str, CubeCrossEntropy],
+    layers: Mapping[str, CubeCrossEntropy | CubeSquaredLoss],
     network: Network,
 ) -> dict[Portion, dict[str, float]]:
     """What part each portion's mean loss has in the mean of its group: as many as it has targets that count.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from cubeloom.cube.amounts import Summed, Volume, Words, add, sum_volume
 from cubeloom.cube.forms import Batch, EmbeddingForm, LossForm, Spread
-from cubeloom.cube.volume import Summed, Volume, Words, add, gradient_volume, gradients, pass_volume
+from cubeloom.cube.volume import gradients, pass_volume
 from cubeloom.grid import Grid
 from cubeloom.pipeline import Kind, programme
 from cubeloom.pipeline.memory import versions
@@ -35,12 +36,12 @@ def pipeline_volume(layout: Layout, grid: Grid, batch: Batch, item: int, rank: i
             summed |= gradients(form, grid)
     updates = 1 + schedule.groups[-1]
     for name, part in summed.items():
-        once = gradient_volume(part, grid, words, workers=len(layout.holders(name)))
+        once = sum_volume(part, grid, words, workers=len(layout.holders(name)))
         moved.append({axis: updates * size for axis, size in once.items()})
     if any(stage == schedule.stages - 1 for _, stage in held):
         losses = sum(isinstance(form, LossForm) for form in layout.forms_of(schedule.stages - 1))
-        moved += losses * [gradient_volume(Summed(Fraction(len(cut)), ("data", "z")), grid, _DOUBLE)]
-    moved.append(gradient_volume(Summed(Fraction(1), ("pipe",)), grid, _DOUBLE))
+        moved += losses * [sum_volume(Summed(Fraction(len(cut)), ("data", "z")), grid, _DOUBLE)]
+    moved.append(sum_volume(Summed(Fraction(1), ("pipe",)), grid, _DOUBLE))
     receives = sum(isinstance(step, Receive) for step in programme(schedule)[here["pipe"]])
     moved.append({"pipe": receives * _stream(layout, grid, small) * item})
     return add(*moved)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom.comm import Network
+from cubeloom.cube.image_layers import CubeSquaredLoss
 from cubeloom.cube.loss import CubeCrossEntropy
 from cubeloom.models.pieces import Piece
 from cubeloom.pipeline import Action, Kind, Updates
@@ -125,7 +126,8 @@ class StepWork:
 
     def _rows_before(self) -> dict[Portion, tuple[int, int]]:
         """For each portion the rows of this z rank that come before it, and all of them."""
-        sizes = {portion: data["tokens"].numel() for portion, data in self.data.items()}
+        # Rows are tokens; a model on images has no dropout by rows, so that its samples will do.
+        sizes = {portion: next(iter(data.values())).flatten(0, 1).shape[0] for portion, data in self.data.items()}
         total = sum(sizes.values())
         found, before = {}, 0
         for portion, size in sizes.items():
@@ -141,5 +143,5 @@ class StepWork:
         pieces: list[Piece] = model.pieces()  # type: ignore[operator]
         losses = pieces[-1].losses
         layers = {name: model.get_submodule(name) for name in losses if hasattr(model, name)}
-        found = {name: layer for name, layer in layers.items() if isinstance(layer, CubeCrossEntropy)}
+        found = {name: layer for name, layer in layers.items() if isinstance(layer, CubeCrossEntropy | CubeSquaredLoss)}
         return shares(self.data, self._schedule.groups, {name: losses[name] for name in found}, found, self._network)

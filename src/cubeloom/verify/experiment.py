@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from cubeloom import counter
 from cubeloom.cube import Batch, Cut, Rest, resolve
 from cubeloom.cube.forms import Form, LinearForm
 from cubeloom.errors import UserError
 from cubeloom.grid import Grid
-from cubeloom.models import BERTConfig, Config, CrossEntropy, build, cut_of
+from cubeloom.models import Config, build, cut_of
 from cubeloom.pipeline import Schedule, Updates
 from cubeloom.runtime.build import Layout, lay_out
+from cubeloom.verify import data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,24 +86,8 @@ class Experiment:
         return replace(self, grid=Grid(), zero=False, schedule=None, recompute=False, ways=1)
 
     def samples(self, step: int) -> dict[str, Tensor]:
-        """The global batch of a step: tokens, and targets of which some are ignored."""
-        step = 0 if self.repeat else step
-        shape = (self.batch.samples, self.batch.sequence)
-        index = torch.arange(shape[0] * shape[1]).view(shape)
-
-        def draw(what: str, high: int, at: Tensor = index) -> Tensor:
-            return (counter.uniform(counter.key(self.seed, step, what), at) * high).long()
-
-        data = {"tokens": draw("tokens", self.model.vocab)}
-        # A language model learns all but a few tokens, a masked one only a few.
-        learned = draw("learned", 8) == 0 if isinstance(self.model, BERTConfig) else draw("learned", 8) != 0
-        learned[:, 0] = True  # at least one in each sequence
-        data["targets"] = draw("targets", self.model.vocab).masked_fill(~learned, CrossEntropy.ignore_index)
-        if isinstance(self.model, BERTConfig):
-            data["types"] = draw("types", self.model.types)
-            if self.model.next_sentence:
-                data["next_sentence"] = draw("next", 2, index[:, 0])
-        return data
+        """The global batch of a step."""
+        return data.samples(self.model, self.batch, self.seed, 0 if self.repeat else step, self.dtype)
 
     def share(self, step: int, coordinates: dict[str, int]) -> dict[str, Tensor]:
         """The samples of a rank at these coordinates."""

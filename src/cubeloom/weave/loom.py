@@ -175,6 +175,11 @@ def place() -> tuple[int, int]:
     return _replayed[-1] if _replayed else (0, 1)
 
 
+def replaying() -> bool:
+    """A forward is being computed once more, in a backward."""
+    return bool(_replayed)
+
+
 def _split(tree: Any, ways: int) -> list[Any]:
     """As many trees, each with a part of every tensor."""
     if isinstance(tree, Tensor):

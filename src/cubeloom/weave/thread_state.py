@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
-_DEVICES = ("cpu", "cuda")
+from cubeloom.comm import devices
+
+_DEVICES = tuple(devices.BACKENDS)
 _hooks = torch._C._autograd
 Hooks = tuple[Callable[..., Any], Callable[..., Any]]
 

@@ -1,0 +1,216 @@
+"""Forms of the layers that networks on images have besides convolutions, which are `LinearForm`s.
+
+Features of an image lie on one `side`, x or y; its samples on data and z and, where activations rest sharded, on the other
+side as well. Tensors are `[samples, features, pixels…]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from cubeloom.cube.amounts import Summed, Volume, Words, add, ring, sum_volume
+from cubeloom.cube.cut import Side
+from cubeloom.cube.forms import Batch, Form, Spread, divides, other, rows_to_cut
+from cubeloom.grid import Grid
+
+
+@dataclass(frozen=True)
+class ImageForm(Form):
+    side: Side
+    rows: Spread
+
+    @property
+    def row_axes(self) -> tuple[str, ...]:
+        """The axes that cut samples."""
+        return ("data", "z", other(self.side)) if self.rows == Spread.ROWS else ("data", "z")
+
+    def samples(self, grid: Grid, batch: Batch) -> Fraction:
+        """Samples of one rank."""
+        return Fraction(batch.samples_of(grid), grid.size(other(self.side)) if self.rows == Spread.ROWS else 1)
+
+    def gradients(self, grid: Grid) -> dict[str, Summed]:
+        """What is left to sum of each parameter's gradient after a backward."""
+        return {}
+
+    def volume(self, grid: Grid, batch: Batch, words: Words) -> Volume:
+        """Bytes of one forward and backward, without the sums over replicas."""
+        return {}
+
+    def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
+        if self.rows == Spread.ROWS:
+            yield from divides(*rows_to_cut(True, grid, batch), grid, other(self.side))
+
+
+@dataclass(frozen=True)
+class SliceForm(ImageForm):
+    """From features that every rank has whole to features on the side: each rank computes its own, for its own samples."""
+
+    k: int
+    n: int
+    taps: int
+    bias: bool
+
+    def gradients(self, grid: Grid) -> dict[str, Summed]:
+        parts = grid.size(self.side)
+        found = {"weight": Summed(Fraction(self.k * self.n * self.taps, parts), self.row_axes)}
+        return found | ({"bias": Summed(Fraction(self.n, parts), self.row_axes)} if self.bias else {})
+
+    def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
+        yield from super().problems(grid, batch)
+        yield from divides("output features", self.n, grid, self.side)
+
+
+@dataclass(frozen=True)
+class JoinForm(ImageForm):
+    """From features on the side to features that every rank of the side has whole: few, such as colours."""
+
+    k: int
+    n: int
+    taps: int
+    bias: bool
+    pixels: tuple[int, int]
+
+    def gradients(self, grid: Grid) -> dict[str, Summed]:
+        found = {"weight": Summed(Fraction(self.k * self.n * self.taps, grid.size(self.side)), self.row_axes)}
+        return found | ({"bias": Summed(Fraction(self.n), self.row_axes)} if self.bias else {})
+
+    def volume(self, grid: Grid, batch: Batch, words: Words) -> Volume:
+        count = self.samples(grid, batch) * self.pixels[1] * self.n
+        return sum_volume(Summed(count, (self.side,)), grid, words)
+
+    def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
+        yield from super().problems(grid, batch)
+        yield from divides("input features", self.k, grid, self.side)
+
+
+@dataclass(frozen=True)
+class StayForm(ImageForm):
+    """From features on the side to features on the side: the sum over the side is scattered by features.
+
+    Samples are cut over the other side even where activations rest replicated, so that nothing is computed twice.
+    """
+
+    k: int
+    n: int
+    taps: int
+    bias: bool
+    pixels: tuple[int, int]
+
+    def gradients(self, grid: Grid) -> dict[str, Summed]:
+        parts, own_rows = grid.size(self.side), ("data", "z", other(self.side))
+        found = {"weight": Summed(Fraction(self.k * self.n * self.taps, parts), own_rows)}
+        return found | ({"bias": Summed(Fraction(self.n, parts), self.row_axes)} if self.bias else {})
+
+    def volume(self, grid: Grid, batch: Batch, words: Words) -> Volume:
+        parts, across = grid.size(self.side), grid.size(other(self.side))
+        into, out = (batch.rows(grid, pixels) * words.item for pixels in self.pixels)
+        scattered: Volume = {self.side: 2 * ring(parts) * Fraction(out * self.n, across)}
+        if self.rows == Spread.ROWS:
+            return add(scattered)
+        # The output's samples are gathered in the forward, the input gradient's in the backward.
+        whole = Fraction(out * self.n + into * self.k, parts)
+        return add(scattered, {other(self.side): ring(across) * whole})
+
+    def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
+        yield from divides(*rows_to_cut(True, grid, batch), grid, other(self.side))
+        yield from divides("input features", self.k, grid, self.side)
+        yield from divides("output features", self.n, grid, self.side)
+
+
+@dataclass(frozen=True)
+class ShareForm(ImageForm):
+    """Where many layers of the plane begin to use whole features: their gradients are summed over x and y here, once."""
+
+    features: int
+
+    def volume(self, grid: Grid, batch: Batch, words: Words) -> Volume:
+        return sum_volume(Summed(Fraction(batch.samples_of(grid) * self.features), ("x", "y")), grid, words)
+
+
+@dataclass(frozen=True)
+class GroupedForm(ImageForm):
+    """A convolution in groups, of which each rank has whole ones: from features on the side to features on the side."""
+
+    k: int
+    n: int
+    taps: int
+    groups: int
+    bias: bool
+
+    def gradients(self, grid: Grid) -> dict[str, Summed]:
+        parts = grid.size(self.side)
+        weight = Fraction(self.n * (self.k // self.groups) * self.taps, parts)
+        found = {"weight": Summed(weight, self.row_axes)}
+        return found | ({"bias": Summed(Fraction(self.n, parts), self.row_axes)} if self.bias else {})
+
+    def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
+        yield from super().problems(grid, batch)
+        yield from divides("groups", self.groups, grid, self.side)
+
+
+@dataclass(frozen=True)
+class GroupNormForm(ImageForm):
+    """Sums of mean and spread over the ranks that share groups; none where each rank has whole ones."""
+
+    features: int
+    groups: int
+    affine: bool
+    interleaved: bool  # features of two tensors in turns, so that a rank's are not whole groups
+
+    def local(self, grid: Grid) -> bool:
+        return self.groups % grid.size(self.side) == 0 and not self.interleaved
+
+    def gradients(self, grid: Grid) -> dict[str, Summed]:
+        vector = Summed(Fraction(self.features, grid.size(self.side)), self.row_axes)
+        return {"weight": vector, "bias": vector} if self.affine else {}
+
+    def volume(self, grid: Grid, batch: Batch, words: Words) -> Volume:
+        if self.local(grid):
+            return {}
+        # Mean and spread in the forward, and a sum for each in the backward.
+        count = 4 * self.samples(grid, batch) * self.groups
+        return sum_volume(Summed(count, (self.side,)), grid, Words(words.statistic))
+
+    def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
+        yield from super().problems(grid, batch)
+        yield from divides("features", self.features, grid, self.side)
+
+
+@dataclass(frozen=True)
+class BatchNormForm(ImageForm):
+    """Statistics of all samples of the whole batch, as the serial model has."""
+
+    features: int
+    affine: bool
+
+    def gradients(self, grid: Grid) -> dict[str, Summed]:
+        vector = Summed(Fraction(self.features, grid.size(self.side)), self.row_axes)
+        return {"weight": vector, "bias": vector} if self.affine else {}
+
+    def volume(self, grid: Grid, batch: Batch, words: Words) -> Volume:
+        count = 4 * Fraction(self.features, grid.size(self.side))
+        return sum_volume(Summed(count, self.row_axes), grid, Words(words.statistic))
+
+    def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
+        yield from super().problems(grid, batch)
+        yield from divides("features", self.features, grid, self.side)
+
+
+@dataclass(frozen=True)
+class ConcatForm(ImageForm):
+    """Two tensors' features in turns of so many parts: cut over a side that divides them, each rank has whole turns."""
+
+    parts: int
+
+    def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
+        yield from divides("parts of a concatenation,", self.parts, grid, self.side)
+
+
+@dataclass(frozen=True)
+class SquaredLossForm(ImageForm):
+    """The mean squared error over all samples, of features that every rank of the side has whole."""
+
+    def volume(self, grid: Grid, batch: Batch, words: Words) -> Volume:
+        return sum_volume(Summed(Fraction(2), self.row_axes), grid, Words(words.statistic))

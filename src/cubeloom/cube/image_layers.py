@@ -1,0 +1,216 @@
+"""The layers at the edges of a network on images, where features are whole, and what joins tensors inside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom import weave
+from cubeloom.comm import Axis
+from cubeloom.cube.collective import Collective
+from cubeloom.cube.forms import Spread, other
+from cubeloom.cube.image_forms import (
+    ConcatForm,
+    GroupedForm,
+    ImageForm,
+    JoinForm,
+    ShareForm,
+    SliceForm,
+    SquaredLossForm,
+    StayForm,
+)
+from cubeloom.cube.loss import Mean
+from cubeloom.cube.norm import at_least_float32
+from cubeloom.cube.parameter import own_part
+from cubeloom.cube.products import Matmul, Product
+from cubeloom.cube.state import CubeState
+from cubeloom.turns import interleave
+
+
+class _Edge(nn.Module):
+    """Parameters of which each rank holds its part for good: they are small, or used by its own samples only."""
+
+    def __init__(
+        self, form: ImageForm, state: CubeState, weight: nn.Parameter, bias: nn.Parameter | None, product: Product
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+        self._state = state
+        self._product = product
+
+    def _compute(self, x: Tensor) -> Tensor:
+        return _Product.apply(x, self._state.local(self.weight), self._product)
+
+    def _with_bias(self, y: Tensor) -> Tensor:
+        return y if self.bias is None else y + self._product.bias(self._state.local(self.bias).to(y.dtype))
+
+
+class CubeSlice(_Edge):
+    """`[samples of z, K, …]` whole -> `[own samples, N/side, …]`."""
+
+    def __init__(
+        self, form: SliceForm, state: CubeState, weight: nn.Parameter, bias: nn.Parameter | None, product: Product
+    ) -> None:
+        super().__init__(form, state, weight, bias, product)
+        across = state.network.axis(other(form.side))
+        self._rows = own_part(across) if form.rows == Spread.ROWS else None
+        # Where all ranks across have the same samples, each gives its share of one gradient.
+        self._share = 1 / across.size if self._rows is None else 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self._rows is None else self._rows(x)
+        if x.requires_grad and self._share != 1:
+            x = _Share.apply(x, self._share)
+        return self._with_bias(self._compute(x))
+
+
+class CubeJoin(_Edge):
+    """`[own samples, K/side, …]` -> `[own samples, N, …]` whole."""
+
+    def __init__(
+        self, form: JoinForm, state: CubeState, weight: nn.Parameter, bias: nn.Parameter | None, product: Product
+    ) -> None:
+        super().__init__(form, state, weight, bias, product)
+        self._sum = Collective("reduce", state.network.axis(form.side), form.name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._with_bias(self._sum(self._compute(x)))
+
+
+class CubeStay(_Edge):
+    """`[own samples, K/side, …]` -> `[own samples, N/side, …]`; where samples rest replicated, each rank takes its own."""
+
+    def __init__(
+        self, form: StayForm, state: CubeState, weight: nn.Parameter, bias: nn.Parameter | None, product: Product
+    ) -> None:
+        super().__init__(form, state, weight, bias, product)
+        features = -1 if isinstance(product, Matmul) else 1
+        self._scatter = Collective("scatter", state.network.axis(form.side), form.name, features)
+        across = state.network.axis(other(form.side))
+        self._across = across if form.rows == Spread.REPLICATED and across.size > 1 else None
+        self._origin = form.name
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._across is not None:
+            x = _OwnSamples.apply(x, self._across, f"{self._origin} input")
+        y = self._scatter(self._compute(x))
+        if self._across is not None:
+            y = _AllSamples.apply(y, self._across, f"{self._origin} output")
+        return self._with_bias(y)
+
+
+class CubeGrouped(_Edge):
+    """`[own samples, K/side, …]` -> `[own samples, N/side, …]`, by whole groups."""
+
+    def __init__(
+        self, form: GroupedForm, state: CubeState, weight: nn.Parameter, bias: nn.Parameter | None, product: Product
+    ) -> None:
+        super().__init__(form, state, weight, bias, product)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._with_bias(self._compute(x))
+
+
+class CubeShare(nn.Module):
+    """Passes on what is whole; sums its gradient over the plane."""
+
+    def __init__(self, form: ShareForm, state: CubeState) -> None:
+        super().__init__()
+        self._copy = Collective("copy", state.network.axis("x", "y"), form.name)
+
+    def forward(self, whole: Tensor) -> Tensor:
+        return self._copy(whole)
+
+
+class CubeConcat(nn.Module):
+    """Features of two tensors in turns; a rank has its share of the turns."""
+
+    def __init__(self, form: ConcatForm, state: CubeState) -> None:
+        super().__init__()
+        self._turns = form.parts // state.network.axis(form.side).size
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return interleave(first, second, self._turns)
+
+
+class CubeSquaredLoss(nn.Module):
+    def __init__(self, form: SquaredLossForm, state: CubeState) -> None:
+        super().__init__()
+        network = state.network
+        self._rows = own_part(network.axis(other(form.side))) if form.rows == Spread.ROWS else None
+        self._everybody = network.axis(*form.row_axes)
+        self._origin = form.name
+        self._shares = state.shares
+
+    def count(self, target: Tensor) -> int:
+        """How many numbers are compared."""
+        return target.numel()
+
+    def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """`prediction` of the own samples, `target` of all samples of z."""
+        target = target if self._rows is None else self._rows(target)
+        total = (at_least_float32(prediction) - at_least_float32(target)).square().sum()
+        count = total.new_tensor(prediction.numel())
+        return self._shares.get(self._origin, 1.0) * weave.meet(self._mean, total, count)
+
+    def _mean(self, total: Tensor, count: Tensor) -> Tensor:
+        return Mean.apply(total, count, self._everybody, self._origin)
+
+
+class _Product(torch.autograd.Function):
+    """A product of local blocks with both its gradients at once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, product: Product) -> Tensor:
+        weight = weight.to(x.dtype)
+        ctx.save_for_backward(x, weight)
+        ctx.product = product
+        return product.forward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        dx = ctx.product.input_gradient(gradient, weight, x.shape) if ctx.needs_input_grad[0] else None
+        return dx, ctx.product.weight_gradient(gradient, x, weight.shape), None
+
+
+class _OwnSamples(torch.autograd.Function):
+    """Of samples that all ranks of an axis have, this rank's; their gradients come from each."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis, origin: str) -> Tensor:
+        ctx.axis, ctx.origin = axis, origin
+        return own_part(axis)(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.axis.all_gather(gradient, 0, f"{ctx.origin} backward").wait(), None, None
+
+
+class _AllSamples(torch.autograd.Function):
+    """The samples of all ranks, on which all go on to compute the same: each has the gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis, origin: str) -> Tensor:
+        ctx.axis = axis
+        return axis.all_gather(x, 0, f"{origin} forward").wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return own_part(ctx.axis)(gradient), None, None
+
+
+class _Share(torch.autograd.Function):
+    """Nothing, and a share of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, share: float) -> Tensor:
+        ctx.share = share
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.share, None

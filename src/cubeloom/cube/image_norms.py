@@ -1,0 +1,119 @@
+"""GroupNorm and BatchNorm of features that are cut, with exactly the serial model's statistics.
+
+Mean first, then the spread around it: sums over the ranks that have other features of a group, or other samples of a batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cubeloom import weave
+from cubeloom.cube.collective import Collective
+from cubeloom.cube.image_forms import BatchNormForm, GroupNormForm
+from cubeloom.cube.norm import at_least_float32
+from cubeloom.cube.state import CubeState
+
+
+class CubeGroupNorm(nn.Module):
+    """`group_of` is the group of each of this rank's features; None where its groups are whole and in order."""
+
+    def __init__(
+        self,
+        form: GroupNormForm,
+        state: CubeState,
+        weight: nn.Parameter | None,
+        bias: nn.Parameter | None,
+        eps: float,
+        group_of: Tensor | None,
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+        self._state = state
+        self._eps = eps
+        self._groups = form.groups
+        self._size = form.features // form.groups
+        self._group_of = group_of
+        self._axis = state.network.axis(form.side)
+        self._sum = Collective("sum", self._axis, form.name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = (None if each is None else self._state.local(each) for each in (self.weight, self.bias))
+        if self._group_of is None:
+            return functional.group_norm(x, self._groups // self._axis.size, weight, bias, self._eps)
+        y = self._normalised(at_least_float32(x), self._group_of.to(x.device)).to(x.dtype)
+        shape = (-1, *[1] * (x.dim() - 2))
+        if weight is not None:
+            y = y * weight.view(shape)
+        return y if bias is None else y + bias.view(shape)
+
+    def _normalised(self, x: Tensor, group_of: Tensor) -> Tensor:
+        rows = x.flatten(2)  # [samples, own features, pixels]
+        count = self._size * rows.shape[2]
+        mean = self._sum(self._by_group(rows.sum(2), group_of)) / count  # [samples, groups]
+        centred = rows - mean[:, group_of].unsqueeze(2)
+        spread = self._sum(self._by_group(centred.square().sum(2), group_of)) / count
+        scale = torch.rsqrt(spread + self._eps)[:, group_of].unsqueeze(2)
+        return (centred * scale).view_as(x)
+
+    def _by_group(self, features: Tensor, group_of: Tensor) -> Tensor:
+        return features.new_zeros(len(features), self._groups).index_add(1, group_of, features)
+
+
+class CubeBatchNorm(nn.Module):
+    """Statistics over all samples, those of other ranks and other strands too. Running ones are of this rank's features."""
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+
+    def __init__(
+        self,
+        form: BatchNormForm,
+        state: CubeState,
+        weight: nn.Parameter | None,
+        bias: nn.Parameter | None,
+        plain: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d,
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+        self._state = state
+        self._eps = plain.eps
+        self._momentum = plain.momentum
+        self._rows = state.network.axis(*form.row_axes)
+        self._sum = Collective("sum", self._rows, form.name)
+        own = form.features // state.network.axis(form.side).size
+        tracked = plain.track_running_stats
+        like = torch.empty(own, device=state.network.device, dtype=torch.float32 if weight is None else weight.dtype)
+        self.register_buffer("running_mean", torch.zeros_like(like) if tracked else None)
+        self.register_buffer("running_var", torch.ones_like(like) if tracked else None)
+        self.batches = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (-1, *[1] * (x.dim() - 2))
+        wide = at_least_float32(x)
+        if self.training or self.running_mean is None or self.running_var is None:
+            others = [dim for dim in range(x.dim()) if dim != 1]
+            _, ways = weave.place()
+            count = ways * self._rows.size * (x.numel() // x.shape[1])
+            mean = weave.meet(self._sum, wide.sum(others)) / count
+            centred = wide - mean.view(shape)
+            spread = weave.meet(self._sum, centred.square().sum(others)) / count
+            self._remember(mean.detach(), spread.detach(), count)
+        else:
+            mean, spread = self.running_mean, self.running_var
+            centred = wide - mean.view(shape)
+        y = (centred * torch.rsqrt(spread + self._eps).view(shape)).to(x.dtype)
+        if self.weight is not None:
+            y = y * self._state.local(self.weight).view(shape)
+        return y if self.bias is None else y + self._state.local(self.bias).view(shape)
+
+    def _remember(self, mean: Tensor, spread: Tensor, count: int) -> None:
+        """Once for all strands; not where a forward is computed once more."""
+        strand, _ = weave.place()
+        if self.running_mean is None or self.running_var is None or strand > 0 or weave.replaying():
+            return
+        self.batches += 1
+        share = 1 / self.batches if self._momentum is None else self._momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_((spread * count / (count - 1)).to(self.running_var.dtype), share)

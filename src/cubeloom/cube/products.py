@@ -1,0 +1,120 @@
+"""What a linear layer computes on local blocks: a matmul, or a convolution with features as its inner dimension.
+
+Both are linear in the input and in the weight, so that sums over parts of the inner dimension and over samples are those of
+the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.modules.conv import _ConvNd
+
+from cubeloom.cube.cut import CutError
+
+Convolution = _ConvNd  # of any dimension, transposed or not
+
+
+class Product(Protocol):
+    """Y of X and W, and its two gradients."""
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor: ...
+
+    def input_gradient(self, gradient: Tensor, weight: Tensor, shape: torch.Size) -> Tensor: ...
+
+    def weight_gradient(self, gradient: Tensor, x: Tensor, shape: torch.Size) -> Tensor: ...
+
+    def bias(self, bias: Tensor) -> Tensor:
+        """A bias, shaped so that it can be added to Y."""
+        ...
+
+
+class Matmul:
+    """`X[…, K] · W[N, K]ᵀ`."""
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return x @ weight.t()
+
+    def input_gradient(self, gradient: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
+        return gradient @ weight
+
+    def weight_gradient(self, gradient: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
+        return gradient.flatten(0, -2).t() @ x.flatten(0, -2)
+
+    def bias(self, bias: Tensor) -> Tensor:
+        return bias
+
+
+@dataclass(frozen=True)
+class Convolve:
+    """`X[samples, K, …]` with `W[N, K, …]`, or `W[K, N, …]` where it is transposed."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int = 1
+
+    @classmethod
+    def like(cls, layer: Convolution, groups: int = 1) -> Convolve:
+        return cls(
+            tuple(layer.stride),
+            _padding(layer),
+            tuple(layer.dilation),
+            layer.transposed,
+            tuple(layer.output_padding),
+            groups,
+        )
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.convolution(x, weight, None, *self._options)
+
+    def input_gradient(self, gradient: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
+        # Only the shape of the input matters for its gradient.
+        return self._backward(gradient, gradient.new_empty(1).expand(shape), weight, [True, False, False])[0]
+
+    def weight_gradient(self, gradient: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
+        return self._backward(gradient, x, gradient.new_empty(1).expand(shape), [False, True, False])[1]
+
+    def bias(self, bias: Tensor) -> Tensor:
+        return bias.view(-1, *[1] * len(self.stride))
+
+    def _backward(
+        self, gradient: Tensor, x: Tensor, weight: Tensor, wanted: list[bool]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+            gradient, x, weight, None, *self._options, wanted
+        )
+        return found
+
+    @property
+    def _options(self) -> tuple[list[int], list[int], list[int], bool, list[int], int]:
+        return (
+            list(self.stride),
+            list(self.padding),
+            list(self.dilation),
+            self.transposed,
+            list(self.output_padding),
+            self.groups,
+        )
+
+
+def _padding(layer: Convolution) -> tuple[int, ...]:
+    """In numbers. "same" pads alike on both sides where the kernel is odd; others are refused."""
+    if layer.padding_mode != "zeros":
+        raise CutError(f"a convolution with padding_mode={layer.padding_mode!r} has no form here; only 'zeros' has")
+    if layer.padding == "valid":
+        return (0,) * len(layer.stride)
+    if layer.padding == "same":
+        widths = [dilation * (size - 1) for dilation, size in zip(layer.dilation, layer.kernel_size, strict=True)]
+        if any(width % 2 for width in widths):
+            raise CutError(
+                f"padding='same' of a kernel {layer.kernel_size} pads more on one side, which has no form here"
+            )
+        return tuple(width // 2 for width in widths)
+    assert not isinstance(layer.padding, str)
+    return tuple(layer.padding)

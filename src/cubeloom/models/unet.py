@@ -1,0 +1,336 @@
+"""The U-Net of denoising diffusion: from a noisy image and how noisy it is, the noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cubeloom.errors import UserError
+from cubeloom.initial import Initial
+from cubeloom.models.layers import AttentionCore, MeanSquaredError, check_divides, fan_ins, initial_by_fan
+from cubeloom.models.pieces import Carry, Piece
+from cubeloom.turns import interleave, order
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What one block of the U takes and gives, in channels."""
+
+    inputs: int
+    outputs: int
+    skip: int = 0  # how many of the inputs, the last ones, come over a skip connection
+    attention: bool = False
+    resamples: bool = False  # changes the resolution, and nothing else
+
+
+@dataclass(frozen=True, kw_only=True)
+class UNetConfig:
+    """Level n has `channels * multipliers[n]` channels, and each next level half the resolution."""
+
+    image: int  # height and width
+    channels: int
+    multipliers: tuple[int, ...]
+    attention: tuple[bool, ...]  # at which levels pixels attend to each other
+    res_blocks: int  # a level on the way down; there is one more on the way up
+    in_channels: int = 3
+    out_channels: int = 3
+    head_dim: int | None = None  # all channels are one head by default
+    groups: int = 32  # of a norm
+    middle_attention: bool = True
+    dropout: float = 0.0
+    norm_eps: float = 1e-5
+    cosine_first: bool = True  # in the sinusoids of a time, before the sines
+    frequency_shift: int = 0  # 1: the slowest sinusoid has a period of exactly 2 pi 10000 steps
+    pad_after: bool = False  # downsampling pads below and to the right only, as the first DDPM did
+    turns: int = 8  # in which channels are joined over a skip connection: a grid's x and y must divide it
+    steps: int = 1000  # from an image to noise
+    betas: tuple[float, float] = (1e-4, 0.02)  # the noise that the first step adds, and the last
+
+    def __post_init__(self) -> None:
+        if len(self.attention) != len(self.multipliers):
+            raise UserError(
+                f"attention is given for {len(self.attention)} levels, but multipliers for {len(self.multipliers)}"
+            )
+        if self.image % 2 ** (len(self.multipliers) - 1):
+            raise UserError(f"an image of {self.image} pixels cannot be halved {len(self.multipliers) - 1} times")
+        check_divides("sinusoids of a time", self.widths[0], "parts, cosines and sines,", 2)
+        for shape in (*self.down(), *self.middle(), *self.up()):
+            check_divides("number of channels", shape.inputs, "groups", self.groups)
+            check_divides("number of channels", shape.outputs, "groups", self.groups)
+            if shape.skip:
+                check_divides("number of channels", shape.skip, "turns", self.turns)
+                check_divides("number of channels", shape.inputs - shape.skip, "turns", self.turns)
+            if shape.attention and self.head_dim is not None:
+                check_divides("number of channels", shape.outputs, "channels of a head", self.head_dim)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(self.channels * multiplier for multiplier in self.multipliers)
+
+    def down(self) -> list[Shape]:
+        found, before = [], self.widths[0]
+        for level, width in enumerate(self.widths):
+            for _ in range(self.res_blocks):
+                found.append(Shape(before, width, attention=self.attention[level]))
+                before = width
+            if level < len(self.widths) - 1:
+                found.append(Shape(width, width, resamples=True))
+        return found
+
+    def middle(self) -> list[Shape]:
+        width = self.widths[-1]
+        return [Shape(width, width, attention=self.middle_attention), Shape(width, width)]
+
+    def up(self) -> list[Shape]:
+        found, before = [], self.widths[-1]
+        skips = [self.widths[0], *(shape.outputs for shape in self.down())]
+        for level, width in reversed(list(enumerate(self.widths))):
+            for _ in range(self.res_blocks + 1):
+                skip = skips.pop()
+                found.append(Shape(before + skip, width, skip, self.attention[level]))
+                before = width
+            if level > 0:
+                found.append(Shape(width, width, resamples=True))
+        return found
+
+
+def sinusoids(times: Tensor, features: int, *, cosine_first: bool, shift: int) -> Tensor:
+    """Times `[samples]` as waves of many lengths, `[samples, features]`, in float32 whatever the model computes in."""
+    half = features // 2
+    exponents = -math.log(10000) * torch.arange(half, dtype=torch.float32, device=times.device) / (half - shift)
+    angles = times[:, None].float() * exponents.exp()
+    waves = (angles.cos(), angles.sin()) if cosine_first else (angles.sin(), angles.cos())
+    return torch.cat(waves, dim=-1)
+
+
+def noise_added(config: UNetConfig, device: torch.device | None = None) -> Tensor:
+    """The variance of the noise that each step adds, `[steps]`: DDPM's betas, which grow linearly."""
+    return torch.linspace(*config.betas, config.steps, dtype=torch.float64, device=device)
+
+
+class Concat(nn.Module):
+    """Channels of `x` and of `skip`, in turns: a device that has a part of each has a part of both in one run."""
+
+    def __init__(self, turns: int) -> None:
+        super().__init__()
+        self.parts = turns
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        return interleave(x, skip, self.parts)
+
+
+class NormInTurns(nn.GroupNorm):
+    """Of channels in turns, with the groups that they would have one tensor behind the other, as in all the literature."""
+
+    def __init__(self, groups: int, first: int, second: int, turns: int, eps: float) -> None:
+        super().__init__(groups, first + second, eps)
+        self.order = order(first, second, turns)  # where each channel would be
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = torch.tensor(self.order, device=x.device)
+        grouped = functional.group_norm(x[:, place.argsort()], self.num_groups, eps=self.eps)
+        return grouped[:, place] * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+class TimeEmbedding(nn.Module):
+    """From times `[samples]` to `[samples, 4 * features]`, with the activation that every res block would begin with."""
+
+    def __init__(self, config: UNetConfig) -> None:
+        super().__init__()
+        self.features = config.widths[0]
+        self.cosine_first, self.shift = config.cosine_first, config.frequency_shift
+        self.first = nn.Linear(self.features, 4 * self.features)
+        self.act = nn.SiLU()
+        self.second = nn.Linear(4 * self.features, 4 * self.features)
+
+    def forward(self, times: Tensor, dtype: torch.dtype) -> Tensor:
+        waves = sinusoids(times, self.features, cosine_first=self.cosine_first, shift=self.shift)
+        return self.act(self.second(self.act(self.first(waves.to(dtype)))))
+
+
+class ResBlock(nn.Module):
+    def __init__(self, config: UNetConfig, shape: Shape) -> None:
+        super().__init__()
+        self.norm1 = (
+            NormInTurns(config.groups, shape.inputs - shape.skip, shape.skip, config.turns, config.norm_eps)
+            if shape.skip
+            else nn.GroupNorm(config.groups, shape.inputs, eps=config.norm_eps)
+        )
+        self.act = nn.SiLU()
+        self.conv1 = nn.Conv2d(shape.inputs, shape.outputs, 3, padding=1)
+        self.time_proj = nn.Linear(4 * config.widths[0], shape.outputs)
+        self.norm2 = nn.GroupNorm(config.groups, shape.outputs, eps=config.norm_eps)
+        self.dropout = nn.Dropout(config.dropout)
+        self.conv2 = nn.Conv2d(shape.outputs, shape.outputs, 3, padding=1)
+        self.skip = nn.Conv2d(shape.inputs, shape.outputs, 1) if shape.inputs != shape.outputs else None
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        inner = self.conv1(self.act(self.norm1(x))) + self.time_proj(time)[:, :, None, None]
+        inner = self.conv2(self.dropout(self.act(self.norm2(inner))))
+        return inner + (x if self.skip is None else self.skip(x))
+
+
+class PixelAttention(nn.Module):
+    def __init__(self, config: UNetConfig, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(config.groups, channels, eps=config.norm_eps)
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.core = AttentionCore(head_dim=config.head_dim or channels, causal=False)
+        self.proj = nn.Linear(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.shape[2:]
+        tokens = self.norm(x).flatten(2).transpose(1, 2)  # [samples, pixels, channels]
+        mixed = self.core(self.qkv(tokens).flatten(0, 1), size.numel()).unflatten(0, (-1, size.numel()))
+        return x + self.proj(mixed).transpose(1, 2).unflatten(2, size)
+
+
+class Block(nn.Module):
+    """A res block, on the way up with what comes over its skip connection, and attention where the level has it."""
+
+    def __init__(self, config: UNetConfig, shape: Shape) -> None:
+        super().__init__()
+        self.concat = Concat(config.turns) if shape.skip else None
+        self.res = ResBlock(config, shape)
+        self.attention = PixelAttention(config, shape.outputs) if shape.attention else None
+
+    def forward(self, x: Tensor, time: Tensor, skip: Tensor | None = None) -> Tensor:
+        if self.concat is not None:
+            x = self.concat(x, skip)
+        x = self.res(x, time)
+        return x if self.attention is None else self.attention(x)
+
+
+class Downsample(nn.Module):
+    def __init__(self, config: UNetConfig, channels: int) -> None:
+        super().__init__()
+        self.pad_after = config.pad_after
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2, padding=0 if config.pad_after else 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(functional.pad(x, (0, 1, 0, 1)) if self.pad_after else x)
+
+
+class Upsample(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(functional.interpolate(x, scale_factor=2.0, mode="nearest"))
+
+
+class UNet(nn.Module):
+    """DDPM's U-Net as diffusers' UNet2DModel has it. It runs piece by piece: skip connections are wired in one place."""
+
+    def __init__(self, config: UNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.widths[0]
+        self.time = TimeEmbedding(config)
+        self.share_time = nn.Identity()  # every res block needs all of the embedding: a cut brings it together here
+        self.conv_in = nn.Conv2d(config.in_channels, width, 3, padding=1)
+        self.down = nn.ModuleList(
+            Downsample(config, shape.outputs) if shape.resamples else Block(config, shape) for shape in config.down()
+        )
+        self.middle = nn.ModuleList(Block(config, shape) for shape in config.middle())
+        self.up = nn.ModuleList(
+            Upsample(shape.outputs) if shape.resamples else Block(config, shape) for shape in config.up()
+        )
+        self.norm_out = nn.GroupNorm(config.groups, width, eps=config.norm_eps)
+        self.act = nn.SiLU()
+        self.conv_out = nn.Conv2d(width, config.out_channels, 3, padding=1)
+        self.loss = MeanSquaredError()
+        self._fan_ins = fan_ins(self)
+
+    def forward(self, images: Tensor, noise: Tensor, times: Tensor) -> Tensor:
+        """The mean squared error of guessing the noise in images that had been `times` steps on their way to it.
+
+        Images `[samples, channels, height, width]` are within -1 and 1; noise is normal, of the same shape; times are
+        `[samples]` integers below `steps`.
+        """
+        return self.loss(self.predict(self.mix(images, noise, times), times), noise)
+
+    def predict(self, noisy: Tensor, times: Tensor) -> Tensor:
+        carry = self.begin(noisy, times)
+        for piece in self.block_pieces():
+            carry = piece.run(carry, {})
+        return self.end(carry)
+
+    def mix(self, images: Tensor, noise: Tensor, times: Tensor) -> Tensor:
+        left = (1 - noise_added(self.config, times.device)).cumprod(0)[
+            times, None, None, None
+        ]  # of the image's variance
+        return left.sqrt().to(images.dtype) * images + (1 - left).sqrt().to(images.dtype) * noise
+
+    def begin(self, noisy: Tensor, times: Tensor) -> Carry:
+        return {"time": self.share_time(self.time(times, noisy.dtype)), "skip0": self.conv_in(noisy)}
+
+    def end(self, carry: Carry) -> Tensor:
+        return self.conv_out(self.act(self.norm_out(carry["x"])))
+
+    def pieces(self) -> list[Piece]:
+        return [
+            Piece(
+                ("time", "share_time", "conv_in"),
+                lambda _, data: self.begin(self.mix(data["images"], data["noise"], data["times"]), data["times"]),
+            ),
+            *self.block_pieces(),
+            Piece(
+                ("norm_out", "act", "conv_out", "loss"),
+                lambda carry, data: {"loss": self.loss(self.end(carry), data["noise"])},
+                losses={"loss": "noise"},
+            ),
+        ]
+
+    def block_pieces(self) -> list[Piece]:
+        """The U itself. On the way down the last of the skips is also what goes on; from the middle on that is `x`."""
+        down, middle, up = self.config.down(), self.config.middle(), self.config.up()
+        found = [
+            self._piece(f"down.{number}", shape, f"skip{number}", f"skip{number + 1}")
+            for number, shape in enumerate(down)
+        ]
+        last = len(down)
+        for number, shape in enumerate(middle):
+            found.append(self._piece(f"middle.{number}", shape, "x" if number else f"skip{last}", "x"))
+        for number, shape in enumerate(up):
+            skip = f"skip{last}" if shape.skip else None
+            last -= shape.skip > 0
+            # The last block of all hands on nothing but x, so that all that is handed on is used.
+            used = (skip,) if number < len(up) - 1 else (skip, "time")
+            found.append(self._piece(f"up.{number}", shape, "x", "x", skip, used))
+        return found
+
+    def _piece(
+        self,
+        name: str,
+        shape: Shape,
+        source: str,
+        target: str,
+        skip: str | None = None,
+        used: tuple[str | None, ...] = (),
+    ) -> Piece:
+        def run(carry: Carry, _: object) -> Carry:
+            layer = self.get_submodule(name)  # looked up when it runs: by then a cut may have replaced its layers
+            inputs = [carry[source]]
+            if not shape.resamples:
+                inputs += [carry["time"]] if skip is None else [carry["time"], carry[skip]]
+            kept = {key: tensor for key, tensor in carry.items() if key not in used}
+            return {**kept, target: layer(*inputs)}
+
+        return Piece((name,), run)
+
+    def example(self, samples: int) -> dict[str, Tensor]:
+        """Inputs without values, to see the shapes of everything."""
+        config = self.config
+        images = torch.empty(samples, config.in_channels, config.image, config.image, device="meta")
+        times = torch.empty(samples, dtype=torch.long, device="meta")
+        return {"images": images, "noise": images, "times": times}
+
+    def initial(self, name: str) -> Initial:
+        """How the named parameter starts: with the variance that torch's layers, and diffusers, start it with."""
+        return initial_by_fan(name, self._fan_ins, gain=1 / 3)
