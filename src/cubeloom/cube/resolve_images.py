@@ -23,7 +23,7 @@ from cubeloom.cube.image_forms import (
     SquaredLossForm,
     StayForm,
 )
-from cubeloom.cube.products import Convolution
+from cubeloom.cube.products import Convolution, Convolve
 
 Rows = tuple[int, int]  # of a sample, into a layer and out of it
 
@@ -62,6 +62,7 @@ def sizes(name: str, module: nn.Linear | Convolution) -> tuple[int, int, int]:
     """Input features, output features, and the numbers a weight has for each pair."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features, 1
+    Convolve.like(module)  # refuses what it cannot do
     if module.groups > 1:
         raise CutError(f"layer {name} is a convolution in {module.groups} groups; the cut can take it as Grouped")
     return module.in_channels, module.out_channels, math.prod(module.kernel_size)

@@ -18,6 +18,7 @@ class Piece:
 
     modules: tuple[str, ...]
     run: Callable[[Carry, Data], Carry]
+    whole: frozenset[str] = frozenset()  # of what it hands on for the first time, what no device has only a part of
     losses: Mapping[str, str] = field(default_factory=dict)  # its losses, and which of the data has each one's targets
 
 

@@ -278,6 +278,7 @@ class UNet(nn.Module):
             Piece(
                 ("time", "share_time", "conv_in"),
                 lambda _, data: self.begin(self.mix(data["images"], data["noise"], data["times"]), data["times"]),
+                whole=frozenset({"time"}),
             ),
             *self.block_pieces(),
             Piece(

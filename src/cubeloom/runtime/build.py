@@ -14,11 +14,13 @@ from cubeloom.cube.apply import Fill, replace_layers
 from cubeloom.cube.cut import Rest
 from cubeloom.cube.forms import Form, LinearForm
 from cubeloom.cube.gradients import Gradients
+from cubeloom.cube.image_forms import BatchNormForm
 from cubeloom.cube.state import Clock
 from cubeloom.errors import UserError
 from cubeloom.grid import Grid
 from cubeloom.models.pieces import Piece
 from cubeloom.pipeline import Schedule, Updates, check
+from cubeloom.runtime.handed import Handed, handed_on
 from cubeloom.runtime.microbatches import portions
 from cubeloom.runtime.partition import belongs, counted_costs, partition
 from cubeloom.runtime.stage import Stage
@@ -38,12 +40,17 @@ class Layout:
     stages: Sequence[range]  # the pieces of each stage
     modules: Sequence[tuple[str, ...]]  # the modules of each piece
     forms: Sequence[Form]
+    handed: Sequence[tuple[Handed, ...]]  # what each piece hands to the next
 
     def modules_of(self, stage: int) -> tuple[str, ...]:
         return tuple(name for piece in self.stages[stage] for name in self.modules[piece])
 
     def forms_of(self, stage: int) -> list[Form]:
         return [form for form in self.forms if belongs(form.name, self.modules_of(stage))]
+
+    def handed_by(self, stage: int) -> tuple[Handed, ...]:
+        """What a stage hands to the next."""
+        return self.handed[self.stages[stage][-1]]
 
     def holders(self, parameter: str) -> tuple[int, ...]:
         """The workers that hold a parameter, because a stage of theirs has its layer or one that shares its weight."""
@@ -88,6 +95,12 @@ def lay_out(
             f"data={grid.data}·z={grid.z}; it must be a multiple of {least}"
         )
     forms = resolve(model, cut, grid, rest, Batch(batch.samples // (count * ways), batch.sequence))
+    norm = next((form.name for form in forms if isinstance(form, BatchNormForm)), None)
+    if norm is not None and count > 1:
+        raise UserError(
+            f"layer {norm} is a batch norm, whose statistics would be those of each of {count} micro-batches and not of the "
+            "batch; use one micro-batch, or a group norm"
+        )
     pieces: list[Piece] = model.pieces()  # type: ignore[operator]
     modules = [piece.modules for piece in pieces]
     chosen = stages or partition(counted_costs(modules, forms), schedule.stages)
@@ -95,7 +108,7 @@ def lay_out(
         raise UserError(
             f"the stages {chosen} do not have each of {len(pieces)} pieces once, in {schedule.stages} stages"
         )
-    return Layout(schedule, chosen, modules, forms)
+    return Layout(schedule, chosen, modules, forms, handed_on(model, forms, batch))
 
 
 # All that gradients of layers are summed over, besides replicas of their stage; and what else layers use.

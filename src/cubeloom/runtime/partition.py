@@ -35,14 +35,16 @@ def partition(costs: Sequence[float], stages: int) -> list[range]:
 
 
 def counted_costs(modules: Sequence[tuple[str, ...]], forms: Sequence[Form]) -> list[float]:
-    """The multiplications of each piece for one row, as counted from its layers; attention's own are left out.
+    """The multiplications of each piece for one row, or one sample of pixels, as counted from its layers, attention's left out.
 
     `modules` are the pieces' modules. A lookup costs about as much as copying its row.
     """
 
     def cost(form: Form) -> float:
         match form:
-            case LinearForm() | WholeForm():
+            case LinearForm():
+                return float(form.k * form.n * form.taps * (form.pixels[1] if form.pixels else 1))
+            case WholeForm():
                 return float(form.k * form.n)
             case EmbeddingForm():
                 return float(form.features)

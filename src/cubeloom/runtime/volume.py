@@ -5,12 +5,13 @@ from __future__ import annotations
 from fractions import Fraction
 
 from cubeloom.cube.amounts import Summed, Volume, Words, add, sum_volume
-from cubeloom.cube.forms import Batch, EmbeddingForm, LossForm, Spread
+from cubeloom.cube.forms import Batch, LossForm
+from cubeloom.cube.image_forms import SquaredLossForm
 from cubeloom.cube.volume import gradients, pass_volume
 from cubeloom.grid import Grid
 from cubeloom.pipeline import Kind, programme
 from cubeloom.pipeline.memory import versions
-from cubeloom.pipeline.messages import Receive
+from cubeloom.pipeline.messages import Receive, Step
 from cubeloom.runtime.build import Layout
 from cubeloom.runtime.microbatches import portions
 
@@ -39,19 +40,22 @@ def pipeline_volume(layout: Layout, grid: Grid, batch: Batch, item: int, rank: i
         once = sum_volume(part, grid, words, workers=len(layout.holders(name)))
         moved.append({axis: updates * size for axis, size in once.items()})
     if any(stage == schedule.stages - 1 for _, stage in held):
-        losses = sum(isinstance(form, LossForm) for form in layout.forms_of(schedule.stages - 1))
+        losses = sum(isinstance(form, LossForm | SquaredLossForm) for form in layout.forms_of(schedule.stages - 1))
         moved += losses * [sum_volume(Summed(Fraction(len(cut)), ("data", "z")), grid, _DOUBLE)]
     moved.append(sum_volume(Summed(Fraction(1), ("pipe",)), grid, _DOUBLE))
-    receives = sum(isinstance(step, Receive) for step in programme(schedule)[here["pipe"]])
-    moved.append({"pipe": receives * _stream(layout, grid, small) * item})
+    moved += [{"pipe": _numbers(layout, step, grid, small) * item} for step in programme(schedule)[here["pipe"]]]
     return add(*moved)
 
 
-def _stream(layout: Layout, grid: Grid, batch: Batch) -> Fraction:
-    """Numbers of one message: the residual stream at rest, which is all that our Transformers hand on."""
-    embedding = next(form for form in layout.forms if isinstance(form, EmbeddingForm))
-    rows = Fraction(batch.rows(grid), grid.y if embedding.rows == Spread.ROWS else 1)
-    return rows * embedding.features / grid.x
+def _numbers(layout: Layout, step: Step, grid: Grid, batch: Batch) -> Fraction:
+    """Of what a rank receives."""
+    if not isinstance(step, Receive):
+        return Fraction(0)
+    what, stage, *_ = step.message.token
+    # The gradient of a stage's input is as large as the output of the stage before.
+    return sum(
+        (each.numbers(grid, batch) for each in layout.handed_by(stage if what == "F" else stage - 1)), Fraction(0)
+    )
 
 
 def _kept_gathers(layout: Layout, worker: int, replica: int, stage: int) -> int:
