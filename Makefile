@@ -31,6 +31,7 @@ bench: $(READY)
 	$(BIN)/python bench/cube.py
 	$(BIN)/python bench/pipeline.py
 	$(BIN)/python bench/weave.py
+	$(BIN)/python bench/tensor3d.py
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -34,6 +34,15 @@ def current(kind: Kind) -> torch.device:
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
+def compute_in_full() -> None:
+    """No float32 product may be computed in TF32, which torch allows convolutions on a GPU: its errors are a thousand times
+    larger, and differ with the shapes of blocks. And none may come out differently when it is computed twice, so that ranks
+    that compute the same have the same bits."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True
+
+
 def settle(device: torch.device) -> None:
     """Wait until the device has done all that it was given, before a clock is read."""
     if device.type == "cuda":

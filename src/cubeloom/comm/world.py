@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch._C._distributed_c10d import TCPStore as TCPStore
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.distributed.tensor import debug
 
 from cubeloom.comm.devices import BACKENDS, Kind
 
@@ -41,5 +41,5 @@ def leave() -> None:
     dist.destroy_process_group()
     # A gloo group has threads that wake a hundred times a second until the last reference to it is gone. Networks are
     # cycles, and distributed tensors remember the meshes they were ever on: forget both.
-    _clear_sharding_prop_cache()
+    getattr(debug, "_clear_sharding_prop_cache", gc.collect)()  # torch 2.11 may not have it
     gc.collect()

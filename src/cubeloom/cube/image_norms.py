@@ -51,14 +51,13 @@ class CubeGroupNorm(nn.Module):
     def _normalised(self, x: Tensor, group_of: Tensor) -> Tensor:
         rows = x.flatten(2)  # [samples, own features, pixels]
         count = self._size * rows.shape[2]
-        mean = self._sum(self._by_group(rows.sum(2), group_of)) / count  # [samples, groups]
-        centred = rows - mean[:, group_of].unsqueeze(2)
-        spread = self._sum(self._by_group(centred.square().sum(2), group_of)) / count
-        scale = torch.rsqrt(spread + self._eps)[:, group_of].unsqueeze(2)
-        return (centred * scale).view_as(x)
-
-    def _by_group(self, features: Tensor, group_of: Tensor) -> Tensor:
-        return features.new_zeros(len(features), self._groups).index_add(1, group_of, features)
+        # [own features, groups]. A product adds in a fixed order, where adding at an index on a GPU does not.
+        member = functional.one_hot(group_of, self._groups).to(x.dtype)
+        mean = self._sum(rows.sum(2) @ member) / count  # [samples, groups]
+        centred = rows - (mean @ member.t()).unsqueeze(2)
+        spread = self._sum(centred.square().sum(2) @ member) / count
+        scale = torch.rsqrt(spread + self._eps) @ member.t()
+        return (centred * scale.unsqueeze(2)).view_as(x)
 
 
 class CubeBatchNorm(nn.Module):

@@ -62,6 +62,7 @@ Train = Callable[[dict[str, Tensor], int], float]
 def serial_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome:
     """Train the plain model on one rank, and leave its gradients of each step and its last weights in the folder."""
     device = devices.use(kind, 0)
+    devices.compute_in_full()
     model = experiment.skeleton()
     fill = fill_of(experiment, model, device)
     # Dropout is by position only in its cube form, so with dropout the serial model is the cube of one device.
@@ -91,6 +92,7 @@ def whole(model: nn.Module, gradients: bool) -> dict[str, Tensor]:
 def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome:
     """Train on the grid, and compare each rank's blocks with the serial model's."""
     device = devices.current(kind)
+    devices.compute_in_full()
     network = Network(experiment.grid, device, experiment.patience)
     model = experiment.skeleton()
     fill = fill_of(experiment, model, device)

@@ -1,0 +1,136 @@
+"""Bytes that a rank receives in one step of a GPT or a U-Net on a plane of x · y ranks: the best plane beside Megatron's.
+
+    python bench/tensor3d.py [--quick]
+
+Closed forms, which `cubeloom verify` holds to the byte on real processes. A plane of x = 1 is what Megatron-LM does: linears
+and convolutions cut by columns and by rows in turn. Tensor3D cuts both ways at once (Singh et al., section on the
+communication model); which x and y are best follows from the layers. Activations rest replicated, as there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from cubeloom.cube import Batch, Rest
+from cubeloom.cube.amounts import Words
+from cubeloom.cube.forms import Form, LinearForm, Spread
+from cubeloom.cube.image_forms import StayForm
+from cubeloom.cube.resolve import forms
+from cubeloom.cube.volume import pass_volume
+from cubeloom.grid import Grid
+from cubeloom.models import build, config, cut_of
+
+PLANES = (4, 8, 16, 32, 64, 128, 256)
+MODELS = ["gpt-80b", "unet-7.5b", "unet-28b"]
+SAMPLES = 256
+BF16 = Words(2)
+
+
+@dataclass(frozen=True)
+class Moved:
+    grid: Grid
+    received: Fraction  # bytes
+
+
+@cache
+def our_layers(model: str) -> tuple[Form, ...]:
+    """The linears and convolutions of all blocks, as we cut them; norms and the edges of the network are left out.
+
+    Sizes and sides do not depend on the grid.
+    """
+    with torch.device("meta"):
+        built = build(model)
+    found = forms(built, cut_of(built), Grid(), Rest(activations="replicated"))
+    return tuple(form for form in found if isinstance(form, LinearForm | StayForm) and form.name != "head")
+
+
+@cache
+def their_layers(model: str) -> tuple[Form, ...]:
+    """A U-Net's res blocks as Tensor3D cuts them: the first convolution and the skip's normal, the second transposed."""
+    return tuple(form for each in our_layers(model) if (form := _as_theirs(each)) is not None)
+
+
+def _as_theirs(form: Form) -> Form | None:
+    match form, form.name.rpartition(".res.")[2]:
+        case LinearForm(), "conv1":
+            return replace(form, side="x")
+        case LinearForm(), "conv2":
+            return replace(form, side="y")
+        case StayForm(), "skip":
+            plain = Spread.REPLICATED
+            return LinearForm(
+                form.name, form.k, form.n, "x", plain, plain, "freed", "kept", form.bias, pixels=form.pixels
+            )
+    return None
+
+
+def moved(layers: tuple[Form, ...], sequence: int, grid: Grid) -> Moved:
+    batch, here = Batch(SAMPLES, sequence), grid.coordinates(0)
+    volumes = [pass_volume(each, grid, batch, BF16, here) for each in layers]
+    return Moved(grid, sum((size for volume in volumes for size in volume.values()), Fraction(0)))
+
+
+def planes(ranks: int) -> Iterator[Grid]:
+    return (Grid(x=x, y=ranks // x) for x in range(1, ranks + 1) if ranks % x == 0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The best plane of so many ranks, beside Megatron's."""
+
+    ranks: int
+    best: Moved
+    megatron: Moved
+
+    @classmethod
+    def of(cls, model: str, layers: tuple[Form, ...], ranks: int) -> Row:
+        sequence = getattr(config(model), "positions", 1)
+        found = [moved(layers, sequence, grid) for grid in planes(ranks)]
+        return cls(ranks, min(found, key=lambda each: each.received), found[0])
+
+    @property
+    def saved(self) -> float:
+        """The share of Megatron's bytes that the best plane does not move."""
+        return float(1 - self.best.received / self.megatron.received)
+
+
+def table(title: str, rows: list[Row]) -> Table:
+    shown = Table(title=f"{title}, {SAMPLES} samples: GB received a rank and step, bfloat16")
+    for heading in ("ranks", "best x · y", "GB", "Megatron, x = 1", "saved"):
+        shown.add_column(heading, justify="right")
+    for row in rows:
+        shown.add_row(
+            str(row.ranks),
+            f"{row.best.grid.x} · {row.best.grid.y}",
+            f"{float(row.best.received) / 1e9:.2f}",
+            f"{float(row.megatron.received) / 1e9:.2f}",
+            f"{row.saved:.1%}",
+        )
+    return shown
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="up to 64 ranks only")
+    quick = parser.parse_args().quick
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    sizes = PLANES[:5] if quick else PLANES
+    for model in MODELS:
+        console.print(table(f"{model}, all blocks", [Row.of(model, our_layers(model), ranks) for ranks in sizes]))
+        theirs = their_layers(model)
+        if theirs:
+            console.print(table(f"{model}, res blocks as Tensor3D", [Row.of(model, theirs, ranks) for ranks in sizes]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
