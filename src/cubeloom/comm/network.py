@@ -128,6 +128,12 @@ class Network:
                 mine = Axis(name, list(line), line.index(self.rank), group, self._recorder, self._limit)
         return mine
 
+    @property
+    def everybody(self) -> Axis:
+        """All ranks of the grid."""
+        ranks = list(range(self.grid.world))
+        return Axis("+".join(AXES), ranks, self.rank, dist.group.WORLD, self._recorder, self._limit)
+
     def share(self, samples: torch.Tensor) -> torch.Tensor:
         """This rank's samples of a batch that all ranks have."""
         return samples[self.grid.share(self.coordinates, samples.shape[0])]

@@ -51,6 +51,10 @@ class ShardedOptimizer:
         self.optimizer.step()
         self._gather()
 
+    def replicas(self, parameter: nn.Parameter) -> int:
+        """Over how many ranks a parameter's state is cut."""
+        return self._gradients.axis(parameter).size if self._gradients.scatters(parameter) else 1
+
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
         for parameter in self.parts:
