@@ -28,7 +28,6 @@ from cubeloom.cube.forms import (
     Spread,
     TableForm,
     WholeForm,
-    other,
 )
 from cubeloom.cube.gradients import Gradients
 from cubeloom.cube.image_forms import (
@@ -42,6 +41,7 @@ from cubeloom.cube.image_forms import (
     SliceForm,
     SquaredLossForm,
     StayForm,
+    WeightedForm,
 )
 from cubeloom.cube.image_layers import (
     CubeConcat,
@@ -227,9 +227,7 @@ class _Builder:
             case JoinForm():
                 return CubeJoin(form, state, *self._edge(form, plain, {side: 1 - _out_dim(plain)}, {}))
             case StayForm():
-                own_samples = ("data", "z", other(side))
-                edge = self._edge(form, plain, {side: 1 - _out_dim(plain)}, {side: 0}, summed_over=own_samples)
-                return CubeStay(form, state, *edge)
+                return CubeStay(form, state, *self._edge(form, plain, {side: 1 - _out_dim(plain)}, {side: 0}))
             case GroupedForm():
                 groups = form.groups // state.network.axis(side).size
                 return CubeGrouped(form, state, *self._edge(form, plain, {side: 0}, {side: 0}, groups))
@@ -250,17 +248,14 @@ class _Builder:
 
     def _edge(
         self,
-        form: ImageForm,
+        form: WeightedForm,
         plain: nn.Module,
         weight_cuts: Mapping[str, int],
         bias_cuts: Mapping[str, int],
         groups: int = 1,
-        summed_over: tuple[str, ...] | None = None,
     ) -> tuple[nn.Parameter, nn.Parameter | None, Product]:
         assert isinstance(plain, nn.Linear | Convolution)
-        weight = self._parameter(
-            f"{form.name}.weight", tuple(plain.weight.shape), weight_cuts, summed_over or form.row_axes
-        )
+        weight = self._parameter(f"{form.name}.weight", tuple(plain.weight.shape), weight_cuts, form.weight_axes)
         bias = None
         if plain.bias is not None:
             bias = self._parameter(f"{form.name}.bias", tuple(plain.bias.shape), bias_cuts, form.row_axes)

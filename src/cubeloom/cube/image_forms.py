@@ -44,18 +44,37 @@ class ImageForm(Form):
 
 
 @dataclass(frozen=True)
-class SliceForm(ImageForm):
-    """From features that every rank has whole to features on the side: each rank computes its own, for its own samples."""
+class WeightedForm(ImageForm):
+    """A linear or convolution of which each rank of the side holds its part for good."""
 
     k: int
     n: int
-    taps: int
+    taps: int  # numbers a weight has for each pair of features
     bias: bool
 
+    def parts_of_bias(self, grid: Grid) -> int:
+        return grid.size(self.side)
+
+    @property
+    def weight_axes(self) -> tuple[str, ...]:
+        """The axes along which other samples meet the same part."""
+        return self.row_axes
+
+    @property
+    def numbers(self) -> int:
+        """Of the whole weight."""
+        return self.k * self.n * self.taps
+
     def gradients(self, grid: Grid) -> dict[str, Summed]:
-        parts = grid.size(self.side)
-        found = {"weight": Summed(Fraction(self.k * self.n * self.taps, parts), self.row_axes)}
-        return found | ({"bias": Summed(Fraction(self.n, parts), self.row_axes)} if self.bias else {})
+        found = {"weight": Summed(Fraction(self.numbers, grid.size(self.side)), self.weight_axes)}
+        if self.bias:
+            found["bias"] = Summed(Fraction(self.n, self.parts_of_bias(grid)), self.row_axes)
+        return found
+
+
+@dataclass(frozen=True)
+class SliceForm(WeightedForm):
+    """From features that every rank has whole to features on the side: each rank computes its own, for its own samples."""
 
     def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
         yield from super().problems(grid, batch)
@@ -63,18 +82,13 @@ class SliceForm(ImageForm):
 
 
 @dataclass(frozen=True)
-class JoinForm(ImageForm):
+class JoinForm(WeightedForm):
     """From features on the side to features that every rank of the side has whole: few, such as colours."""
 
-    k: int
-    n: int
-    taps: int
-    bias: bool
     pixels: tuple[int, int]
 
-    def gradients(self, grid: Grid) -> dict[str, Summed]:
-        found = {"weight": Summed(Fraction(self.k * self.n * self.taps, grid.size(self.side)), self.row_axes)}
-        return found | ({"bias": Summed(Fraction(self.n), self.row_axes)} if self.bias else {})
+    def parts_of_bias(self, grid: Grid) -> int:
+        return 1
 
     def volume(self, grid: Grid, batch: Batch, words: Words) -> Volume:
         count = self.samples(grid, batch) * self.pixels[1] * self.n
@@ -86,22 +100,17 @@ class JoinForm(ImageForm):
 
 
 @dataclass(frozen=True)
-class StayForm(ImageForm):
+class StayForm(WeightedForm):
     """From features on the side to features on the side: the sum over the side is scattered by features.
 
     Samples are cut over the other side even where activations rest replicated, so that nothing is computed twice.
     """
 
-    k: int
-    n: int
-    taps: int
-    bias: bool
     pixels: tuple[int, int]
 
-    def gradients(self, grid: Grid) -> dict[str, Summed]:
-        parts, own_rows = grid.size(self.side), ("data", "z", other(self.side))
-        found = {"weight": Summed(Fraction(self.k * self.n * self.taps, parts), own_rows)}
-        return found | ({"bias": Summed(Fraction(self.n, parts), self.row_axes)} if self.bias else {})
+    @property
+    def weight_axes(self) -> tuple[str, ...]:
+        return ("data", "z", other(self.side))
 
     def volume(self, grid: Grid, batch: Batch, words: Words) -> Volume:
         parts, across = grid.size(self.side), grid.size(other(self.side))
@@ -120,6 +129,21 @@ class StayForm(ImageForm):
 
 
 @dataclass(frozen=True)
+class GroupedForm(WeightedForm):
+    """A convolution in groups, of which each rank has whole ones: from features on the side to features on the side."""
+
+    groups: int
+
+    @property
+    def numbers(self) -> int:
+        return super().numbers // self.groups
+
+    def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
+        yield from super().problems(grid, batch)
+        yield from divides("groups", self.groups, grid, self.side)
+
+
+@dataclass(frozen=True)
 class ShareForm(ImageForm):
     """Where many layers of the plane begin to use whole features: their gradients are summed over x and y here, once."""
 
@@ -130,72 +154,45 @@ class ShareForm(ImageForm):
 
 
 @dataclass(frozen=True)
-class GroupedForm(ImageForm):
-    """A convolution in groups, of which each rank has whole ones: from features on the side to features on the side."""
+class ImageNormForm(ImageForm):
+    """A norm that sums two numbers for each of its statistics in the forward, and two in the backward."""
 
-    k: int
-    n: int
-    taps: int
-    groups: int
-    bias: bool
+    features: int
+    affine: bool
 
     def gradients(self, grid: Grid) -> dict[str, Summed]:
-        parts = grid.size(self.side)
-        weight = Fraction(self.n * (self.k // self.groups) * self.taps, parts)
-        found = {"weight": Summed(weight, self.row_axes)}
-        return found | ({"bias": Summed(Fraction(self.n, parts), self.row_axes)} if self.bias else {})
+        vector = Summed(Fraction(self.features, grid.size(self.side)), self.row_axes)
+        return {"weight": vector, "bias": vector} if self.affine else {}
 
     def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
         yield from super().problems(grid, batch)
-        yield from divides("groups", self.groups, grid, self.side)
+        yield from divides("features", self.features, grid, self.side)
 
 
 @dataclass(frozen=True)
-class GroupNormForm(ImageForm):
+class GroupNormForm(ImageNormForm):
     """Sums of mean and spread over the ranks that share groups; none where each rank has whole ones."""
 
-    features: int
     groups: int
-    affine: bool
     interleaved: bool  # features of two tensors in turns, so that a rank's are not whole groups
 
     def local(self, grid: Grid) -> bool:
         return self.groups % grid.size(self.side) == 0 and not self.interleaved
 
-    def gradients(self, grid: Grid) -> dict[str, Summed]:
-        vector = Summed(Fraction(self.features, grid.size(self.side)), self.row_axes)
-        return {"weight": vector, "bias": vector} if self.affine else {}
-
     def volume(self, grid: Grid, batch: Batch, words: Words) -> Volume:
         if self.local(grid):
             return {}
-        # Mean and spread in the forward, and a sum for each in the backward.
         count = 4 * self.samples(grid, batch) * self.groups
         return sum_volume(Summed(count, (self.side,)), grid, Words(words.statistic))
 
-    def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
-        yield from super().problems(grid, batch)
-        yield from divides("features", self.features, grid, self.side)
-
 
 @dataclass(frozen=True)
-class BatchNormForm(ImageForm):
+class BatchNormForm(ImageNormForm):
     """Statistics of all samples of the whole batch, as the serial model has."""
-
-    features: int
-    affine: bool
-
-    def gradients(self, grid: Grid) -> dict[str, Summed]:
-        vector = Summed(Fraction(self.features, grid.size(self.side)), self.row_axes)
-        return {"weight": vector, "bias": vector} if self.affine else {}
 
     def volume(self, grid: Grid, batch: Batch, words: Words) -> Volume:
         count = 4 * Fraction(self.features, grid.size(self.side))
         return sum_volume(Summed(count, self.row_axes), grid, Words(words.statistic))
-
-    def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
-        yield from super().problems(grid, batch)
-        yield from divides("features", self.features, grid, self.side)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def image_form(name: str, module: nn.Module, kind: Kind, rows: Spread, pixels: R
         case declared.Norm(), nn.GroupNorm():
             interleaved = getattr(module, "order", None) is not None
             return GroupNormForm(
-                name, kind.side, rows, module.num_channels, module.num_groups, module.affine, interleaved
+                name, kind.side, rows, module.num_channels, module.affine, module.num_groups, interleaved
             )
         case declared.Norm(), nn.BatchNorm1d() | nn.BatchNorm2d() | nn.BatchNorm3d():
             return BatchNormForm(name, kind.side, rows, module.num_features, module.affine)
@@ -89,7 +89,7 @@ def image_form(name: str, module: nn.Module, kind: Kind, rows: Spread, pixels: R
             return StayForm(name, kind.side, rows, *sizes(name, module), bias, pixels)
         case declared.Grouped(), nn.Conv1d() | nn.Conv2d() | nn.Conv3d():
             n, k, *window = module.weight.shape
-            return GroupedForm(name, kind.side, rows, k * module.groups, n, math.prod(window), module.groups, bias)
+            return GroupedForm(name, kind.side, rows, k * module.groups, n, math.prod(window), bias, module.groups)
         case declared.Share(), nn.Module():
             return ShareForm(name, "x", rows, kind.features)
         case declared.Concat(), nn.Module():

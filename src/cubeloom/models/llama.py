@@ -8,16 +8,14 @@ from torch import Tensor, nn
 
 from cubeloom.errors import UserError
 from cubeloom.initial import Initial
+from cubeloom.models.decoder import Decoder, PreNormBlock
 from cubeloom.models.layers import (
     AttentionCore,
     CrossEntropy,
     SwiGLU,
-    block_pieces,
     check_divides,
     initial,
-    sequence_length,
 )
-from cubeloom.models.pieces import Piece
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +77,7 @@ class GatedMLP(nn.Module):
         return self.down(self.act(self.gate_up(x)))
 
 
-class Block(nn.Module):
+class Block(PreNormBlock):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(config.hidden, eps=config.norm_eps)
@@ -87,15 +85,14 @@ class Block(nn.Module):
         self.norm2 = nn.RMSNorm(config.hidden, eps=config.norm_eps)
         self.mlp = GatedMLP(config)
 
-    def forward(self, x: Tensor, sequence: int) -> Tensor:
-        x = x + self.attention(self.norm1(x), sequence)
-        return x + self.mlp(self.norm2(x))
 
+class Llama(Decoder):
+    beginners = ("embed",)
 
-class Llama(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
+        self.positions_most = config.positions
         self.embed = nn.Embedding(config.vocab, config.hidden)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
@@ -104,28 +101,8 @@ class Llama(nn.Module):
             self.head.weight = self.embed.weight
         self.loss = CrossEntropy(label_smoothing=config.label_smoothing)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """From `[batch, sequence]` the logits `[tokens, vocab]`, or the mean loss where there are targets."""
-        sequence = sequence_length(tokens, self.config.positions)
-        x = self.embed(tokens.flatten())  # [tokens, hidden]
-        for block in self.blocks:
-            x = block(x, sequence)
-        return self.end(x, targets)
-
-    def end(self, x: Tensor, targets: Tensor | None) -> Tensor:
-        logits = self.head(self.norm(x))
-        return logits if targets is None else self.loss(logits, targets.flatten())
-
-    def pieces(self) -> list[Piece]:
-        return [
-            Piece(("embed",), lambda _, data: {"x": self.embed(data["tokens"].flatten())}),
-            *block_pieces(self.blocks),
-            Piece(
-                ("norm", "head", "loss"),
-                lambda carry, data: {"loss": self.end(carry["x"], data["targets"])},
-                losses={"loss": "targets"},
-            ),
-        ]
+    def begin(self, tokens: Tensor) -> Tensor:
+        return self.embed(tokens.flatten())  # [tokens, hidden]
 
     def initial(self, name: str) -> Initial:
         """How the named parameter starts: as Hugging Face starts a Llama."""
