@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from grids import CUBES, MODELS, RESTS, WITH_DATA
 from torch import nn
 
 from cubeloom import Grid
@@ -31,6 +30,7 @@ from cubeloom.initial import Normal
 from cubeloom.launch import RankPool
 from cubeloom.models import BERTConfig, Config, GPTConfig, config
 from cubeloom.verify import Experiment, Report, verify
+from grids import CUBES, MODELS, RESTS, WITH_DATA
 
 GPT_TINY = cast(GPTConfig, config("gpt-tiny"))
 
@@ -130,7 +130,7 @@ def test_label_smoothing(ranks: RankPool, grid: str) -> None:
     holds(verify(experiment(smoothed, grid), pool=ranks))
 
 
-@pytest.mark.parametrize("grid", ["x=2,y=2,z=2", "data=2,x=2"])
+@pytest.mark.parametrize("grid", [pytest.param("x=2,y=2,z=2", marks=pytest.mark.long), "data=2,x=2"])
 def test_in_bfloat16_the_loss_stays_within_the_spread_of_two_serial_seeds(ranks: RankPool, grid: str) -> None:
     """50 steps on one repeated batch, so that there is something to learn; another seed starts from other weights."""
     halved = experiment("gpt-tiny", grid, steps=50, repeat=True, dtype=torch.bfloat16, learning_rate=3e-4)

@@ -15,11 +15,12 @@ from cubeloom.comm import Network
 from cubeloom.cube import Batch, CubeState, Rest, apply, initial_values
 from cubeloom.cube.parameter import local_of
 from cubeloom.launch import RankPool
-from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, build, cut_of
+from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, build, config, cut_of
 from cubeloom.models.layers import MLP
 from cubeloom.pipeline import generate
 from cubeloom.verify import Experiment, verify
 from cubeloom.weave import Weave
+from grids import CUBES
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -69,6 +70,16 @@ def test_in_a_pipeline(ranks: RankPool, name: str, recompute: bool) -> None:
     """Put-off weight gradients, recomputation and dropout with them."""
     model = GPTConfig(**SMALL, dropout=0.1)
     trains_as_serial(ranks, model, "pipe=2,z=2", 2, schedule=generate(name, 2, 2), recompute=recompute)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("activations", ["sharded", "replicated"])
+@pytest.mark.parametrize("ways", [2, 4])
+@pytest.mark.parametrize("grid", CUBES)
+def test_every_cube(ranks: RankPool, grid: str, ways: int, activations: Any) -> None:
+    on = Grid.parse(grid)
+    rest = Rest(activations=activations)
+    trains_as_serial(ranks, config("gpt-tiny"), grid, ways, batch=Batch(ways * on.z, 24), steps=3, rest=rest)
 
 
 def test_a_batch_that_cannot_be_cut_into_strands_is_refused() -> None:
