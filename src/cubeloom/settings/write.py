@@ -1,0 +1,42 @@
+"""Settings as TOML, all of them, so that what was resolved can be kept beside a run and loaded again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+
+def write(settings: Any) -> str:
+    """The text of a file that `load` reads as an equal value. What is None is left out: that is what unset means."""
+    return "\n".join(_section(settings, "")) + "\n"
+
+
+def _section(settings: Any, path: str) -> list[str]:
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    lines = [
+        f"{name} = {_value(value)}" for name, value in values.items() if not _is_section(value) and value is not None
+    ]
+    for name, value in values.items():
+        if _is_section(value):
+            lines += ["", f"[{path}{name}]", *_section(value, f"{path}{name}.")]
+    return lines
+
+
+def _is_section(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _value(value: Any) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case str() | Path():
+            # JSON's escapes are TOML's too; only DEL has none in JSON.
+            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+        case tuple() | list():
+            return f"[{', '.join(map(_value, value))}]"
+        case float():
+            return repr(value)  # inf and nan too are TOML's
+    return str(value)
