@@ -55,6 +55,14 @@ def distribute(network: Network, local: Tensor, shape: tuple[int, ...], cuts: Ma
     )
 
 
+def block_of(tensor: Tensor, network: Network) -> Block:
+    """Which block of a parameter, or of what is distributed like one, this rank holds."""
+    assert isinstance(tensor, DTensor)
+    axes = tensor.device_mesh.mesh_dim_names or ()
+    cuts = {axis: place.dim for axis, place in zip(axes, tensor.placements, strict=True) if isinstance(place, Shard)}
+    return Block.of(network, tuple(tensor.shape), cuts)
+
+
 def local_of(tensor: Tensor) -> Tensor:
     """The block that this rank holds of a parameter or a gradient, outside autograd.
 

@@ -12,19 +12,25 @@ from torch import nn
 from torch.optim import Optimizer
 
 from cubeloom.cube.parameter import local_of
+from cubeloom.train.part import Part
 
 
 class BlockOptimizer:
     def __init__(self, parameters: Iterable[nn.Parameter], make: Callable[[list[nn.Parameter]], Optimizer]) -> None:
-        self._blocks = {parameter: nn.Parameter(local_of(parameter)) for parameter in parameters}
-        self.optimizer = make(list(self._blocks.values()))
+        self.parts = {parameter: _whole(parameter) for parameter in parameters}
+        self.optimizer = make([part.tensor for part in self.parts.values()])
 
     def step(self) -> None:
-        for parameter, block in self._blocks.items():
-            block.grad = None if parameter.grad is None else local_of(parameter.grad)
+        for parameter, part in self.parts.items():
+            part.tensor.grad = None if parameter.grad is None else local_of(parameter.grad)
         self.optimizer.step()
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
-        for parameter in self._blocks:
+        for parameter in self.parts:
             parameter.grad = None
+
+
+def _whole(parameter: nn.Parameter) -> Part:
+    block = local_of(parameter)
+    return Part(nn.Parameter(block), slice(0, len(block)))

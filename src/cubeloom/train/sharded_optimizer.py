@@ -8,7 +8,6 @@ Gradients are reduce-scattered and updated weights gathered: as many bytes as th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +16,7 @@ from torch.optim import Optimizer
 from cubeloom.comm import Axis
 from cubeloom.cube.gradients import Gradients
 from cubeloom.cube.parameter import local_of
-
-
-@dataclass(frozen=True)
-class Part:
-    """What this rank updates of its block of a parameter: some of its rows, or all. Shares memory with the block."""
-
-    tensor: nn.Parameter
-    rows: slice
+from cubeloom.train.part import Part
 
 
 class ShardedOptimizer:

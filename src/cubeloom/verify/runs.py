@@ -13,13 +13,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from cubeloom.comm import Network, devices
 from cubeloom.cube import Batch, CubeState, apply, initial_values, materialise
 from cubeloom.cube.apply import Fill
-from cubeloom.cube.parameter import Block, local_of
+from cubeloom.cube.parameter import block_of, local_of
 from cubeloom.models.weights import stored_values
 from cubeloom.runtime import Pipeline
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
@@ -145,7 +145,7 @@ def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome
         _weight_blocks(parameters, network), Path(folder) / "weights.safetensors"
     )
     outcome.digests = {
-        (name, _block(parameter, network).offset): _digest(local_of(parameter))
+        (name, block_of(parameter, network).offset): _digest(local_of(parameter))
         for name, parameter in parameters.items()
     }
     return outcome
@@ -187,7 +187,7 @@ Blocks = dict[str, tuple[Tensor, tuple[slice, ...]]]
 
 
 def _weight_blocks(parameters: Mapping[str, nn.Parameter], network: Network) -> Blocks:
-    return {name: (local_of(each), _block(each, network).slices) for name, each in parameters.items()}
+    return {name: (local_of(each), block_of(each, network).slices) for name, each in parameters.items()}
 
 
 def _gradient_blocks(
@@ -222,10 +222,3 @@ def _compare(mine: Blocks, file: Path) -> tuple[float, str]:
 
 def _digest(local: Tensor) -> str:
     return hashlib.blake2b(local.cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
-def _block(tensor: Tensor, network: Network) -> Block:
-    assert isinstance(tensor, DTensor)
-    axes = tensor.device_mesh.mesh_dim_names or ()
-    cuts = {axis: place.dim for axis, place in zip(axes, tensor.placements, strict=True) if isinstance(place, Shard)}
-    return Block.of(network, tuple(tensor.shape), cuts)

@@ -1,0 +1,127 @@
+"""A checkpoint of one grid goes on on any other: the next losses are those of the run that never stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from cubeloom import Grid, UserError
+from cubeloom.comm import Network
+from cubeloom.cube import Batch, apply, initial_values
+from cubeloom.launch import RankPool
+from cubeloom.models import GPTConfig, build, cut_of
+from cubeloom.pipeline import generate
+from cubeloom.runtime import Pipeline
+from cubeloom.train import BlockOptimizer, ShardedOptimizer
+from cubeloom.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+
+pytestmark = pytest.mark.timeout(120)
+
+MODEL = GPTConfig(vocab=64, positions=8, hidden=16, layers=2, heads=4)
+BATCH = Batch(8, 8)
+
+
+@dataclass(frozen=True)
+class On:
+    """Where to train."""
+
+    grid: str
+    schedule: str | None = None
+    zero: bool = False
+
+    @property
+    def world(self) -> int:
+        return Grid.parse(self.grid).world
+
+
+def tokens(step: int) -> Tensor:
+    return (torch.arange(64) * (step + 3)).view(8, 8) % 64
+
+
+def train(on: On, folder: Path | None, first: int, last: int, width: int = 16) -> list[float]:
+    """Losses of the steps from `first` on; begins from the newest checkpoint if it begins late, and leaves one at the end."""
+    grid = Grid.parse(on.grid)
+    network = Network(grid)
+    with torch.device("meta"):
+        model = build(GPTConfig(vocab=64, positions=8, hidden=width, layers=2, heads=4))
+    fill = initial_values(model, 0, torch.float64)
+    forward_backward: Callable[[dict[str, Tensor], int], float]
+    if on.schedule is None:
+        state = apply(model, cut_of(model), network, BATCH, fill)
+        parameters, gradients = dict(model.named_parameters()), state.gradients
+        forward_backward = partial(_step, model)
+    else:
+        pipeline = Pipeline(model, cut_of(model), network, BATCH, fill, generate(on.schedule, grid.pipe, 4))
+        parameters, gradients = pipeline.parameters, pipeline.gradients
+        forward_backward = pipeline.step
+    make = partial(torch.optim.AdamW, lr=1e-2)
+    optimizer: BlockOptimizer | ShardedOptimizer = (
+        ShardedOptimizer(parameters.values(), gradients, make) if on.zero else BlockOptimizer(parameters.values(), make)
+    )
+    if first:
+        assert folder is not None
+        done, progress = load_checkpoint(checkpoints(folder)[-1], parameters, optimizer, network)
+        assert done == first and progress == {"position": 8 * first}
+    losses = []
+    for step in range(first, last):
+        mine = network.share(tokens(step))
+        losses.append(forward_backward({"tokens": mine, "targets": mine}, step))
+        optimizer.step()
+        optimizer.zero_grad()
+    if folder is not None:
+        save_checkpoint(folder, last, parameters, optimizer, network, {"position": 8 * last})
+    return losses
+
+
+def _step(model: torch.nn.Module, data: dict[str, Tensor], step: int) -> float:
+    loss: Tensor = model(**data)
+    loss.backward()
+    return loss.item()
+
+
+@pytest.mark.parametrize("saved", [On("pipe=2,data=2,x=2", "chimera", zero=True), On("y=2,data=2")])
+def test_any_grid_goes_on_from_any_other(ranks: RankPool, tmp_path: Path, saved: On) -> None:
+    never_stopped = ranks.run(1, train, On("x=1"), None, 0, 4)[0]
+    first = ranks.run(saved.world, train, saved, tmp_path, 0, 2)[0]
+    assert first == pytest.approx(never_stopped[:2], rel=1e-10)
+    for on in (On("z=4"), On("pipe=4", "chimera"), On("x=1"), On("data=2,y=2", zero=True)):
+        rest = ranks.run(on.world, train, on, tmp_path, 2, 3)[0]
+        assert rest == pytest.approx(never_stopped[2:3], rel=1e-10), on
+        for written in checkpoints(tmp_path)[1:]:
+            written.rename(tmp_path / "aside")
+            (tmp_path / "aside").rename(tmp_path / f"aside-{on.grid}")
+
+
+def test_only_the_newest_are_kept(ranks: RankPool, tmp_path: Path) -> None:
+    for last in (1, 2, 3):
+        ranks.run(2, train, On("x=2"), tmp_path, last - 1, last)
+    assert [each.name for each in checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
+    assert not list(tmp_path.glob(".step*"))
+
+
+def test_a_half_written_one_is_never_read(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(2, train, On("x=2"), tmp_path, 0, 1)
+    (tmp_path / ".step-00000009").mkdir()
+    (tmp_path / "step-00000008").mkdir()
+    assert [each.name for each in checkpoints(tmp_path)] == ["step-00000001"]
+
+
+def test_damaged_and_foreign_ones_are_named_and_refused(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(1, train, On("x=1"), tmp_path, 0, 1)
+    (whole,) = checkpoints(tmp_path)
+    with pytest.raises(UserError, match=r"is of another model: embed.weight is \[64, 16\], and here \[64, 32\]"):
+        ranks.run(1, train, On("x=1"), tmp_path, 1, 2, 32)
+    data = next(whole.glob("*.distcp"))
+    content = data.read_bytes()
+    data.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match=f"is damaged: {data.name} is not what was written"):
+        ranks.run(1, train, On("x=1"), tmp_path, 1, 2)
+    data.unlink()
+    with pytest.raises(UserError, match=f"is damaged: {data.name} is missing"):
+        ranks.run(1, train, On("x=1"), tmp_path, 1, 2)
