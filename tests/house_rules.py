@@ -9,6 +9,8 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "cubeloom"
 FILE_LINES, FUNCTION_LINES = 400, 60
+# Distributed tensors and checkpoints are values and files, with nothing to do with process groups.
+VALUES = ("torch.distributed.tensor", "torch.distributed.checkpoint")
 DEVICE_WORDS = {"cuda", "nccl", "gloo"}
 
 
@@ -48,8 +50,7 @@ def outside_comm(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.ImportFrom):
         names = [f"{node.module}.{alias.name}" for alias in node.names]
     for name in names:
-        # Distributed tensors are values, with nothing to do with process groups.
-        if name.startswith("torch.distributed") and not name.startswith("torch.distributed.tensor"):
+        if name.startswith("torch.distributed") and not name.startswith(VALUES):
             yield f"{node.lineno} imports {name}, which is comm's"  # type: ignore[attr-defined]
     if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in DEVICE_WORDS:
         yield f"{node.lineno} names {node.value!r}, which is comm's to name"

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from cubeloom.cli.data import Data
 from cubeloom.cli.models import Models
 from cubeloom.cli.schedule import Schedule
 from cubeloom.cli.verify import Verify
@@ -16,6 +17,7 @@ Command = (
     Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[Schedule, tyro.conf.subcommand("schedule")]
     | Annotated[Models, tyro.conf.subcommand("models")]
+    | Annotated[Data, tyro.conf.subcommand("data", description="Make and check folders of tokens.")]
 )
 
 

@@ -1,0 +1,152 @@
+"""`cubeloom data`: text to folders of tokens, and what is in such a folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from cubeloom.data import Request, TokenFile, prepare
+from cubeloom.data.sources import Progress
+
+_SECONDS_A_LINE = 10.0
+_INTERRUPTED = 130  # as shells have it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepare:
+    """Turn text, JSON lines (.jsonl, .ndjson, .json) or Parquet (.parquet) into a folder of memory-mapped tokens.
+
+    The folder appears when it is whole. An interrupted run goes on where it stopped when the same command is given again.
+    """
+
+    inputs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="INPUT...")]
+    """Files; a text file is one document, unless --separator says otherwise."""
+    out: Path
+    """The folder to write."""
+    tokenizer: str = "bytes"
+    """bytes; bpe, which is trained on the input; or a tokenizer file of Hugging Face."""
+    vocab: int | None = None
+    """Tokens of bpe, 16384 by default."""
+    end: str | None = None
+    """The token of a tokenizer file that ends a document; found by itself where it has a usual name."""
+    field: str = "text"
+    """The field of JSON lines, or the column of Parquet, that holds the text."""
+    separator: str | None = None
+    """In text files, a line that is exactly this ends a document; '' for a blank line."""
+    validation: float = 0.01
+    """The share of documents that is kept for validation."""
+    force: bool = False
+    """Replace tokens of another request."""
+    json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
+    """Print one JSON object as the last line."""
+
+    def __call__(self) -> int:
+        request = Request(
+            inputs=self.inputs,
+            tokenizer=self.tokenizer,
+            vocabulary=self.vocab,
+            end=self.end,
+            field=self.field,
+            separator=self.separator,
+            validation=self.validation,
+        )
+        console = Console(stderr=self.json)
+        try:
+            with shown(console) as progress:
+                done = prepare(request, self.out, force=self.force, progress=progress)
+        except KeyboardInterrupt:
+            console.print("interrupted; the same command goes on from here")
+            return _INTERRUPTED
+        console.print(f"{self.out}: {done.how}", highlight=False)
+        tell(console, done.file)
+        if self.json:
+            print(json.dumps({"how": done.how, **as_json(done.file)}))
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Show:
+    """Say what is in a folder of tokens, and check its files. Exits 1 if one is not as it was written."""
+
+    folder: tyro.conf.Positional[Path]
+    json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
+    """Print one JSON object as the last line."""
+
+    def __call__(self) -> int:
+        file = TokenFile(self.folder)
+        damaged = file.damaged()
+        console = Console(stderr=self.json)
+        tell(console, file)
+        console.print(f"DAMAGED: {', '.join(damaged)}" if damaged else "every file is as it was written")
+        if self.json:
+            print(json.dumps({"ok": not damaged, **as_json(file)}))
+        return 1 if damaged else 0
+
+
+Data = Annotated[Prepare, tyro.conf.subcommand("prepare")] | Annotated[Show, tyro.conf.subcommand("show")]
+
+
+def tell(console: Console, file: TokenFile) -> None:
+    meta = file.meta
+    table = Table("", "documents", "tokens")
+    for name, part in (("training", meta.training), ("validation", meta.validation)):
+        table.add_row(name, f"{part.documents:,}", f"{part.tokens:,}")
+    console.print(table)
+    kind = meta.request["tokenizer"]["kind"]
+    console.print(f"a vocabulary of {meta.vocabulary:,} ({kind}), kept as {meta.dtype}", highlight=False)
+
+
+def as_json(file: TokenFile) -> dict[str, Any]:
+    meta = file.meta
+    return {
+        "folder": str(file.folder),
+        "vocabulary": meta.vocabulary,
+        "end": meta.end,
+        "dtype": meta.dtype,
+        "tokens": {"training": meta.training.tokens, "validation": meta.validation.tokens},
+        "documents": {"training": meta.training.documents, "validation": meta.validation.documents},
+        "tokenizer": meta.tokenizer,
+        "sha256": meta.sha256,
+    }
+
+
+@contextmanager
+def shown(console: Console) -> Iterator[Progress]:
+    """A bar on a terminal; else a line now and then, and one when something is done."""
+    if not console.is_terminal:
+        yield lines(console)
+        return
+    with Bar(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console
+    ) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def draw(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what)
+            bar.update(tasks[what], completed=done, total=total)
+
+        yield draw
+
+
+def lines(console: Console) -> Progress:
+    said = time.monotonic()
+
+    def say(what: str, done: int, total: int) -> None:
+        nonlocal said
+        if done == total or time.monotonic() - said > _SECONDS_A_LINE:
+            said = time.monotonic()
+            console.print(f"{what}: {done:,} of {total:,} bytes", highlight=False)
+
+    return say

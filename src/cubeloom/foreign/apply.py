@@ -1,0 +1,120 @@
+"""Replace the layers of a foreign model by those of a proposal, and distribute all its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.comm import Network
+from cubeloom.cube.apply import Fill
+from cubeloom.cube.cut import Rest
+from cubeloom.cube.gradients import Gradients
+from cubeloom.cube.parameter import Block, distribute
+from cubeloom.cube.state import CubeState
+from cubeloom.cube.weight import Weight
+from cubeloom.errors import UserError
+from cubeloom.foreign.known import product_of, sizes_of
+from cubeloom.foreign.layers import FirstWeight, ForeignLinear
+from cubeloom.foreign.placed import Placed
+from cubeloom.foreign.whole import read_locally
+
+
+def replace_layers(module: nn.Module, layers: Iterable[Placed], network: Network, fill: Fill | None) -> CubeState:
+    """In place. Without `fill` each rank takes its blocks from the values that the module has."""
+    state = CubeState(network, Rest(activations="replicated"), Gradients())
+    maker = _Maker(module, state, fill or _own_values(module))
+    for layer in layers:
+        maker.replace(layer)
+    for each in list(module.modules()):
+        if not isinstance(each, ForeignLinear):
+            maker.leave_whole(each)
+    maker.place_buffers()
+    return state
+
+
+def _own_values(module: nn.Module) -> Fill:
+    values = dict(module.named_parameters()) | dict(module.named_buffers())
+
+    def fill(name: str, block: Block) -> Tensor:
+        value = values[name].detach()
+        if value.is_meta:
+            raise UserError(
+                f"{name} has no values: it is on the meta device; give `apply` a `fill`, or a module with values"
+            )
+        return value[block.slices]
+
+    return fill
+
+
+class _Maker:
+    def __init__(self, module: nn.Module, state: CubeState, fill: Fill) -> None:
+        self._module, self._state, self._fill = module, state, fill
+        self._names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self._made: dict[int, nn.Parameter] = {}
+        self._places: dict[int, list[str]] = {}  # where each module is
+        for name, each in module.named_modules(remove_duplicate=False):
+            self._places.setdefault(id(each), []).append(name)
+
+    def replace(self, layer: Placed) -> None:
+        form, plain = layer.form, self._module.get_submodule(layer.name)
+        sizes = sizes_of(plain)
+        if sizes is None or (sizes.k, sizes.n) != (form.k, form.n):
+            raise UserError(
+                f"the proposal has a layer {layer.name} of {form.k} to {form.n} features; this module has not"
+            )
+        first, second = (form.k_axis, form.n_axis) if form.transposed else (form.n_axis, form.k_axis)
+        cuts: dict[str, int] = {first: 0, second: 1}
+        if form.weights != "replicated":
+            cuts["z"] = 0
+        parameters = plain._parameters
+        parameter = self._parameter(parameters["weight"], cuts, ("data",) if "z" in cuts else ("data", "z"))
+        kind = Weight if layer.gradient else FirstWeight
+        weight = kind(parameter, self._state.network.axis("z"), form.weights, self._state.chain, layer.name)
+        bias = self._parameter(parameters["bias"], {form.bias_axis: 0}, form.bias_replicas) if form.bias else None
+        made = ForeignLinear(layer, self._state, weight, bias, product_of(plain))
+        # The model around it may ask for `in_features` and the like.
+        for name, value in vars(plain).items():
+            if not name.startswith("_"):
+                setattr(made, name, value)
+        for place in self._places[id(plain)]:
+            owner, _, attribute = place.rpartition(".")
+            setattr(self._module.get_submodule(owner), attribute, made)
+
+    def leave_whole(self, module: nn.Module) -> None:
+        trained = []
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            module._parameters[name] = self._parameter(parameter, {}, ("data", "z"))
+            if parameter.requires_grad:
+                trained.append(name)
+        if trained:
+            read_locally(module, trained, self._state)
+
+    def place_buffers(self) -> None:
+        for name, buffer in list(self._module.named_buffers()):
+            owner, _, attribute = name.rpartition(".")
+            value = self._values(name, tuple(buffer.shape), {}) if buffer.is_meta else buffer
+            self._module.get_submodule(owner)._buffers[attribute] = value.to(self._state.network.device)
+
+    def _values(self, name: str, shape: tuple[int, ...], cuts: Mapping[str, int]) -> Tensor:
+        block = self._fill(name, Block.of(self._state.network, shape, cuts))
+        return block.to(self._state.network.device, memory_format=torch.contiguous_format, copy=True)
+
+    def _parameter(
+        self, plain: nn.Parameter | None, cuts: Mapping[str, int], summed_over: tuple[str, ...]
+    ) -> nn.Parameter:
+        """One for each of the module's, however many modules share it. A frozen one stays a plain tensor."""
+        assert plain is not None
+        if id(plain) not in self._made:
+            shape, network = tuple(plain.shape), self._state.network
+            values = self._values(self._names[id(plain)], shape, cuts)
+            if plain.requires_grad:
+                made = distribute(network, values, shape, cuts)
+                self._state.gradients.register(made, network.axis(*summed_over))
+            else:
+                made = nn.Parameter(values, requires_grad=False)
+            self._made[id(plain)] = made
+        return self._made[id(plain)]

@@ -1,0 +1,18 @@
+"""The loss of a foreign model is the mean over the rank's own samples; this makes it that of the whole batch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from cubeloom.cube.loss import Mean
+from cubeloom.cube.state import CubeState
+
+
+def mean_over_batch(loss: Tensor, state: CubeState, targets: int = 1) -> Tensor:
+    """The mean over the samples of all ranks of data and z, the same number on every rank; call `backward` on it.
+
+    `targets`: of how many targets `loss` is the mean, where ranks have different numbers of them (ignored tokens, say).
+    """
+    wide = loss.double()
+    count = wide.new_tensor(float(targets))
+    return Mean.apply(wide * count, count, state.network.axis("data", "z"), "loss").to(loss.dtype)

@@ -1,0 +1,83 @@
+"""`cut(module, grid, example)`: where the layers of a module that others wrote could lie on a grid."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from cubeloom.cube.cut import CutError
+from cubeloom.errors import UserError
+from cubeloom.foreign.chains import place
+from cubeloom.foreign.known import sizes_of, why_not
+from cubeloom.foreign.placed import Whole
+from cubeloom.foreign.proposal import Proposal
+from cubeloom.foreign.trace import Example, trace
+from cubeloom.foreign.whole import held_elsewhere
+from cubeloom.grid import Grid
+
+
+def cut(module: nn.Module, grid: Grid, example: Example) -> Proposal:
+    """Look at the module while it computes `example`, and propose where each of its layers lies on the grid.
+
+    `example`: the keyword arguments of one forward, with as many samples as one rank of data and z will get; or a function
+    that is given the module and calls it. The module may be on the meta device, and is left as it was. Nothing is sent.
+    """
+    if grid.pipe > 1:
+        raise UserError(f"a foreign model has no stages: the grid {grid} has pipe={grid.pipe}")
+    if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+        raise UserError(f"this {type(module).__name__} is cut already")
+    for name, each in module.named_modules():
+        if (where := held_elsewhere(each)) is not None:
+            raise CutError(
+                f"{name} ({type(each).__name__}) holds its parameters in {where} too, where they cannot be cut"
+            )
+    known = {name: sizes for name, each in module.named_modules() if name and (sizes := sizes_of(each)) is not None}
+    refused = _shared(module) | {
+        name: why for name in known if (why := why_not(module.get_submodule(name))) is not None
+    }
+    seen = trace(module, known, example)
+    item = next((parameter.element_size() for parameter in module.parameters()), 4)
+    layers, left = place(seen, known, refused, grid, item)
+    whole = tuple(_whole(module, {layer.name for layer in layers}, left, seen.used))
+    return Proposal(type(module).__name__, grid, tuple(layers), whole, item)
+
+
+def _shared(module: nn.Module) -> dict[str, str]:
+    """Modules one of whose own parameters another has too."""
+    owners: dict[int, list[str]] = defaultdict(list)
+    for name, each in module.named_modules():
+        for parameter in each._parameters.values():
+            if parameter is not None and name not in owners[id(parameter)]:
+                owners[id(parameter)].append(name)
+    found: dict[str, str] = {}
+    for names in owners.values():
+        for name in names if len(names) > 1 else ():
+            rest = ", ".join(each or "the model itself" for each in names if each != name)
+            found.setdefault(name, f"it shares a parameter with {rest}")
+    return found
+
+
+def _whole(module: nn.Module, cut: set[str], left: Mapping[str, str], used: set[int]) -> Iterator[Whole]:
+    """The other modules with parameters of their own. Of a shared parameter the first has the numbers."""
+    counted: set[int] = set()
+    for name, each in module.named_modules():
+        own = [parameter for parameter in each._parameters.values() if parameter is not None]
+        if name in cut or not own:
+            continue
+        new = [parameter for parameter in own if id(parameter) not in counted]
+        counted |= {id(parameter) for parameter in own}
+        trained = [parameter for parameter in new if parameter.requires_grad and id(parameter) in used]
+        numbers, summed = (sum(parameter.numel() for parameter in some) for some in (new, trained))
+        yield Whole(name, type(each).__name__, left.get(name) or _why(each), numbers, summed)
+
+
+def _why(module: nn.Module) -> str:
+    if sizes_of(module) is not None:
+        return "it is the model itself"
+    words = f"{type(module).__name__} has no form here"
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return f"{words}; its statistics are of the rank's own samples"
+    return words

@@ -1,0 +1,133 @@
+"""Small modules on grids: what is rare in the models of others, and what `apply` refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cubeloom
+from cubeloom import Grid, UserError
+from cubeloom.comm import Network
+from cubeloom.cube.parameter import Block, local_of
+from cubeloom.foreign import mean_over_batch
+from cubeloom.launch import RankPool
+
+from . import toys
+from .parity import Difference, compare
+
+KINDS = ["Chain", "Gated", "InPlace", "Fan", "Twice", "Temperature", "Peeking", "Contradiction", "Images", "Frozen"]
+
+
+def build(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    if kind == "Frozen":
+        module = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), toys.Chain())
+        module[0].weight.requires_grad_(False)
+        return module.double()
+    # Running statistics would be of the rank's own samples.
+    made: nn.Module = getattr(toys, kind)()
+    return made.double().eval()
+
+
+def square(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return module(batch["x"]).square().mean()
+
+
+def steps(grid: Grid, kinds: list[str]) -> dict[str, Difference]:
+    """The second pass: by then the order of the weights is known, and they are gathered ahead."""
+    images = torch.linspace(-1, 1, 4 * 4 * 6 * 6, dtype=torch.float64).sin().view(4, 4, 6, 6)
+    rows = torch.linspace(-1, 1, 4 * 3 * 8, dtype=torch.float64).cos().view(4, 3, 8)
+    network = Network(grid)
+    return {
+        kind: compare(network, build(kind), {"x": images if kind == "Images" else rows}, square, passes=2)
+        for kind in kinds
+    }
+
+
+@pytest.mark.parametrize("grid", ["x=2,y=2", "y=2,z=2", "data=2,z=2"])
+def test_toys_on_a_grid(grid: str, ranks: RankPool) -> None:
+    where = Grid.parse(grid)
+    for found in ranks.run(where.world, steps, where, KINDS):
+        for kind, difference in found.items():
+            assert difference.predicted, kind
+            difference.check(kind)
+
+
+def unequal(grid: Grid) -> float:
+    """Ranks with different numbers of targets."""
+    network = Network(grid)
+    module = nn.Linear(4, 4).double()
+    state = cubeloom.cut(module, grid, {"input": torch.zeros(1, 4, dtype=torch.float64)}).apply(module, network)
+    mine = network.coordinates["z"] + 1
+    return mean_over_batch(torch.tensor(float(mine)), state, targets=mine).item()
+
+
+def test_a_mean_of_unequal_parts(ranks: RankPool) -> None:
+    assert ranks.run(2, unequal, Grid(z=2)) == pytest.approx([(1 * 1 + 2 * 2) / 3] * 2)
+
+
+def late_gradient(grid: Grid) -> tuple[float, set[str]]:
+    """An input that wants a gradient, though the example's did not."""
+    network, module = Network(grid), build("Chain")
+    x = torch.linspace(-1, 1, 2 * toys.WIDTH, dtype=torch.float64).view(2, -1)
+    (wanted,) = torch.autograd.grad(module(x.requires_grad_()).sum(), x)
+    proposal = cubeloom.cut(module, grid, {"x": x.detach()})
+    proposal.apply(module, network)
+    module(x).sum().backward()
+    assert x.grad is not None
+    return (x.grad - wanted).abs().max().item(), {layer.name for layer in proposal.layers if not layer.gradient}
+
+
+def test_an_input_may_want_a_gradient_later(ranks: RankPool) -> None:
+    for difference, first in ranks.run(4, late_gradient, Grid(x=2, z=2)):
+        assert difference < 1e-12
+        assert first == {"up"}
+
+
+def from_fill(grid: Grid) -> tuple[list[str], bool, list[int]]:
+    """A module on the meta device, with values by place; the names asked for, and shapes."""
+    asked = []
+
+    def fill(name: str, block: Block) -> Tensor:
+        asked.append(name)
+        whole = torch.arange(float(torch.Size(block.shape).numel())).view(block.shape)
+        return whole[block.slices]
+
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    network = Network(grid)
+    proposal = cubeloom.cut(module, grid, {"input": torch.zeros(2, 4)})
+    with pytest.raises(UserError, match="fill"):
+        proposal.apply(module, network)
+    proposal.apply(module, network, fill)
+    weight = module.get_parameter("0.weight")
+    first, second = (network.coordinates[axis] * weight.shape[dim] // 2 for axis, dim in (("y", 0), ("x", 1)))
+    right = local_of(weight)[0, 0].item() == 4 * first + second
+    return sorted(asked), right, list(local_of(weight).shape)
+
+
+def test_a_module_on_the_meta_device_is_filled(ranks: RankPool) -> None:
+    for asked, right, shape in ranks.run(4, from_fill, Grid(x=2, y=2)):
+        statistics = ["1.num_batches_tracked", "1.running_mean", "1.running_var"]
+        assert asked == ["0.bias", "0.weight", "1.bias", *statistics, "1.weight"]
+        assert right
+        assert shape == [4, 2]
+
+
+def refused(grid: Grid) -> None:
+    network, module = Network(grid), toys.Chain()
+    example = {"x": torch.zeros(2, toys.WIDTH)}
+    with pytest.raises(UserError, match="for the grid y=2"):
+        cubeloom.cut(module, Grid(y=2), example).apply(module, network)
+    proposal = cubeloom.cut(module, grid, example)
+    with pytest.raises(UserError, match="a layer up of 8 to 12 features"):
+        proposal.apply(nn.ModuleDict({"up": nn.Linear(8, 8)}), network)
+    proposal.apply(module, network)
+    assert module.up.out_features == toys.INNER  # as before
+    with pytest.raises(UserError, match="cut already"):
+        cubeloom.cut(module, grid, example)
+
+
+def test_what_apply_refuses(ranks: RankPool) -> None:
+    ranks.run(2, refused, Grid(x=2))
