@@ -21,8 +21,8 @@ test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu
 
 check: $(READY)
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+	$(BIN)/ruff format --no-cache --check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tests/house_rules.py

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from grids import MODELS, RESTS
 
 from cubeloom import Grid
 from cubeloom.comm import devices
@@ -15,6 +14,7 @@ from cubeloom.cube import Batch, Rest
 from cubeloom.launch import RankPool
 from cubeloom.models import config
 from cubeloom.verify import Experiment, verify
+from grids import MODELS, RESTS
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from grids import CUBES, RESTS
 from torch import Tensor, nn
 
 from cubeloom import Grid, UserError
@@ -21,6 +20,7 @@ from cubeloom.launch import RankPool
 from cubeloom.models import MeanSquaredError, UNetConfig, config
 from cubeloom.pipeline import generate
 from cubeloom.verify import Experiment, Report, verify
+from grids import CUBES, RESTS
 
 pytestmark = pytest.mark.timeout(180)
 
