@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
@@ -174,6 +175,23 @@ def fails_then_trains() -> tuple[float, float]:
 
 def test_after_a_failure_in_one_strand_the_next_step_is_exact(ranks: RankPool) -> None:
     assert ranks.run(4, fails_then_trains) == [(0.0, 0.0)] * 4
+
+
+def checkpointed_by_torch() -> None:
+    network = Network(Grid(y=2))
+    with torch.device("meta"):
+        model = build(GPTConfig(vocab=32, positions=8, hidden=16, layers=2, heads=4, dropout=0.5))
+    state = apply(model, cut_of(model), network, Batch(2, 8), initial_values(model, 0, torch.float64))
+    state.clock.step = 0
+    block = model.get_submodule("blocks.0")
+    plain = block.forward
+    block.forward = lambda x, sequence: checkpoint(plain, x, sequence, use_reentrant=False)
+    Weave(model, 2, state.staggers)(tokens=TOKENS[:4], targets=TOKENS[:4]).backward()
+
+
+def test_dropout_refuses_to_guess_its_strand_in_a_recomputation(ranks: RankPool) -> None:
+    with pytest.raises(UserError, match=r"use `cubeloom.weave.recompute` in place of torch's checkpoint"):
+        ranks.run(2, checkpointed_by_torch)
 
 
 def in_autocast(ways: int, compiled: bool) -> tuple[float, float]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom import weave
-from cubeloom.comm import Axis
+from cubeloom.cube.alike import all_parts_of, own_part_of
 from cubeloom.cube.collective import Collective
 from cubeloom.cube.forms import Spread, other
 from cubeloom.cube.image_forms import (
@@ -89,15 +89,15 @@ class CubeStay(_Edge):
         features = -1 if isinstance(product, Matmul) else 1
         self._scatter = Collective("scatter", state.network.axis(form.side), form.name, features)
         across = state.network.axis(other(form.side))
-        self._across = across if form.rows == Spread.REPLICATED and across.size > 1 else None
+        self._across = across if form.rows == Spread.REPLICATED else None
         self._origin = form.name
 
     def forward(self, x: Tensor) -> Tensor:
         if self._across is not None:
-            x = _OwnSamples.apply(x, self._across, f"{self._origin} input")
+            x = own_part_of(x, self._across, 0, f"{self._origin} input")
         y = self._scatter(self._compute(x))
         if self._across is not None:
-            y = _AllSamples.apply(y, self._across, f"{self._origin} output")
+            y = all_parts_of(y, self._across, 0, f"{self._origin} output")
         return self._with_bias(y)
 
 
@@ -175,32 +175,6 @@ class _Product(torch.autograd.Function):
         gradient = gradient.contiguous()
         dx = ctx.product.input_gradient(gradient, weight, x.shape) if ctx.needs_input_grad[0] else None
         return dx, ctx.product.weight_gradient(gradient, x, weight.shape), None
-
-
-class _OwnSamples(torch.autograd.Function):
-    """Of samples that all ranks of an axis have, this rank's; their gradients come from each."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis, origin: str) -> Tensor:
-        ctx.axis, ctx.origin = axis, origin
-        return own_part(axis)(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.axis.all_gather(gradient, 0, f"{ctx.origin} backward").wait(), None, None
-
-
-class _AllSamples(torch.autograd.Function):
-    """The samples of all ranks, on which all go on to compute the same: each has the gradient of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis, origin: str) -> Tensor:
-        ctx.axis = axis
-        return axis.all_gather(x, 0, f"{origin} forward").wait()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return own_part(ctx.axis)(gradient), None, None
 
 
 class _Share(torch.autograd.Function):
