@@ -58,3 +58,10 @@ def test_a_model_of_one_s_own_is_cut() -> None:
     done = run("cut_your_own_model.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("serial") == 10
+
+
+def test_a_model_of_somebody_else_s_is_cut() -> None:
+    done = run("any_model.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("serial") == 5
+    assert "layers cut" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional
 WIDTH, INNER = 8, 12
 
 
-class Toy(nn.Module):
+class Toy(nn.Module, ABC):
     """Two linears, and a third for those that want one."""
 
     def __init__(self, inner: int = INNER) -> None:
@@ -20,8 +21,8 @@ class Toy(nn.Module):
         self.gate = nn.Linear(WIDTH, inner)
         self.down = nn.Linear(inner, WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor: ...
 
 
 class Chain(Toy):

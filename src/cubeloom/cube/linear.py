@@ -63,7 +63,8 @@ class CubeLinear(nn.Module):
         call = _Call(self._name, self._product, self._gathered, self._state.gradients, regather, weave.place()[1])
         behind = self._state.hides_weight_gradients
         token = _WeightGradient.apply(self.weight, call) if behind else None
-        weight = self._gathered.forward(backward_needs_it=True)
+        # The first layer of a model may have an input that wants no gradient. Without a graph nobody knows.
+        weight = self._gathered.forward(backward_needs_it=x.requires_grad or not torch.is_grad_enabled())
         whole = started.finish()
         if token is None:
             token = _WeightGradient.apply(self.weight, call)

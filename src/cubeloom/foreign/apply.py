@@ -16,7 +16,7 @@ from cubeloom.cube.state import CubeState
 from cubeloom.cube.weight import Weight
 from cubeloom.errors import UserError
 from cubeloom.foreign.known import product_of, sizes_of
-from cubeloom.foreign.layers import FirstWeight, ForeignLinear
+from cubeloom.foreign.layers import ForeignLinear
 from cubeloom.foreign.placed import Placed
 from cubeloom.foreign.whole import read_locally
 
@@ -70,8 +70,7 @@ class _Maker:
             cuts["z"] = 0
         parameters = plain._parameters
         parameter = self._parameter(parameters["weight"], cuts, ("data",) if "z" in cuts else ("data", "z"))
-        kind = Weight if layer.gradient else FirstWeight
-        weight = kind(parameter, self._state.network.axis("z"), form.weights, self._state.chain, layer.name)
+        weight = Weight(parameter, self._state.network.axis("z"), form.weights, self._state.chain, layer.name)
         bias = self._parameter(parameters["bias"], {form.bias_axis: 0}, form.bias_replicas) if form.bias else None
         made = ForeignLinear(layer, self._state, weight, bias, product_of(plain))
         # The model around it may ask for `in_features` and the like.

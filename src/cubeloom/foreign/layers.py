@@ -32,14 +32,3 @@ class ForeignLinear(CubeLinear):
             x = own_part_of(x, self._enters, self._dim, f"{self._name} enter")
         y = super().forward(x)
         return y if self._leaves is None else all_parts_of(y, self._leaves, self._dim, f"{self._name} leave")
-
-
-class FirstWeight(Weight):
-    """Of a layer whose input wants no gradient: the backward does not need the weight, and nobody gathers it ahead."""
-
-    def forward(self, backward_needs_it: bool) -> Tensor:
-        return super().forward(backward_needs_it=False)
-
-    def backward(self) -> Tensor:
-        """For an input that wants a gradient all the same."""
-        return self._gathered("backward") if self.sharded else super().backward()

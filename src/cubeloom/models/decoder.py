@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from torch import Tensor, nn
 
 from cubeloom.models.layers import CrossEntropy, block_pieces, sequence_length
@@ -21,7 +23,7 @@ class PreNormBlock(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-class Decoder(nn.Module):
+class Decoder(nn.Module, ABC):
     """`begin` makes the stream; `beginners` are the modules that it uses."""
 
     beginners: tuple[str, ...]
@@ -31,9 +33,9 @@ class Decoder(nn.Module):
     head: nn.Linear
     loss: CrossEntropy
 
+    @abstractmethod
     def begin(self, tokens: Tensor) -> Tensor:
         """From `[batch, sequence]` to `[tokens, hidden]`."""
-        raise NotImplementedError
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """From `[batch, sequence]` the logits `[tokens, vocab]`, or the mean loss where there are targets."""
