@@ -8,3 +8,4 @@ from cubeloom.comm.journal import Wire as Wire
 from cubeloom.comm.ledger import Entry as Entry
 from cubeloom.comm.ledger import Ledger as Ledger
 from cubeloom.comm.network import Network as Network
+from cubeloom.comm.watch import Watch as Watch

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cubeloom.comm.journal import Transfer
 from cubeloom.comm.recorder import Recorder
+from cubeloom.comm.watch import Watch
 
 # torch 2.13 renamed these and warns of the old names; 2.11 has only the old ones.
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -71,7 +72,7 @@ class Axis:
         index: int,
         group: dist.ProcessGroup | None,
         recorder: Recorder,
-        limit: timedelta | None = None,
+        limit: timedelta | Watch | None = None,
     ) -> None:
         self.name = name
         self.size = len(ranks)
@@ -79,7 +80,7 @@ class Axis:
         self._ranks = ranks
         self._group = group
         self._recorder = recorder
-        self._limit = limit  # on every wait
+        self._limit = limit  # on every wait, where the host is who waits; otherwise who watches the stream
         self._words = f"over {name} with ranks {ranks}"
         # A process group orders its members by rank; over several axes that need not be the order of the axis.
         ordered = sorted(ranks)
@@ -89,13 +90,15 @@ class Axis:
         if transfer is not None:
             self._recorder.wait(transfer)
         try:
-            if self._limit is None:
-                work.wait()
-            else:
+            if isinstance(self._limit, timedelta):
                 work.wait(self._limit)
+            else:
+                work.wait()
         except RuntimeError as error:
             # Only the first line: what follows is a stack of torch's own.
             raise CommunicationError(f"{' '.join(about)}: {str(error).splitlines()[0]}") from error
+        if isinstance(self._limit, Watch):
+            self._limit.waits(" ".join(about))
         if transfer is not None:
             transfer.finish()
 

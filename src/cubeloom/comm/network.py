@@ -14,6 +14,7 @@ from cubeloom.comm.axis import Axis
 from cubeloom.comm.journal import Journal, Wire
 from cubeloom.comm.ledger import Ledger
 from cubeloom.comm.recorder import Recorder
+from cubeloom.comm.watch import Watch
 from cubeloom.errors import UserError
 from cubeloom.grid import AXES, Grid
 
@@ -26,7 +27,7 @@ class Network:
     """Join the ranks of the default process group into a grid. Several networks can live in one process.
 
     `patience`: no wait for another rank may last longer, in seconds; by default torch's own limit holds. On a GPU waits
-    are the stream's, not ours, and NCCL's own limit holds. `wire` slows all communication down, for measurements.
+    are the stream's, not ours: there a `watch` looks after them. `wire` slows all communication down, for measurements.
     """
 
     def __init__(
@@ -48,7 +49,8 @@ class Network:
         self.rank = dist.get_rank()
         self.coordinates = grid.coordinates(self.rank)
         self._recorder = Recorder(wire)
-        self._limit = timedelta(seconds=patience) if patience and self.device.type == "cpu" else None
+        self.watch = Watch(f"rank {self.rank}", patience) if patience and self.device.type != "cpu" else None
+        self._limit = self.watch or (timedelta(seconds=patience) if patience else None)
         ranks = torch.tensor([grid.rank(grid_coordinates) for grid_coordinates in _all_coordinates(grid)])
         self.mesh = DeviceMesh(
             self.device.type,

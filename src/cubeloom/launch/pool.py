@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from cubeloom.comm import CommunicationError, devices, world
+from cubeloom.comm import CommunicationError, devices, watch, world
 
 _GRACE = 1.0  # seconds that the other ranks have to say what they saw, once one has failed
 
@@ -156,6 +156,7 @@ def _raise(failures: dict[int, _Failure], silent: list[int], ranks: int) -> NoRe
 def _serve(pipe: Connection, port: int, local_rank: int, device: devices.Kind, shared: bool) -> None:
     """A rank's life: wait for a job, join its process group, run it, answer."""
     _settle(local_rank, device, shared)
+    watch.tell_last_words_to(lambda words: pipe.send(_Failure(CommunicationError(words), "", blames_others=True)))
     store = world.visit(port)
     while True:
         try:

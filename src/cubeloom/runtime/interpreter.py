@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from cubeloom.comm import Watch
 from cubeloom.pipeline import Action, Kind
 from cubeloom.pipeline.dependencies import Token, makes
 from cubeloom.pipeline.messages import Receive, Send, Step
@@ -37,16 +38,23 @@ class Work(Protocol):
 
 
 class Interpreter:
-    """`boundaries` are what each stage hands to the next, by stage."""
+    """`boundaries` are what each stage hands to the next, by stage. `watch` is told where we are, if there is one."""
 
     def __init__(
-        self, work: Work, channels: Channels, boundaries: Mapping[int, Boundary], stages: int, where: str
+        self,
+        work: Work,
+        channels: Channels,
+        boundaries: Mapping[int, Boundary],
+        stages: int,
+        where: str,
+        watch: Watch | None = None,
     ) -> None:
         self._work = work
         self._channels = channels
         self._boundaries = boundaries
         self._last = stages - 1
         self._where = where
+        self._watch = watch
         self._made: dict[Token, Carry] = {}  # results on this worker that nobody has taken yet
         self._finished = "nothing"
 
@@ -56,7 +64,6 @@ class Interpreter:
             for step in programme:
                 if isinstance(step, Action):
                     self._act(step)
-                    self._finished = str(step)
                 elif isinstance(step, Send):
                     self._channels.send(step.message, self._made.pop(step.message.token))
                 else:
@@ -72,6 +79,15 @@ class Interpreter:
         self._channels.receive(step.message, self._boundaries[stage if what == "F" else stage - 1])
 
     def _act(self, action: Action) -> None:
+        if self._watch is None:
+            self._carry_out(action)
+        else:
+            self._watch.at(str(action))
+            self._carry_out(action)
+            self._watch.done(str(action))
+        self._finished = str(action)
+
+    def _carry_out(self, action: Action) -> None:
         stage, portion = action.stage, (action.microbatch, action.part)
         if action.kind is Kind.FORWARD:
             result = self._work.forward(action, self._take(("F", stage - 1, *portion)) if stage else {})

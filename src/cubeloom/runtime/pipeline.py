@@ -75,8 +75,9 @@ class Pipeline:
             self.learn(data)
         work = self._work(data, number, update)
         where = f"rank {self.network.rank}, worker {self._here}"
+        stages, watch = self.schedule.stages, self.network.watch
         with self.gradients.accumulating():
-            Interpreter(work, self._channels, self._boundaries, self.schedule.stages, where).run(self._channels.steps)
+            Interpreter(work, self._channels, self._boundaries, stages, where, watch).run(self._channels.steps)
         return work.finish()
 
     def learn(self, data: Mapping[str, Tensor]) -> None:
