@@ -37,6 +37,8 @@ def _value(value: Any) -> str:
             return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
         case tuple() | list():
             return f"[{', '.join(map(_value, value))}]"
+        case _ if _is_section(value):
+            return f"{{{', '.join(_section(value, ''))}}}"  # in a list, sections are tables of one line
         case float():
             return repr(value)  # inf and nan too are TOML's
     return str(value)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubeloom import UserError
-from cubeloom.train.rates import Rate
+from cubeloom.job.rates import Rate
 
 
 def shown(rate: Rate) -> list[float]:

@@ -1,0 +1,40 @@
+"""Everything about a job that can be found wrong before a process starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cubeloom.comm import devices
+from cubeloom.errors import UserError
+from cubeloom.job.job import Job
+from cubeloom.job.samples import samples_of
+from cubeloom.pipeline import Updates
+
+
+def check(job: Job) -> None:
+    """Raises UserError; touches nothing."""
+    if not devices.available(job.device):
+        raise UserError(f"device = {job.device!r}: torch sees none here; use device = {devices.CPU!r}")
+    layout = job.laid_out()
+    job.learning_rate(0)
+    samples_of(job, "training")
+    if job.evaluation.every is not None:
+        samples_of(job, "validation")
+    if layout.schedule.updates is not Updates.FLUSH and (job.optimizer.zero or job.optimizer.clip is not None):
+        raise UserError(
+            f"schedule.name = {job.schedule.name!r} updates weights within a step: it takes no optimizer.zero, and no "
+            "optimizer.clip, since there is no gradient of a whole step"
+        )
+    _check_folder(job.folder)
+
+
+def _check_folder(folder: Path) -> None:
+    """That the run can be written there."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise UserError(f"folder = {str(folder)!r}: {existing} is a file")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"folder = {str(folder)!r}: {existing} cannot be written to")

@@ -1,0 +1,188 @@
+"""The sections of a settings file. Each is a frozen value; what a section means is said here, what it does elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from cubeloom.cube import Rest
+from cubeloom.cube.cut import Activations, Inputs, Weights
+from cubeloom.errors import UserError
+from cubeloom.job.rates import Decay
+from cubeloom.models import Config, config
+from cubeloom.pipeline import Schedule, Sync, generate, synchronised
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """A preset, and in which of its sizes this model differs."""
+
+    preset: str = "gpt-tiny"
+    vocab: int | None = None
+    positions: int | None = None
+    hidden: int | None = None
+    layers: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    mlp_hidden: int | None = None
+    dropout: float | None = None
+    label_smoothing: float | None = None
+    tied: bool | None = None
+    start: Path | None = None
+    """A checkpoint whose weights to begin with, for instance one that `cubeloom convert` made."""
+
+    def config(self) -> Config:
+        model = config(self.preset)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("preset", "start") or value is None:
+                continue
+            if not hasattr(model, field.name):
+                raise UserError(f"model.{field.name}: the model {self.preset} has no such size")
+            if not isinstance(value, bool) and value < (0 if isinstance(value, float) else 1):
+                raise UserError(f"model.{field.name} = {value} is too small")
+            model = replace(model, **{field.name: value})
+        return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A folder of tokens that `cubeloom data prepare` made."""
+
+    folder: Path
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Where samples come from. Their order depends on the seed and the step alone."""
+
+    sources: tuple[Source, ...] = ()
+    """Mixed by their weights. Without any, random tokens are drawn, to try a grid out."""
+    seed: int | None = None
+    """Of the order; the job's by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSettings:
+    """Of the pipeline. On `pipe = 1` its micro-batches are gradient accumulation."""
+
+    name: str = "1f1b"
+    microbatches: int | None = None
+    """Twice as many as there are workers by default, and one where there is no pipeline."""
+    pairs: int | None = None
+    mode: Literal["direct", "doubling", "halving"] | None = None
+    sync: Literal["end", "eager", "eager-opt"] = "end"
+
+    def schedule(self, workers: int) -> Schedule:
+        count = self.microbatches
+        if count is None:
+            count = 2 * workers if workers > 1 else 1
+        # A pipeline of one worker is the same under every name.
+        name = self.name if workers > 1 else "1f1b"
+        made = generate(name, workers, count, pairs=self.pairs, mode=self.mode)
+        return made if self.sync == "end" else synchronised(made, Sync(self.sync))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutSettings:
+    """How a rank keeps and computes its part."""
+
+    activations: Activations = "sharded"
+    weights: Weights = "freed"
+    inputs: Inputs = "kept"
+    ways: int = 1
+    """Strands of a micro-batch: while one waits for a collective, another computes."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations computed once more in the backward: none, those inside attention, or all but what a stage was given."""
+
+    @property
+    def rest(self) -> Rest:
+        return Rest(activations=self.activations, weights=self.weights, inputs=self.inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    name: Literal["adamw", "sgd"] = "adamw"
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    momentum: float = 0.9
+    """Of sgd."""
+    weight_decay: float = 0.1
+    """Of matrices; vectors, such as biases and norms, never decay."""
+    clip: float | None = 1.0
+    """The largest norm of all gradients together."""
+    zero: bool = False
+    """Shard the optimizer's state over the data axis and a pipeline's replicas (ZeRO-1)."""
+
+    def __post_init__(self) -> None:
+        if not all(0 <= beta < 1 for beta in (*self.betas, self.momentum)):
+            raise UserError(f"betas and momentum lie from 0 to below 1, got {self.betas} and {self.momentum}")
+        if self.eps <= 0 or self.weight_decay < 0 or (self.clip is not None and self.clip <= 0):
+            raise UserError("eps and clip are above 0, and weight_decay is 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateSettings:
+    """The learning rate: a warm-up to the peak, then a shape down to the floor. See `Rate`."""
+
+    peak: float = 1e-3
+    warmup: int = 0
+    decay: Decay = "cosine"
+    floor: float = 0.0
+    cooldown: float = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    every: int = 100
+    """Steps between two; the last step is always kept."""
+    keep: int = 2
+    asynchronous: bool = True
+    """Written while training goes on."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.keep < 1:
+            raise UserError(f"a checkpoint every {self.every} steps, {self.keep} kept: both are at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    every: int | None = None
+    """Steps between two; never by default."""
+    batches: int = 4
+    patience: int | None = None
+    """End early once so many in a row were no better than the best before."""
+
+    def __post_init__(self) -> None:
+        if self.batches < 1 or min(self.every or 1, self.patience or 1) < 1:
+            raise UserError("evaluation.every, batches and patience are at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardSettings:
+    """What is done with a step whose loss or gradient cannot be right: it is skipped, and said so."""
+
+    spike: float | None = None
+    """Also skip steps whose gradient norm is so many times the median of the last 32."""
+    most: int = 10
+    """So many skipped in a row end the run."""
+
+    def __post_init__(self) -> None:
+        if self.most < 1 or (self.spike is not None and self.spike <= 1):
+            raise UserError("guard.spike is above 1, and guard.most at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsSettings:
+    """Beside metrics.jsonl, which is always written."""
+
+    every: int = 1
+    tensorboard: bool = False
+    wandb: str | None = None
+    """A project of Weights & Biases."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UserError(f"metrics.every is at least 1, got {self.every}")

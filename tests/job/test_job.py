@@ -1,0 +1,95 @@
+"""A settings file says all of a job; what cannot work is refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cubeloom import Grid, UserError
+from cubeloom.data import Request, prepare
+from cubeloom.job import Job, check
+from cubeloom.settings import load, write
+
+FILE = """
+steps = 20
+
+[model]
+preset = "gpt-tiny"
+layers = 4
+
+[batch]
+samples = 8
+sequence = 16
+
+[grid]
+pipe = 2
+x = 2
+
+[schedule]
+name = "chimera"
+microbatches = 4
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(f'folder = "{tmp_path / "run"}"\n{FILE}')
+    return path
+
+
+def test_a_file_with_overrides(file: Path) -> None:
+    job = load(Job, file, ["--grid.y=2", "--rate.peak=3e-4", "--steps=7"])
+    assert job.grid == Grid(pipe=2, y=2, x=2)
+    assert (job.steps, job.rate.peak) == (7, 3e-4)
+    check(job)
+
+
+def test_what_was_resolved_loads_as_the_same_job(file: Path, tmp_path: Path) -> None:
+    job = load(Job, file, ['data.sources=[{folder = "a", weight = 0.5}, {folder = "b"}]'])
+    (tmp_path / "resolved.toml").write_text(write(job))
+    assert load(Job, tmp_path / "resolved.toml") == job
+
+
+def test_one_worker_needs_no_schedule_and_accumulates(file: Path) -> None:
+    job = load(Job, file, ["grid.pipe=1"])
+    assert str(job.laid_out().schedule).splitlines()[0] == "0F0 0B0 0F1 0B1 0F2 0B2 0F3 0B3"
+
+
+REFUSED = {
+    "grid.q=2": "unknown setting grid.q",
+    "model.layer=2": "did you mean 'layers'",
+    "steps=many": "steps = 'many' should be a whole number",
+    "steps=0": "must be at least 1",
+    "batch.samples=6": "multiple of",
+    "grid.x=5": "5",
+    "grid.pipe=3": "chimera",
+    "schedule.name=chimaera": "chimera",
+    "optimizer.name=adam": "adamw",
+    "optimizer.betas=[0.9]": "should have 2 entries",
+    "rate.warmup=50": "does not fit",
+    "batch.sequence=1000": "64 positions",
+    "model.preset=unet-tiny": "does not|predict the next|no such size",
+    'data.sources=[{folder = "nowhere"}]': "nowhere",
+    "schedule.name=pipedream-2bw": "within a step",
+    "model.kv_heads=2": "no such size",
+    "model.hidden=-4": "too small",
+    "folder=/dev/null/run": "is a file",
+    "checkpoint.every=0": "at least 1",
+    "guard.spike=0.5": "above 1",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_refusals(file: Path, override: str) -> None:
+    with pytest.raises(UserError, match=REFUSED[override]):
+        check(load(Job, file, [override]))
+
+
+def test_a_vocabulary_that_the_model_does_not_have(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a text of some length, " * 20)
+    prepare(Request(inputs=(tmp_path / "text.txt",)), tmp_path / "tokens")
+    check(load(Job, file, [f'data.sources=[{{folder = "{tmp_path / "tokens"}"}}]']))
+    with pytest.raises(UserError, match="vocabulary of 257, and the model one of 96"):
+        check(load(Job, file, ["model.vocab=96", f'data.sources=[{{folder = "{tmp_path / "tokens"}"}}]']))
