@@ -6,18 +6,22 @@ has `next_sentence`; and UNet2DModel. Values only move, so that a round trip is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from cubeloom.errors import UserError
 from cubeloom.models._diffusers_config import config_from_diffusers as config_from_diffusers
+from cubeloom.models._hugging_face_config import READINGS as READINGS
 from cubeloom.models._hugging_face_config import config_from_hugging_face as config_from_hugging_face
+from cubeloom.models._hugging_face_rules import Rule as Rule
 from cubeloom.models._hugging_face_rules import Table, table
-from cubeloom.models.presets import Config, build
+from cubeloom.models.presets import Config, LanguageConfig, build
 
 State = dict[str, Tensor]
+V = TypeVar("V")
 
 SHOWN = 3  # how many names of each kind of trouble a message gives
 
@@ -39,6 +43,36 @@ def to_hugging_face(config: Config, state: Mapping[str, Tensor]) -> State:
     return _with_copies(_to(rules, ours), rules.their_copies)
 
 
+def rules_to_read(config: LanguageConfig, stored: Mapping[str, Tensor]) -> tuple[list[Rule], list[tuple[str, str]]]:
+    """How each tensor of ours is made, by the names that theirs have where they are stored; nothing is read for it.
+
+    Of `stored` the shapes matter alone: meta tensors will do. Then come pairs of stored names that are one tied tensor, and
+    must hold the same values.
+    """
+    from_hugging_face(config, {name: tensor.to("meta") for name, tensor in stored.items()})  # refuses what does not fit
+    rules = table(config)
+    names = _recognised({name: name for name in stored}, rules)
+    copies = {copy: original for copy, original in rules.their_copies.items() if copy in names}
+    pairs = [(names[copy], names[original]) for copy, original in copies.items() if original in names]
+    names = {original: names[copy] for copy, original in copies.items()} | names
+    return [_renamed(rule, [names[name] for name in rule.theirs]) for rule in rules.rules], pairs
+
+
+def rules_to_write(config: LanguageConfig) -> list[Rule]:
+    """How each tensor of theirs is made, and under which names transformers stores them: tied tensors once."""
+    rules = table(config)
+    # The one pair of names of which transformers stores the second.
+    kept = {original: copy for copy, original in rules.their_copies.items() if copy == "cls.predictions.bias"}
+    if config.tied:
+        return [_renamed(rule, [kept.get(name, name) for name in rule.theirs]) for rule in rules.rules]
+    untied = [_renamed(rule, [kept[name] for name in rule.theirs]) for rule in rules.rules if rule.theirs[0] in kept]
+    return [*rules.rules, *untied]
+
+
+def _renamed(rule: Rule, theirs: Sequence[str]) -> Rule:
+    return Rule(rule.ours, tuple(theirs), rule.layout)
+
+
 def _to(rules: Table, ours: Mapping[str, Tensor]) -> State:
     theirs: State = {}
     for rule in rules.rules:
@@ -52,12 +86,17 @@ def _skeleton(config: Config) -> State:
         return build(config).state_dict()
 
 
-def _recognised(state: Mapping[str, Tensor], rules: Table) -> State:
-    learned = {name: tensor for name, tensor in state.items() if not name.endswith(rules.unused)}
+def _recognised(state: Mapping[str, V], rules: Table) -> dict[str, V]:
+    learned = {_of_today(name): tensor for name, tensor in state.items() if not name.endswith(rules.unused)}
     if any(name.startswith(rules.prefix) for name in learned):
         return learned
     # Saved from the model without its head, as the first GPT-2s were published.
     return {rules.prefix + name: tensor for name, tensor in learned.items()}
+
+
+def _of_today(name: str) -> str:
+    """The first BERTs were published with other names for what a norm learns."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def _originals(state: Mapping[str, Tensor], copies: Mapping[str, str]) -> State:

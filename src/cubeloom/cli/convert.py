@@ -1,0 +1,80 @@
+"""`cubeloom convert`: Hugging Face folders to checkpoints, and back."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+from rich.console import Console
+
+from cubeloom.cli.data import shown
+from cubeloom.convert import Done, convert
+from cubeloom.errors import UserError
+
+_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convert:
+    """Import a Hugging Face folder (GPT-2, Llama, BERT) as a checkpoint, or export a checkpoint as such a folder.
+
+    Which of the two is seen from SOURCE. One tensor is held at a time, never the model. TARGET appears when it is whole.
+    """
+
+    source: tyro.conf.Positional[Path]
+    """A folder with config.json and safetensors; or a checkpoint, or a run, of which the newest checkpoint is taken."""
+    target: tyro.conf.Positional[Path]
+    """The folder to write."""
+    dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = None
+    """Write another kind of numbers; by default they are kept as they are, to the bit."""
+    shard_size: str | None = None
+    """Of an export: the most bytes of tensors in a file, such as 500MB; 5GB by default."""
+    force: bool = False
+    """Replace what an earlier conversion wrote at TARGET."""
+    json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
+    """Print one JSON object as the last line."""
+
+    def __call__(self) -> int:
+        console = Console(stderr=self.json)
+        with shown(console) as progress:
+            done = convert(
+                self.source,
+                self.target,
+                dtype=None if self.dtype is None else _DTYPES[self.dtype],
+                shard_size=None if self.shard_size is None else bytes_of(self.shard_size),
+                force=self.force,
+                progress=progress,
+            )
+        console.print(
+            f"{done.target}: {done.how} a {done.model['family']} of {done.tensors} tensors, {done.bytes:,} bytes of "
+            f"{' and '.join(done.dtypes)}, in {done.files} {'file' if done.files == 1 else 'files'}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        if self.json:
+            print(json.dumps(as_json(done)))
+        return 0
+
+
+def bytes_of(size: str) -> int:
+    """Of `500MB` or `1.5 GB`, in powers of a thousand as transformers counts them."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", size.strip().upper())
+    count = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    if count < 1:
+        raise UserError(f"--shard-size {size}: it must be a number of bytes, KB, MB, GB or TB, such as 500MB")
+    return count
+
+
+def as_json(done: Done) -> dict[str, object]:
+    return {**asdict(done), "source": str(done.source), "target": str(done.target)}

@@ -1,0 +1,74 @@
+"""From a checkpoint to a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cubeloom.convert.checkpoint_files import CheckpointWeights
+from cubeloom.convert.dtypes import CODES, plain
+from cubeloom.convert.hugging_face_config import write_config
+from cubeloom.convert.hugging_face_folder import CONFIG
+from cubeloom.convert.safetensors_files import SafetensorsFiles
+from cubeloom.errors import UserError
+from cubeloom.models import LanguageConfig, to_hugging_face
+from cubeloom.models.description import config_from
+from cubeloom.models.hugging_face import rules_to_write
+
+
+class Export:
+    """What will be written is known, and the source checked, before anything is."""
+
+    how = "exported"
+
+    def __init__(self, checkpoint: Path, dtype: torch.dtype | None, shard_size: int) -> None:
+        self._source = CheckpointWeights(checkpoint)
+        self._dtype = dtype
+        self._shard_size = shard_size
+        self.config = _config(checkpoint, self._source.progress)
+        self._rules = rules_to_write(self.config)
+        try:
+            shapes = to_hugging_face(self.config, self._source.tensors)
+        except UserError as error:
+            raise UserError(f"{checkpoint}: {error}") from None
+        self.tensors = {name: self._cast(shapes[name]) for rule in self._rules for name in rule.theirs}
+        for name, tensor in self.tensors.items():
+            if tensor.dtype not in CODES:
+                raise UserError(f"{checkpoint}: {name} is {plain(tensor.dtype)}; give --dtype to write another")
+
+    def write(self, folder: Path, wrote: Callable[[Tensor], None]) -> int:
+        """Gives the number of files with tensors."""
+        (usual, _), *_ = Counter(plain(tensor.dtype) for tensor in self.tensors.values()).most_common()
+        config = write_config(self.config, usual, self._source.progress.get("hugging_face", {}))
+        (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        files = SafetensorsFiles(folder, self.tensors, self._shard_size)
+        for rule in self._rules:
+            parts = rule.layout.split(self._cast(self._source.read(rule.ours)))
+            for name, part in zip(rule.theirs, parts, strict=True):
+                files.write(name, part)
+                wrote(part)
+        files.finish()
+        return len(files.files)
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor if self._dtype is None else tensor.to(self._dtype)
+
+
+def _config(checkpoint: Path, progress: dict[str, object]) -> LanguageConfig:
+    description = progress.get("model")
+    if not isinstance(description, dict):
+        raise UserError(f'the checkpoint {checkpoint} does not say of which model it is: its manifest has no "model"')
+    try:
+        config = config_from(description)
+    except UserError as error:
+        raise UserError(f"the checkpoint {checkpoint} is of a model that is not known here: {error}") from None
+    if not isinstance(config, LanguageConfig):
+        raise UserError(
+            f"the checkpoint {checkpoint} is of a {description['family']}; those of gpt, llama and bert can be exported"
+        )
+    return config

@@ -1,0 +1,62 @@
+"""A folder that appears whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cubeloom.convert.hugging_face_folder import CONFIG, INDEX
+from cubeloom.errors import UserError
+
+
+def check_place(source: Path, target: Path, force: bool) -> None:
+    """Refuse to write where something is; `force` replaces it, but only what a conversion could have written."""
+    if source.resolve().is_relative_to(target.resolve()):
+        raise UserError(f"{target} cannot be written: {source}, which is read, is there")
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise UserError(f"{target} is there already, and is not a folder; choose another")
+    if not target.exists():
+        return
+    if not force:
+        raise UserError(f"{target} is there already; --force replaces it")
+    strange = sorted(path.name for path in target.iterdir() if not _converted(path))
+    if strange:
+        raise UserError(
+            f"{target} holds {strange[0]}, which no conversion writes; --force would remove it, so it does not"
+        )
+
+
+def _converted(path: Path) -> bool:
+    return path.name in (CONFIG, INDEX) or path.suffix == ".safetensors" or path.name.startswith("step-")
+
+
+@contextmanager
+def written_whole(target: Path) -> Iterator[Path]:
+    """A folder to write in, beside its place, and renamed when all is written; a failure leaves all as it was."""
+    writing = target.with_name(f".{target.name}.writing")
+    try:
+        try:
+            shutil.rmtree(writing, ignore_errors=True)  # of one that was killed
+            writing.mkdir(parents=True)
+            yield writing
+            _put(writing, target)
+        finally:
+            shutil.rmtree(writing, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
+
+
+def _put(writing: Path, target: Path) -> None:
+    """What was there goes once its successor has come, and comes back if that fails."""
+    replaced = target.with_name(f".{target.name}.replaced")
+    if target.exists():
+        target.rename(replaced)
+    try:
+        writing.rename(target)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(target)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)

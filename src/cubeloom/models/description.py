@@ -1,0 +1,43 @@
+"""A model's configuration as JSON, so that a checkpoint can say what it is of."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from cubeloom.errors import UserError
+from cubeloom.models.bert import BERTConfig
+from cubeloom.models.gpt import GPTConfig
+from cubeloom.models.llama import LlamaConfig
+from cubeloom.models.presets import Config
+from cubeloom.models.resnet import ResNetConfig
+from cubeloom.models.unet import UNetConfig
+from cubeloom.settings.convert import convert
+
+FAMILIES: dict[str, type[Config]] = {
+    "gpt": GPTConfig,
+    "llama": LlamaConfig,
+    "bert": BERTConfig,
+    "unet": UNetConfig,
+    "resnet": ResNetConfig,
+}
+
+
+def describe(config: Config) -> dict[str, Any]:
+    """The family and every field that is set; `config_from` is the reverse, also after a way through JSON."""
+    family = next(name for name, kind in FAMILIES.items() if isinstance(config, kind))
+    return {"family": family, **{name: value for name, value in asdict(config).items() if value is not None}}
+
+
+def config_from(description: Mapping[str, Any]) -> Config:
+    """Fields that are missing have their defaults; one that is unknown is refused."""
+    fields = dict(description)
+    family = fields.pop("family", None)
+    if family not in FAMILIES:
+        nearest = difflib.get_close_matches(str(family), FAMILIES, n=1, cutoff=0.0)[0]
+        raise UserError(
+            f"unknown family of models {family!r}; did you mean {nearest!r}? The families are {', '.join(FAMILIES)}"
+        )
+    return convert(FAMILIES[family], fields, "model.")
