@@ -1,0 +1,36 @@
+"""`cubeloom report`: a page of a run's curves, a step of it, its events and settings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from cubeloom.metrics import write_report
+from cubeloom.metrics.run import read_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write one HTML page, which needs no other file, of a run's folder: of one that ended, crashed or still runs.
+
+    It has the curves, a measured step in the same drawing as the simulated one, the events and the settings.
+    """
+
+    folder: tyro.conf.Positional[Path]
+    """Of the run: the `folder` of its settings."""
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    """The file to write; report.html in the folder by default."""
+    json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
+    """Print one JSON object as the last line."""
+
+    def __call__(self) -> int:
+        file = write_report(self.folder, self.output)
+        if self.json:
+            print(json.dumps({"report": str(file), **read_run(self.folder).as_json()}))
+        else:
+            print(file)
+        return 0

@@ -1,0 +1,73 @@
+"""What a run writes down about itself while it goes on; on one rank only."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cubeloom.errors import UserError
+from cubeloom.job.settings import MetricsSettings
+from cubeloom.metrics.log import NAME, Event, forget_from
+from cubeloom.metrics.record import Record, finite
+from cubeloom.metrics.sinks import check_sinks, make_sinks
+
+
+class Metrics:
+    """Opened with the first step that will run: what a crashed attempt wrote of it and later ones is forgotten, so that each
+    step is there once. Events stay, for they happened."""
+
+    def __init__(self, folder: Path, settings: MetricsSettings, first_step: int) -> None:
+        self._every = settings.every
+        self._left_out: Record | None = None
+        check_sinks(settings)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            forget_from(folder / NAME, first_step)
+            self._file = (folder / NAME).open("a", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {folder / NAME}: {error.strerror}") from None
+        self._sinks = make_sinks(folder, settings, first_step)
+
+    def write(self, record: Record) -> None:
+        """Call it for every step. Of those between two `metrics.every`, only a remarkable one or the last is kept."""
+        remarkable = record.skipped is not None or record.validation is not None
+        if record.step % self._every and not remarkable:
+            self._left_out = record
+        else:
+            self._keep(record)
+
+    def event(self, name: str, /, **fields: Any) -> None:
+        """Such as start, resume, skip, checkpoint, restart, early stop or end. A field `step` puts it on the curves."""
+        plain = {key: finite(value) for key, value in fields.items()}
+        self._line(Event(name, time.time(), plain).as_json())
+
+    def close(self) -> None:
+        if self._file.closed:
+            return
+        if self._left_out is not None:
+            self._keep(self._left_out)
+        self._file.close()
+        for sink in self._sinks:
+            sink.close()
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _keep(self, record: Record) -> None:
+        self._left_out = None
+        self._line(record.as_json())
+        for sink in self._sinks:
+            sink.write(record)
+
+    def _line(self, values: dict[str, Any]) -> None:
+        """In one piece and at once: whoever reads along sees it, and a crash can cut off no more than the last line."""
+        self._file.write(json.dumps(values, allow_nan=False, default=str) + "\n")
+        self._file.flush()

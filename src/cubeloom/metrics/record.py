@@ -1,0 +1,54 @@
+"""What is measured of one step of training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    step: int
+    """From 0, as the learning rate counts them."""
+    loss: float
+    gradient_norm: float | None
+    """None where a schedule updates weights within a step: there is no gradient of the whole step."""
+    learning_rate: float
+    seconds: float
+    tokens_per_s: float
+    """Of the whole grid."""
+    mfu: float | None = None
+    """None where the device's peak is not known."""
+    memory_bytes: int | None = None
+    """The peak, of the rank that has the highest."""
+    computing_s: float | None = None
+    exposed_s: float | None = None
+    """Communication that no computation hid."""
+    bubble_s: float | None = None
+    skipped: str | None = None
+    """Why the update was skipped, if it was."""
+    validation: float | None = None
+    """The loss on validation data, where it was evaluated after this step."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Every field, always. JSON has no NaN and no infinity: such a number is null."""
+        return {field.name: finite(getattr(self, field.name)) for field in fields(self)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Record:
+        """The inverse, but that an infinite number comes back as NaN. Raises ValueError where a field is missing."""
+        names = [field.name for field in fields(cls)]
+        missing = [name for name in names if name not in values]
+        if missing or type(values["step"]) is not int:
+            raise ValueError(f"not a record of a step: {missing or 'step is not a number'}")
+        found = {name: values[name] for name in names}
+        for name in ("loss", "learning_rate", "seconds", "tokens_per_s"):
+            found[name] = math.nan if found[name] is None else float(found[name])
+        return cls(**found)
+
+
+def finite(value: Any) -> Any:
+    """The value, or None for a number that JSON cannot hold."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

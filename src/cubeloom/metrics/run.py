@@ -1,0 +1,72 @@
+"""What a run's folder says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cubeloom import settings
+from cubeloom.errors import UserError
+from cubeloom.job import Job
+from cubeloom.metrics import log, timeline
+from cubeloom.metrics.log import Log
+from cubeloom.metrics.timeline import MeasuredStep
+
+_BEGINNINGS = ("start", "resume", "restart")
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    job: Job
+    settings: str  # the text of its file
+    log: Log
+    step: MeasuredStep | None
+    why_no_step: str
+
+    @property
+    def state(self) -> str:
+        """How it stands, by what was recorded since it last began."""
+        names = [event.name for event in self.log.events]
+        began = max((place for place, name in enumerate(names) if name in _BEGINNINGS), default=0)
+        if "early stop" in names[began:]:
+            return "ended early"
+        return "ended" if "end" in names[began:] else "no end was recorded: it still runs, or was stopped"
+
+    def count(self, event: str) -> int:
+        return sum(each.name == event for each in self.log.events)
+
+    def as_json(self) -> dict[str, Any]:
+        """In few numbers."""
+        records = self.log.records
+        return {
+            "folder": str(self.folder),
+            "state": self.state,
+            "steps": self.job.steps,
+            "last": records[-1].as_json() if records else None,
+            "skipped": sum(record.skipped is not None for record in records),
+            "events": len(self.log.events),
+            "timeline": self.step is not None,
+        }
+
+
+def read_run(folder: Path) -> Run:
+    """Raises UserError for a folder that is no run; one that has not come to its first step is."""
+    file = folder / "settings.toml"
+    if not folder.is_dir():
+        raise UserError(f"no folder {folder}")
+    if not file.is_file():
+        raise UserError(f"{folder} is no run: it has no settings.toml, which `cubeloom train` writes first")
+    job = settings.load(Job, file)
+    try:
+        found, text = log.read_log(folder / log.NAME), file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read: {error}") from None
+    step, why = None, "The run has no timeline of a step."
+    if (folder / timeline.NAME).exists():
+        try:
+            step = timeline.read_timeline(folder / timeline.NAME)
+        except UserError as error:
+            why = f"There is no picture of a step: {error}"
+    return Run(folder, job, text, found, step, why)
