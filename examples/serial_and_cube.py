@@ -1,7 +1,7 @@
 """Train one small GPT twice, in one process and on a cube of eight, and see that it is the same training.
 
-    make demo                                                       # or: python examples/demo.py
-    python examples/demo.py --grid data=2,z=2,y=2 --steps 120       # another grid, longer
+    python examples/serial_and_cube.py
+    python examples/serial_and_cube.py --grid data=2,z=2,y=2 --steps 120       # another grid, longer
 
 The text is the source of Python's own standard library, a token for each byte, so nothing is downloaded. This file is
 also the tutorial: how a plain model is built, cut over a grid of processes, trained and measured.
@@ -189,5 +189,5 @@ if __name__ == "__main__":
     try:
         tyro.cli(Demo)()
     except UserError as error:
-        print(f"demo: {error}", file=sys.stderr)
+        print(f"serial_and_cube: {error}", file=sys.stderr)
         sys.exit(2)

@@ -14,9 +14,10 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def run(example: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(example: str, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, EXAMPLES / example, *arguments],
+        cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -24,10 +25,21 @@ def run(example: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_the_demo_prepares_trains_samples_and_leaves_a_report(tmp_path: Path) -> None:
+    done = run("demo.py", "--steps=4", "--rate.warmup=2", "--batch.sequence=16", "--model.layers=2", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "$ cubeloom sample runs/demo" in done.stdout
+    assert "4 steps done" in done.stderr
+    log = (tmp_path / "runs/demo/metrics.jsonl").read_text()
+    losses = [json.loads(line).get("loss") for line in log.splitlines()]
+    assert len([each for each in losses if each is not None]) == 4
+    assert "chimera, measured" in (tmp_path / "runs/demo/report.html").read_text()
+
+
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
     """What a short demo on the cube of eight tells."""
-    done = run("demo.py", "--quick", "--json")
+    done = run("serial_and_cube.py", "--quick", "--json")
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return said
@@ -48,7 +60,7 @@ def test_the_cube_cuts_the_demo_s_memory(told: dict[str, Any]) -> None:
 
 
 def test_the_demo_refuses_a_grid_that_cannot_work() -> None:
-    done = run("demo.py", "--quick", "--grid", "x=7")
+    done = run("serial_and_cube.py", "--quick", "--grid", "x=7")
     assert done.returncode == 2
     assert "cannot be cut over x=7" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,5 +1,6 @@
 """The only door to torch.distributed: collectives, their handles, the ledger, devices."""
 
+from cubeloom.comm.aside import Aside as Aside
 from cubeloom.comm.axis import Axis as Axis
 from cubeloom.comm.axis import CommunicationError as CommunicationError
 from cubeloom.comm.axis import Pending as Pending

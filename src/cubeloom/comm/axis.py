@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cubeloom.comm.devices import Instant
 from cubeloom.comm.journal import Transfer
 from cubeloom.comm.recorder import Recorder
 from cubeloom.comm.watch import Watch
@@ -89,18 +90,23 @@ class Axis:
     def wait(self, work: dist.Work, about: tuple[str, ...], transfer: Transfer | None) -> None:
         if transfer is not None:
             self._recorder.wait(transfer)
+        waits = self._recorder.waits
+        begin = None if waits is None else Instant(self._recorder.device)
         try:
             if isinstance(self._limit, timedelta):
                 work.wait(self._limit)
             else:
                 work.wait()
         except RuntimeError as error:
-            # Only the first line: what follows is a stack of torch's own.
-            raise CommunicationError(f"{' '.join(about)}: {str(error).splitlines()[0]}") from error
+            # Only the first words: what follows is advice of gloo's, and a stack of torch's.
+            words = str(error).splitlines()[0].partition(" This is typically")[0]
+            raise CommunicationError(f"{' '.join(about)}: {words}") from error
         if isinstance(self._limit, Watch):
             self._limit.waits(" ".join(about))
         if transfer is not None:
             transfer.finish()
+        if waits is not None and begin is not None:
+            waits.append((about[0], begin, Instant(self._recorder.device)))
 
     def _record(self, operation: str, size: int, origin: str) -> Transfer | None:
         return self._recorder.start(operation, self.name, self.size, size, origin)

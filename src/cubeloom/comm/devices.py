@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import time
 from typing import Literal
 
 import torch
@@ -41,6 +43,40 @@ def compute_in_full() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
+
+
+class Instant:
+    """A moment of a device's work: on a GPU, when its stream comes to it. Read once the device has settled."""
+
+    def __init__(self, device: torch.device) -> None:
+        if device.type == "cpu":
+            self._event, self._time = None, time.perf_counter()
+        else:
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+
+    def since(self, earlier: Instant) -> float:
+        """Seconds."""
+        if self._event is None:
+            return self._time - earlier._time
+        return float(earlier._event.elapsed_time(self._event)) / 1e3
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this process has held: of tensors on a GPU, of everything on a CPU."""
+    if device.type == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return torch.cuda.max_memory_allocated(device)
+
+
+def name(device: torch.device) -> str:
+    """What its maker calls it."""
+    return device.type if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
+def repeat_exactly() -> None:
+    """Let operations that could give other bits the next time fail instead."""
+    torch.use_deterministic_algorithms(True)
 
 
 def settle(device: torch.device) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from cubeloom.comm.aside import Aside
 from cubeloom.comm.axis import Axis
 from cubeloom.comm.journal import Journal, Wire
 from cubeloom.comm.ledger import Ledger
-from cubeloom.comm.recorder import Recorder
+from cubeloom.comm.recorder import Recorder, Waits
 from cubeloom.comm.watch import Watch
 from cubeloom.errors import UserError
 from cubeloom.grid import AXES, Grid
@@ -48,7 +50,7 @@ class Network:
         self.device = device or torch.device("cpu")
         self.rank = dist.get_rank()
         self.coordinates = grid.coordinates(self.rank)
-        self._recorder = Recorder(wire)
+        self._recorder = Recorder(self.device, wire)
         self.watch = Watch(f"rank {self.rank}", patience) if patience and self.device.type != "cpu" else None
         self._limit = self.watch or (timedelta(seconds=patience) if patience else None)
         ranks = torch.tensor([grid.rank(grid_coordinates) for grid_coordinates in _all_coordinates(grid)])
@@ -151,6 +153,17 @@ class Network:
         """Write when every communication inside the block was started and awaited into the journal it gives."""
         with self._recorder.timing() as journal:
             yield journal
+
+    @contextmanager
+    def waiting(self) -> Iterator[Waits]:
+        """Write how long every wait for others took into the list it gives. Cheap enough for every step."""
+        with self._recorder.waiting() as waits:
+            yield waits
+
+    @cached_property
+    def aside(self) -> Aside:
+        """All ranks once more, for what goes on beside training. First asked for by all ranks together."""
+        return Aside()
 
     def barrier(self) -> None:
         dist.barrier()

@@ -6,12 +6,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
+from cubeloom.comm.devices import Instant
 from cubeloom.comm.journal import Journal, Transfer, Wire
 from cubeloom.comm.ledger import Entry, Ledger
 
+# For each wait the operation, and when the device began and ended to wait.
+Waits = list[tuple[str, Instant, Instant]]
+
 
 class Recorder:
-    def __init__(self, wire: Wire | None = None) -> None:
+    def __init__(self, device: torch.device, wire: Wire | None = None) -> None:
+        self.device = device
+        self.waits: Waits | None = None
         self._ledger: Ledger | None = None
         self._journal: Journal | None = None
         self._wire = wire
@@ -33,6 +41,15 @@ class Recorder:
             yield self._journal
         finally:
             self._journal = outer
+
+    @contextmanager
+    def waiting(self) -> Iterator[Waits]:
+        """Waits, into the list that it gives."""
+        outer, self.waits = self.waits, []
+        try:
+            yield self.waits
+        finally:
+            self.waits = outer
 
     def start(self, operation: str, axis: str, ranks: int, size: int, origin: str) -> Transfer | None:
         """A communication starts. What it gives is to be told of the wait, if anything is given."""

@@ -20,9 +20,9 @@ def host() -> TCPStore:
     return TCPStore(LOCAL, 0, is_master=True, wait_for_workers=False)
 
 
-def visit(port: int) -> TCPStore:
+def visit(port: int, address: str = LOCAL) -> TCPStore:
     """The meeting point at this port, seen from a rank."""
-    return TCPStore(LOCAL, port, is_master=False, wait_for_workers=False)
+    return TCPStore(address, port, is_master=False, wait_for_workers=False)
 
 
 def join(store: Store, job: str, rank: int, world: int, kind: Kind, timeout: float) -> None:
@@ -34,6 +34,11 @@ def join(store: Store, job: str, rank: int, world: int, kind: Kind, timeout: flo
         world_size=world,
         timeout=timedelta(seconds=timeout),
     )
+
+
+def join_by_environment(kind: Kind, timeout: float) -> None:
+    """Become the rank that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say."""
+    dist.init_process_group(BACKENDS[kind], init_method="env://", timeout=timedelta(seconds=timeout))
 
 
 def leave() -> None:

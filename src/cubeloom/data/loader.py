@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import weakref
 from contextlib import suppress
 from typing import Self
@@ -33,6 +34,7 @@ class Loader:
             raise UserError(f"a position is 0 or more, got {position}")
         self.batch = batch
         self.position = position
+        self.waited = 0.0  # seconds that whoever asked for a batch had to wait for it, in all
         self._made: _Made = queue.Queue(AHEAD)
         self._stop = threading.Event()
         self._failure: BaseException | None = None
@@ -48,7 +50,9 @@ class Loader:
         if self._stop.is_set():
             raise RuntimeError("the loader is closed")
         if self._failure is None:
+            asked = time.perf_counter()
             made = self._made.get()
+            self.waited += time.perf_counter() - asked
             if not isinstance(made, BaseException):
                 self.position += self.batch
                 return made
@@ -68,11 +72,16 @@ class Loader:
         self._thread.join()
 
 
+def read(samples: Samples, position: int, share: slice) -> dict[str, Tensor]:
+    """A rank's share of the batch that begins with the sample of this number."""
+    found = samples.samples(torch.arange(position + share.start, position + share.stop))
+    return {"tokens": found[:, :-1].contiguous(), "targets": found[:, 1:].contiguous()}
+
+
 def _work(samples: Samples, batch: int, share: slice, position: int, made: _Made, stop: threading.Event) -> None:
     while not stop.is_set():
         try:
-            found = samples.samples(torch.arange(position + share.start, position + share.stop))
-            _put(made, {"tokens": found[:, :-1].contiguous(), "targets": found[:, 1:].contiguous()}, stop)
+            _put(made, read(samples, position, share), stop)
             position += batch
         except BaseException as error:  # it is the caller's to handle, in the caller's thread
             _put(made, error, stop)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import nn
 
 from cubeloom.comm import devices
 from cubeloom.cube import Batch
@@ -26,7 +25,7 @@ from cubeloom.job.settings import (
     RateSettings,
     ScheduleSettings,
 )
-from cubeloom.models import build, cut_of
+from cubeloom.models import Model, build, cut_of
 from cubeloom.runtime.build import Layout, lay_out
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -75,7 +74,7 @@ class Job:
                 f"a batch of {self.batch.samples} samples of {self.batch.sequence} tokens has nothing in it"
             )
 
-    def skeleton(self) -> nn.Module:
+    def skeleton(self) -> Model:
         """The model without values."""
         with torch.device("meta"):
             return build(self.model.config())

@@ -34,16 +34,14 @@ class ModelSettings:
 
     def config(self) -> Config:
         model = config(self.preset)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("preset", "start") or value is None:
-                continue
-            if not hasattr(model, field.name):
-                raise UserError(f"model.{field.name}: the model {self.preset} has no such size")
+        names = [field.name for field in fields(self) if field.name not in ("preset", "start")]
+        changes = {name: value for name in names if (value := getattr(self, name)) is not None}
+        for name, value in changes.items():
+            if not hasattr(model, name):
+                raise UserError(f"model.{name}: the model {self.preset} has no such size")
             if not isinstance(value, bool) and value < (0 if isinstance(value, float) else 1):
-                raise UserError(f"model.{field.name} = {value} is too small")
-            model = replace(model, **{field.name: value})
-        return model
+                raise UserError(f"model.{name} = {value} is too small")
+        return replace(model, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)

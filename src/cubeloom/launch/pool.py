@@ -9,9 +9,7 @@ returns or raises comes back pickled. A rank that fails or hangs ends the job, a
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
-import os
 import pickle
 import time
 import traceback
@@ -21,14 +19,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
-import torch
-
 from cubeloom.comm import CommunicationError, devices, watch, world
+from cubeloom.launch.ready import PRELOAD, make_ready
 
 _GRACE = 1.0  # seconds that the other ranks have to say what they saw, once one has failed
-
-# Forked ranks have these in memory already; torch imports its compiler when the first distributed tensor is made.
-_PRELOAD = ["cubeloom.launch.pool", "cubeloom.models", "torch._dynamo"]
 
 
 class RankFailed(RuntimeError):
@@ -67,13 +61,12 @@ class RankPool:
         if self._store is None:
             self._store = world.host()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOAD)
+        context.set_forkserver_preload(PRELOAD)
         while len(self._ranks) < ranks:
             ours, theirs = context.Pipe()
             rank = len(self._ranks)
-            shared = self.size > devices.count(self.device)
             process = context.Process(
-                target=_serve, args=(theirs, self._store.port, rank, self.device, shared), daemon=True
+                target=_serve, args=(theirs, self._store.port, rank, self.device, self.size), daemon=True
             )
             process.start()
             theirs.close()
@@ -153,9 +146,9 @@ def _raise(failures: dict[int, _Failure], silent: list[int], ranks: int) -> NoRe
     raise begin.error from RankFailed(begin.trace) if begin.trace else None
 
 
-def _serve(pipe: Connection, port: int, local_rank: int, device: devices.Kind, shared: bool) -> None:
+def _serve(pipe: Connection, port: int, local_rank: int, device: devices.Kind, size: int) -> None:
     """A rank's life: wait for a job, join its process group, run it, answer."""
-    _settle(local_rank, device, shared)
+    make_ready(local_rank, device, size)
     watch.tell_last_words_to(lambda words: pipe.send(_Failure(CommunicationError(words), "", blames_others=True)))
     store = world.visit(port)
     while True:
@@ -182,14 +175,6 @@ def _failure(error: Exception, rank: int, ranks: int) -> _Failure:
         chain.append(cause)
         cause = cause.__cause__
     return _Failure(_portable(error), trace, any(isinstance(each, CommunicationError) for each in chain))
-
-
-def _settle(local_rank: int, device: devices.Kind, shared: bool) -> None:
-    """Threads, memory, sockets and device of a rank on this machine."""
-    torch.set_num_threads(1)
-    gc.freeze()  # what was forked is never garbage: looking through it would take a tenth of a second each time
-    os.environ.update(devices.wiring(device, local_rank, shared))
-    devices.use(device, local_rank)
 
 
 def _portable(error: Exception) -> Exception:

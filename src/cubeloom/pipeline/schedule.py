@@ -102,5 +102,11 @@ class Schedule:
         return sorted(pair for pair, home in self.homes.items() if home == worker)
 
 
+def forwards(schedule: Schedule) -> Schedule:
+    """Its forwards alone, for an evaluation."""
+    rows = tuple(tuple(action for action in row if action.kind is Kind.FORWARD) for row in schedule.workers)
+    return Schedule(schedule.name, schedule.stages, schedule.microbatches, rows)
+
+
 def parse_row(cells: Iterable[str]) -> Row:
     return tuple(Action.parse(cell) for cell in cells)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 from torch import nn
 
@@ -18,14 +20,17 @@ from cubeloom.cube.image_forms import BatchNormForm
 from cubeloom.cube.state import Clock
 from cubeloom.errors import UserError
 from cubeloom.grid import Grid
+from cubeloom.models import AttentionCore
 from cubeloom.models.pieces import Piece
 from cubeloom.pipeline import Schedule, Updates, check
 from cubeloom.runtime.handed import Handed, handed_on
 from cubeloom.runtime.microbatches import portions
 from cubeloom.runtime.partition import belongs, counted_costs, partition
 from cubeloom.runtime.stage import Stage
+from cubeloom.weave import recompute as again
 
 Home = tuple[int, int]  # replica, stage
+Recompute = bool | Collection[int] | Literal["attention"]
 
 
 class Elsewhere(nn.Module):
@@ -80,6 +85,8 @@ def lay_out(
     `stages` may say which pieces each stage gets; otherwise they are balanced by the multiplications counted.
     """
     check(schedule)
+    if ways < 1:
+        raise UserError(f"a micro-batch runs as at least one strand, got {ways} ways")
     if schedule.updates is not Updates.FLUSH and len(schedule.homes) > len(schedule.workers):
         raise UserError(f"{schedule.name} updates weights within a step: it runs with one stage a worker, not several")
     if len(schedule.workers) != grid.pipe:
@@ -143,7 +150,7 @@ def hold(
     network: Network,
     fill: Fill,
     rest: Rest,
-    recompute: bool | Collection[int],
+    recompute: Recompute,
     ways: int,
 ) -> Held:
     """Build the stages of this rank's worker. A name is one parameter, also where two of the stages share it."""
@@ -160,10 +167,21 @@ def hold(
         replace_layers(own, layout.forms_of(stage), state, fill, held.parameters, layout.holders)
         pieces: list[Piece] = own.pieces()  # type: ignore[operator]
         runs = [pieces[number].run for number in layout.stages[stage]]
-        again = recompute if isinstance(recompute, bool) else stage in recompute
-        held.stages[replica, stage] = Stage(runs, state, again, ways)
+        if recompute == "attention":
+            _recompute_attention(own)
+            whole = False
+        else:
+            whole = recompute if isinstance(recompute, bool) else stage in recompute
+        held.stages[replica, stage] = Stage(runs, state, whole, ways)
         held.models[replica, stage] = own
     return held
+
+
+def _recompute_attention(model: nn.Module) -> None:
+    """Scores are the part of a block's activations that grows with the square of the sequence, and cheap to compute again."""
+    for module in model.modules():
+        if isinstance(module, AttentionCore):
+            module.forward = partial(again, module.forward)  # type: ignore[method-assign]
 
 
 def _prune(model: nn.Module, layout: Layout, stage: int) -> None:

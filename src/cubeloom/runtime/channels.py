@@ -30,13 +30,19 @@ Boundary = dict[str, Shape]  # what one stage hands to the next
 
 
 class Channels:
-    """The channels of all workers' programmes; `steps` is this worker's, with receives as early as channels allow."""
+    """The channels of all workers' programmes; `steps` is this worker's, with receives as early as channels allow.
 
-    def __init__(self, network: Network, programme: Programme) -> None:
+    `existing` has channels that can be used again, for another programme between the same workers.
+    """
+
+    def __init__(self, network: Network, programme: Programme, existing: Channels | None = None) -> None:
         mine = programme[network.coordinates["pipe"]]
         self.steps = mine if network.queues_messages else receiving_early(mine)
         # All ranks make all channels, in one order.
-        self._channels: dict[tuple[int, int], Axis] = {edge: network.edge(*edge) for edge in sorted(edges(programme))}
+        known = existing._channels if existing is not None else {}
+        self._channels: dict[tuple[int, int], Axis] = {
+            edge: known.get(edge) or network.edge(*edge) for edge in sorted(edges(programme))
+        }
         self._device = network.device
         self._arriving: dict[Token, dict[str, Pending]] = {}
         self._leaving: list[tuple[Message, Pending]] = []
@@ -68,11 +74,13 @@ class Channels:
         channel.send(torch.tensor([len(text)], device=self._device), to=1, origin="boundary").wait()
         channel.send(torch.tensor(list(text), dtype=torch.uint8, device=self._device), to=1, origin="boundary").wait()
 
-    def hear(self, edge: tuple[int, int]) -> Boundary:
+    def hear(self, edge: tuple[int, int], known: Boundary | None = None) -> Boundary:
+        """`known` is what will be said, in a rehearsal, whose network carries nothing."""
         channel = self._channels[edge]
         length = channel.receive(torch.zeros(1, dtype=torch.int64, device=self._device), 0, "boundary").wait()
-        text = channel.receive(torch.zeros(int(length), dtype=torch.uint8, device=self._device), 0, "boundary").wait()
-        heard: Boundary = pickle.loads(bytes(text.tolist()))
+        size = int(length) if known is None else len(pickle.dumps(known))
+        text = channel.receive(torch.zeros(size, dtype=torch.uint8, device=self._device), 0, "boundary").wait()
+        heard: Boundary = pickle.loads(bytes(text.tolist())) if known is None else known
         return heard
 
     def finish(self) -> None:

@@ -6,10 +6,9 @@ halved micro-batches are all in the rows, and what an action computes is the bus
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from cubeloom.comm import Watch
 from cubeloom.pipeline import Action, Kind
 from cubeloom.pipeline.dependencies import Token, makes
 from cubeloom.pipeline.messages import Receive, Send, Step
@@ -37,8 +36,16 @@ class Work(Protocol):
         ...
 
 
+class Observer(Protocol):
+    """Hears when each action begins and ends."""
+
+    def at(self, place: str) -> None: ...
+
+    def done(self, action: str) -> None: ...
+
+
 class Interpreter:
-    """`boundaries` are what each stage hands to the next, by stage. `watch` is told where we are, if there is one."""
+    """`boundaries` are what each stage hands to the next, by stage. `observers` are told where we are."""
 
     def __init__(
         self,
@@ -47,14 +54,14 @@ class Interpreter:
         boundaries: Mapping[int, Boundary],
         stages: int,
         where: str,
-        watch: Watch | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self._work = work
         self._channels = channels
         self._boundaries = boundaries
         self._last = stages - 1
         self._where = where
-        self._watch = watch
+        self._observers = observers
         self._made: dict[Token, Carry] = {}  # results on this worker that nobody has taken yet
         self._finished = "nothing"
 
@@ -79,13 +86,13 @@ class Interpreter:
         self._channels.receive(step.message, self._boundaries[stage if what == "F" else stage - 1])
 
     def _act(self, action: Action) -> None:
-        if self._watch is None:
-            self._carry_out(action)
-        else:
-            self._watch.at(str(action))
-            self._carry_out(action)
-            self._watch.done(str(action))
-        self._finished = str(action)
+        name = str(action)
+        for observer in self._observers:
+            observer.at(name)
+        self._carry_out(action)
+        for observer in self._observers:
+            observer.done(name)
+        self._finished = name
 
     def _carry_out(self, action: Action) -> None:
         stage, portion = action.stage, (action.microbatch, action.part)

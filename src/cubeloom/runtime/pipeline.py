@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -12,21 +13,22 @@ from cubeloom.cube import Batch, Cut, Rest
 from cubeloom.cube.apply import Fill
 from cubeloom.cube.gradients import Gradients
 from cubeloom.errors import UserError
-from cubeloom.pipeline import Schedule, Updates, programme
-from cubeloom.runtime.build import hold, lay_out
+from cubeloom.pipeline import Schedule, Updates, forwards, programme
+from cubeloom.runtime.build import Recompute, hold, lay_out
 from cubeloom.runtime.channels import Boundary, Channels, Shape
-from cubeloom.runtime.interpreter import Interpreter
+from cubeloom.runtime.interpreter import Interpreter, Observer, Work
 from cubeloom.runtime.microbatches import cut_up, portions
 from cubeloom.runtime.stage import Carry
-from cubeloom.runtime.work import StepWork, Update
+from cubeloom.runtime.work import EvaluationWork, StepWork, Update
 
 
 class Pipeline:
     """One rank of a pipelined model. `step` trains on one batch; then `parameters` have their gradients.
 
     `model` is built on the meta device and says its pieces; `batch` is the whole one. `stages` may say which pieces each stage
-    gets, otherwise they are balanced; `recompute` says which stages, or whether all, compute their forward once more in their
-    backward instead of keeping it; each micro-batch runs as `ways` strands. Raises UserError before anything is allocated.
+    gets, otherwise they are balanced; `recompute` says which stages, or whether all, or whether attention alone, compute their
+    forward once more in their backward instead of keeping it; each micro-batch runs as `ways` strands. Raises UserError before
+    anything is allocated.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class Pipeline:
         schedule: Schedule,
         rest: Rest | None = None,
         stages: list[range] | None = None,
-        recompute: bool | Collection[int] = False,
+        recompute: Recompute = False,
         ways: int = 1,
     ) -> None:
         rest = rest or Rest()
@@ -60,11 +62,17 @@ class Pipeline:
     def gradients(self) -> Gradients:
         return self._held.gradients
 
-    def step(self, data: Mapping[str, Tensor], number: int = 0, update: Update | None = None) -> float:
+    def step(
+        self,
+        data: Mapping[str, Tensor],
+        number: int = 0,
+        update: Update | None = None,
+        observer: Observer | None = None,
+    ) -> float:
         """Forward and backward of all micro-batches of this rank's samples; the mean loss of the whole batch.
 
         `number` of the step, for dropout. A schedule that updates weights within the step calls `update` where it does:
-        that lets an optimizer step on the parameters, and clears their gradients.
+        that lets an optimizer step on the parameters, and clears their gradients. `observer` hears of every action.
         """
         if (self.schedule.updates is Updates.FLUSH) is not (update is None):
             raise UserError(
@@ -74,14 +82,38 @@ class Pipeline:
         if not self._boundaries:
             self.learn(data)
         work = self._work(data, number, update)
-        where = f"rank {self.network.rank}, worker {self._here}"
-        stages, watch = self.schedule.stages, self.network.watch
         with self.gradients.accumulating():
-            Interpreter(work, self._channels, self._boundaries, stages, where, watch).run(self._channels.steps)
+            self._run(work, self._channels, observer)
         return work.finish()
 
-    def learn(self, data: Mapping[str, Tensor]) -> None:
-        """Run every stage once, forward only, to learn what stages hand to one another. The first `step` does it if need be."""
+    def evaluate(self, data: Mapping[str, Tensor]) -> float:
+        """The mean loss of the whole batch, of a forward without dropout; nothing is kept for a backward."""
+        if not self._boundaries:
+            self.learn(data)
+        work = EvaluationWork(self.layout, self._held, self.network, cut_up(data, portions(self.schedule)), 0)
+        for model in self._held.models.values():
+            model.eval()
+        with torch.no_grad():
+            self._run(work, self._forwards)
+        for model in self._held.models.values():
+            model.train()
+        return work.loss()
+
+    @cached_property
+    def _forwards(self) -> Channels:
+        """Messages of a step's forwards alone. Made at the first evaluation, by all ranks."""
+        return Channels(self.network, programme(forwards(self.schedule)), self._channels)
+
+    def _run(self, work: Work, channels: Channels, observer: Observer | None = None) -> None:
+        where = f"rank {self.network.rank}, worker {self._here}"
+        observers = [each for each in (self.network.watch, observer) if each is not None]
+        Interpreter(work, channels, self._boundaries, self.schedule.stages, where, observers).run(channels.steps)
+
+    def learn(self, data: Mapping[str, Tensor], known: Mapping[int, Boundary] | None = None) -> None:
+        """Run every stage once, forward only, to learn what stages hand to one another. The first `step` does it if need be.
+
+        `known` is what each stage hands on, in a rehearsal, whose network carries nothing.
+        """
         work = self._work(data, 0, None)
         portion = portions(self.schedule)[0]
         for replica, row in enumerate(self.schedule.placement):
@@ -90,7 +122,8 @@ class Pipeline:
                 if worker != self._here:
                     continue
                 if stage and row[stage - 1] != worker:
-                    self._boundaries[stage - 1] = self._channels.hear((row[stage - 1], worker))
+                    edge = row[stage - 1], worker
+                    self._boundaries[stage - 1] = self._channels.hear(edge, known[stage - 1] if known else None)
                     carry = self._empty(self._boundaries[stage - 1])
                 carry = work.stage_for(replica, stage, portion).dry_run(carry, work.data[portion])
                 if stage + 1 < len(row):

@@ -80,10 +80,14 @@ class StepWork:
                 self._versions.update(self._update)
 
     def finish(self) -> float:
-        """Sum what gradients are left to sum; the mean loss of the whole batch, on every rank."""
+        """Sum what gradients are left to sum; the mean loss."""
         if self._versions is None:
             self._reduce(self._held.parameters.values())
             self._held.gradients.finish_reduce()
+        return self.loss()
+
+    def loss(self) -> float:
+        """The mean of the whole batch, on every rank."""
         groups = 1 + self._schedule.groups[-1]
         mine = torch.stack(self._losses).double().sum() if self._losses else torch.zeros((), dtype=torch.float64)
         total = self._network.axis("pipe").all_reduce(mine.to(self._network.device), "loss").wait()
@@ -145,3 +149,14 @@ class StepWork:
         layers = {name: model.get_submodule(name) for name in losses if hasattr(model, name)}
         found = {name: layer for name, layer in layers.items() if isinstance(layer, CubeCrossEntropy | CubeSquaredLoss)}
         return shares(self.data, self._schedule.groups, {name: losses[name] for name in found}, found, self._network)
+
+
+class EvaluationWork(StepWork):
+    """Forwards alone, of which nothing is kept."""
+
+    def forward(self, action: Action, inputs: Carry) -> Carry:
+        portion = action.microbatch, action.part
+        outputs = self.stage_for(action.replica, action.stage, portion).dry_run(inputs, self.data[portion])
+        if action.stage == self._schedule.stages - 1:
+            self._losses.append(outputs["loss"])
+        return outputs

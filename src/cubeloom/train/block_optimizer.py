@@ -22,8 +22,10 @@ class BlockOptimizer:
 
     def step(self) -> None:
         for parameter, part in self.parts.items():
-            part.tensor.grad = None if parameter.grad is None else local_of(parameter.grad)
+            part.tensor.grad = None if parameter.grad is None else local_of(parameter.grad).to(part.tensor.dtype)
         self.optimizer.step()
+        for part in self.parts.values():
+            part.publish()
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
@@ -33,4 +35,4 @@ class BlockOptimizer:
 
 def _whole(parameter: nn.Parameter) -> Part:
     block = local_of(parameter)
-    return Part(nn.Parameter(block), slice(0, len(block)))
+    return Part.of(block, slice(0, len(block)))

@@ -68,6 +68,10 @@ def clip(gradients: list[Piece], network: Network, most: float) -> float:
     """Scale all gradients so that their norm is at most this; gives the norm that they had."""
     before = norm(gradients, network)
     if before > most:
-        for piece in gradients:
-            piece.gradient.mul_(most / before)
+        scale(gradients, most / before)
     return before
+
+
+def scale(gradients: list[Piece], factor: float) -> None:
+    for piece in gradients:
+        piece.gradient.mul_(factor)

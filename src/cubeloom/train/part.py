@@ -4,12 +4,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some rows of this rank's block of a parameter, or all. Shares memory with the block."""
+    """Some rows of this rank's block of a parameter, or all.
+
+    `tensor` is what the optimizer updates. It shares memory with the rows of the block; or, where those are of few digits, it
+    is their float32 master, whose updates are not lost in rounding.
+    """
 
     tensor: nn.Parameter
     rows: slice
+    block: Tensor
+
+    @classmethod
+    def of(cls, block: Tensor, rows: slice) -> Part:
+        own = block.detach()[rows]
+        # nn.Parameter takes the same memory; `float` makes a copy of what has fewer digits, and only of that.
+        return cls(nn.Parameter(own.float() if own.dtype.itemsize < torch.float32.itemsize else own), rows, own)
+
+    @property
+    def master(self) -> bool:
+        return self.tensor.dtype != self.block.dtype
+
+    def publish(self) -> None:
+        """Give the block what the optimizer made."""
+        if self.master:
+            self.block.copy_(self.tensor.detach())
+
+    def refresh(self) -> None:
+        """Take what the block has been given."""
+        if self.master:
+            self.tensor.detach().copy_(self.block)

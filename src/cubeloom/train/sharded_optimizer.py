@@ -39,8 +39,10 @@ class ShardedOptimizer:
     def step(self) -> None:
         for parameter, part in self.parts.items():
             if parameter.grad is not None:  # summed, but not scattered
-                part.tensor.grad = local_of(parameter.grad)
+                part.tensor.grad = local_of(parameter.grad).to(part.tensor.dtype)
         self.optimizer.step()
+        for part in self.parts.values():
+            part.publish()
         self._gather()
 
     def replicas(self, parameter: nn.Parameter) -> int:
@@ -55,17 +57,17 @@ class ShardedOptimizer:
     def _part(self, parameter: nn.Parameter) -> Part:
         block = local_of(parameter)
         if not self._gradients.scatters(parameter):
-            return Part(nn.Parameter(block), slice(0, len(block)))
+            return Part.of(block, slice(0, len(block)))
         axis = self._gradients.axis(parameter)
         size = len(block) // axis.size
         rows = slice(axis.index * size, (axis.index + 1) * size)
-        return Part(nn.Parameter(block[rows]), rows)
+        return Part.of(block, rows)
 
     def _receive(self, parameter: nn.Parameter, summed: Tensor) -> None:
         part = self.parts[parameter].tensor
         gradient = summed.view_as(part)
         if part.grad is None:
-            part.grad = gradient.clone()
+            part.grad = gradient.to(part.dtype, copy=True)
         else:
             part.grad.add_(gradient)
         parameter.grad = None
@@ -79,7 +81,7 @@ class ShardedOptimizer:
                 alike.setdefault((self._gradients.axis(parameter), parameter.dtype), []).append(parameter)
         arriving = []
         for (axis, _), parameters in alike.items():
-            parts = [self.parts[parameter].tensor.flatten() for parameter in parameters]
+            parts = [self.parts[parameter].block.flatten() for parameter in parameters]
             arriving.append((parameters, parts, axis.all_gather(torch.cat(parts)[None], 0, "parameters")))
         for parameters, parts, pending in arriving:
             pieces = pending.wait().split([len(part) for part in parts], dim=1)  # each [replicas, part]

@@ -1,0 +1,63 @@
+"""`cubeloom train`: from a settings file to a trained model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from cubeloom.errors import UserError
+from cubeloom.job import Job
+from cubeloom.job.replan import replan
+from cubeloom.launch.elastic import JobFailed
+from cubeloom.launch.environment import current, membership
+from cubeloom.settings import load, write
+from cubeloom.train.start import begin
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Train what a settings file says, on the ranks that torchrun, srun or a Kubernetes job started, or on this machine.
+
+    Any setting can be given here as --a.b=c. A run that is there goes on from its last checkpoint. Exits 0 when training
+    ended well, 1 if it failed, 2 if the request cannot work.
+    """
+
+    file: tyro.conf.Positional[Path]
+    """TOML, or a Python recipe."""
+    replan: bool = False
+    """If there are other than the grid's number of ranks, go on with the best grid for as many."""
+    ranks: int | None = None
+    """How many there are, for --replan; by default those that were started, or else this machine's devices."""
+    print_settings: bool = False
+    """Print the settings as they are resolved, and do nothing."""
+    json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
+    """Print one JSON object as the last line."""
+    overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def __call__(self) -> int:
+        job = load(Job, self.file, self.overrides)
+        if self.ranks is not None and not self.replan:
+            raise UserError("--ranks is for --replan: the grid says how many ranks there are")
+        if self.replan:
+            job = replan(job, self._ranks(job))
+        if self.print_settings:
+            print(write(job), end="")
+            return 0
+        try:
+            ended = begin(job, spare=self.replan)
+        except JobFailed as error:
+            raise SystemExit(f"cubeloom: {error}") from None
+        here = membership(current())
+        if ended is not None and self.json and (here is None or here.rank == 0):
+            print(json.dumps({**asdict(ended), "folder": str(job.folder), "grid": job.grid.sizes}))
+        return 0
+
+    def _ranks(self, job: Job) -> int:
+        if self.ranks is not None:
+            return self.ranks
+        here = membership(current())
+        return job.grid.world if here is None else here.world

@@ -1,0 +1,61 @@
+"""Another grid for a job, when there are other ranks than the ones it was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from cubeloom.errors import UserError
+from cubeloom.grid import AXES, Grid
+from cubeloom.job.job import Job
+from cubeloom.runtime.volume import pipeline_volume
+
+
+def replan(job: Job, ranks: int) -> Job:
+    """The job on at most so many ranks: on as many as can be used, and of those grids on the one that moves fewest bytes.
+
+    Model, batch and schedule stay, so that the same training goes on. A job that fits exactly is left alone.
+    """
+    if ranks < 1:
+        raise UserError(f"there must be at least one rank, got {ranks}")
+    if job.grid.world == ranks:
+        return job
+    for count in range(ranks, 0, -1):
+        found = [fitted for grid in grids(count) if (fitted := _fitted(job, grid)) is not None]
+        if found:
+            return min(found, key=_bytes)
+    raise UserError(f"the job fits on no grid of {ranks} ranks or fewer")
+
+
+def grids(ranks: int) -> Iterator[Grid]:
+    """All of so many ranks."""
+    for pipe, data, z, y, x in _factors(ranks, len(AXES)):
+        yield Grid(pipe=pipe, data=data, z=z, y=y, x=x)
+
+
+def _factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    if parts == 1:
+        yield (number,)
+        return
+    for first in (each for each in range(1, number + 1) if number % each == 0):
+        for rest in _factors(number // first, parts - 1):
+            yield (first, *rest)
+
+
+def _fitted(job: Job, grid: Grid) -> Job | None:
+    """The job on this grid, with its schedule if that runs there, else with the one that always does."""
+    placed = replace(grid, placement=job.grid.placement)
+    for schedule in (job.schedule, replace(job.schedule, name="1f1b", pairs=None, mode=None)):
+        fitted = replace(job, grid=placed, schedule=schedule)
+        try:
+            fitted.laid_out()
+        except UserError:
+            continue
+        return fitted
+    return None
+
+
+def _bytes(job: Job) -> float:
+    """Of the first rank in a step."""
+    volume = pipeline_volume(job.laid_out(), job.grid, job.batch, job.numbers.itemsize, 0)
+    return float(sum(volume.values()))

@@ -1,0 +1,71 @@
+"""The ranks of a job on this machine under torch's elastic agent: if one fails, all are ended and begun again."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from cubeloom.comm import world
+from cubeloom.errors import UserError
+from cubeloom.launch.ready import PRELOAD
+
+_LOOK = 0.1  # seconds between two looks of the agent at its ranks
+# A rank's name for what it was refused, in a folder that ranks and agent share.
+Refusals = Path
+
+
+class JobFailed(RuntimeError):
+    """A rank failed as often as a job may be begun again: says which, and how."""
+
+
+def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: Any) -> dict[int, Any]:
+    """Run `function(refusals, *arguments)` on so many processes, and again if one dies; what they gave, by rank.
+
+    What cannot be helped by beginning again, a rank tells with `refuse`: then this raises the same UserError.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    with tempfile.TemporaryDirectory(prefix="cubeloom-") as folder:
+        refusals = Refusals(folder)
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=ranks,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint=f"{world.LOCAL}:0",
+            local_addr=world.LOCAL,
+            max_restarts=restarts,
+            monitor_interval=_LOOK,
+            start_method="forkserver",
+        )
+        # Ranks say themselves what befell them, in one line each.
+        for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        try:
+            return dict(elastic_launch(config, function)(refusals, *arguments))
+        except ChildFailedError as error:
+            refused(refusals)
+            rank, failure = error.get_first_failure()
+            how = f"exit code {failure.exitcode}" if failure.exitcode >= 0 else failure.signal_name()
+            raise JobFailed(
+                f"rank {rank} of {ranks} failed with {how}, and the job had been begun again {restarts} times"
+            ) from None
+
+
+def refuse(refusals: Refusals, error: UserError) -> None:
+    """Leave word that beginning again would not help."""
+    (refusals / "refused").write_text(str(error))
+
+
+def refused(refusals: Refusals) -> None:
+    """Raise what a rank was refused, if one was."""
+    if (refusals / "refused").exists():
+        raise UserError((refusals / "refused").read_text())

@@ -1,0 +1,36 @@
+"""A process made ready to be a rank."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import torch
+
+from cubeloom.comm import devices, world
+from cubeloom.launch.environment import Membership
+
+# Forked ranks have these in memory already; torch imports its compiler when the first distributed tensor is made.
+PRELOAD = ["cubeloom.launch.pool", "cubeloom.models", "torch._dynamo"]
+
+
+def make_ready(local_rank: int, device: devices.Kind, ranks: int) -> None:
+    """Threads, memory, sockets and device of one of so many ranks, all of this machine."""
+    torch.set_num_threads(1)
+    gc.freeze()  # what was forked is never garbage: looking through it would take a tenth of a second each time
+    os.environ.update(devices.wiring(device, local_rank, shared=ranks > devices.count(device)))
+    devices.use(device, local_rank)
+
+
+def join(here: Membership, device: devices.Kind, patience: float) -> None:
+    """Take the place in the job that its launcher gave us."""
+    devices.use(device, here.local_rank)
+    if here.hosted:
+        # The agent's meeting point outlives a restart, with the addresses of ranks that are dead: take none of those.
+        attempt = f"restart {here.restart} of {here.world} ranks"
+        world.join(world.visit(here.port, here.address), attempt, here.rank, here.world, device, patience)
+        return
+    os.environ.update(
+        RANK=str(here.rank), WORLD_SIZE=str(here.world), MASTER_ADDR=here.address, MASTER_PORT=str(here.port)
+    )
+    world.join_by_environment(device, patience)

@@ -1,0 +1,46 @@
+"""A run's model and tokenizer, read back from its newest checkpoint: any grid's will do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cubeloom.convert.checkpoint_files import CheckpointWeights
+from cubeloom.cube import materialise
+from cubeloom.cube.parameter import Block
+from cubeloom.data import TokenFile, Tokenizer
+from cubeloom.errors import UserError
+from cubeloom.job import Job
+from cubeloom.models import build
+from cubeloom.models.decoder import Decoder
+from cubeloom.models.description import config_from
+from cubeloom.settings import load
+from cubeloom.train.trainer import newest
+
+
+@dataclass(frozen=True)
+class Trained:
+    model: Decoder
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, run: Path) -> Trained:
+        """Raises UserError where there is no run, no checkpoint, or no text that it was trained on."""
+        job = load(Job, run / "settings.toml")
+        if not job.data.sources:
+            raise UserError(f"{run} was trained on random tokens: there is no text in it")
+        checkpoint = newest(run)
+        if checkpoint == run:
+            raise UserError(f"{run} has no checkpoint yet")
+        weights = CheckpointWeights(checkpoint)
+        with torch.device("meta"):
+            model = build(config_from(weights.progress["model"]))
+        assert isinstance(model, Decoder)  # others cannot be trained from a settings file
+
+        def fill(name: str, _: Block) -> torch.Tensor:
+            return weights.read(name).float()
+
+        materialise(model, fill)
+        return cls(model.eval(), TokenFile(job.data.sources[0].folder).tokenizer)

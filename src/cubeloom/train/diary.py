@@ -1,0 +1,90 @@
+"""What a training writes down: each step's record from what all ranks measured, and the timeline of a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from cubeloom.comm import Network, devices
+from cubeloom.job import Job
+from cubeloom.metrics import Metrics, Record, flops_per_token, mfu, peak_of, progress, write_report
+from cubeloom.metrics.log import replace_text
+from cubeloom.metrics.timeline import NAME as TIMELINE
+from cubeloom.train.step_times import Waiting
+from cubeloom.train.trainer import Stepped, Trainer
+
+
+class Diary:
+    """On all ranks, since measurements are of all; rank 0 writes."""
+
+    def __init__(self, trainer: Trainer, stack: ExitStack) -> None:
+        self._job: Job = trainer.job
+        self._network: Network = trainer.network
+        self._schedule = str(trainer.pipeline.schedule)
+        self._flops = flops_per_token(self._job)
+        self._peak = peak_of(devices.name(self._network.device), self._job.dtype)
+        self._metrics: Metrics | None = None
+        if self._network.rank == 0:
+            self._metrics = stack.enter_context(Metrics(self._job.folder, self._job.metrics, trainer.done))
+            self._shown = stack.enter_context(progress(self._job.steps, trainer.done))
+
+    def write(
+        self, step: int, stepped: Stepped, seconds: float, asked_to_stop: bool, validation: float | None = None
+    ) -> bool:
+        """Note a step; gives whether any rank was asked to stop."""
+        waiting = Waiting.of(stepped.waits)
+        everybody, device = self._network.everybody, self._network.device
+        sums = torch.tensor([waiting.for_collectives, waiting.for_stages], dtype=torch.float64, device=device)
+        most = torch.tensor([float(asked_to_stop), devices.peak_memory(device)], dtype=torch.float64, device=device)
+        exposed, bubble = (everybody.all_reduce(sums, "times").wait() / everybody.size).tolist()
+        stop, memory = everybody.all_reduce(most, "memory", largest=True).wait().tolist()
+        if self._metrics is not None:
+            tokens = self._job.batch.samples * self._job.batch.sequence / seconds
+            record = Record(
+                step=step,
+                loss=stepped.loss,
+                gradient_norm=stepped.norm,
+                learning_rate=stepped.rate,
+                seconds=seconds,
+                tokens_per_s=tokens,
+                mfu=mfu(tokens, self._flops, self._peak, self._job.grid.world),
+                memory_bytes=int(memory),
+                computing_s=max(0.0, seconds - exposed - bubble),
+                exposed_s=exposed,
+                bubble_s=bubble,
+                skipped=stepped.skipped,
+                validation=validation,
+            )
+            self._metrics.write(record)
+            self._shown.show(record)
+        return stop > 0
+
+    def event(self, name: str, words: str = "", /, **fields: Any) -> None:
+        """`words` are shown, too."""
+        if self._metrics is not None:
+            self._metrics.event(name, **fields)
+            if words:
+                self._shown.say(words)
+
+    def draw(self, step: int, stepped: Stepped) -> None:
+        """Keep when each worker did what in this step."""
+        here = self._network.coordinates
+        first = all(place == 0 for axis, place in here.items() if axis != "pipe")
+        spans = [asdict(span) for span in stepped.times.spans(stepped.waits)] if first else None
+        rows = [row for row in self._network.aside.gather(spans) if row is not None]
+        if self._metrics is not None:
+            kept = {"step": step, "unit": "s", "schedule": self._schedule, "workers": rows}
+            replace_text(self._job.folder / TIMELINE, json.dumps(kept))
+
+
+@contextmanager
+def diary(trainer: Trainer) -> Iterator[Diary]:
+    with ExitStack() as stack:
+        yield Diary(trainer, stack)
+    if trainer.network.rank == 0:
+        write_report(trainer.job.folder)

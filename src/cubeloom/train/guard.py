@@ -1,0 +1,46 @@
+"""Steps that cannot be right: found by the norm of their gradient, which all ranks have to the bit, and skipped by all."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from statistics import median
+
+from cubeloom.errors import UserError
+from cubeloom.job.settings import GuardSettings
+
+WINDOW = 32  # norms that a spike is compared with
+
+
+class Guard:
+    """`norms` are those of the last steps, which a checkpoint keeps."""
+
+    def __init__(self, settings: GuardSettings, norms: Iterable[float] = ()) -> None:
+        self._settings = settings
+        self.norms = deque(norms, WINDOW)
+        self._skipped = 0  # in a row
+
+    def objection(self, norm: float) -> str | None:
+        """Why a step with a gradient of this norm must not update anything; None if it may.
+
+        A loss that is no number has a gradient that is none either, so that the norm alone tells.
+        """
+        found = self._find(norm)
+        self._skipped = self._skipped + 1 if found else 0
+        if found is None:
+            self.norms.append(norm)
+        elif self._skipped >= self._settings.most:
+            raise UserError(
+                f"{self._skipped} steps in a row had to be skipped, the last because {found}; "
+                "lower rate.peak, or look at the data"
+            )
+        return found
+
+    def _find(self, norm: float) -> str | None:
+        if not math.isfinite(norm):
+            return f"the gradient norm is {norm}"
+        spike = self._settings.spike
+        if spike is not None and len(self.norms) == WINDOW and norm > spike * median(self.norms):
+            return f"the gradient norm {norm:.3g} is over {spike:g} times its median {median(self.norms):.3g}"
+        return None

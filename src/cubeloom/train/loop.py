@@ -1,0 +1,96 @@
+"""The training loop, on one rank of a job that has been joined."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from cubeloom.comm import Network, devices
+from cubeloom.job import Job
+from cubeloom.train.beside import write_beside
+from cubeloom.train.diary import Diary, diary
+from cubeloom.train.stop import Stop
+from cubeloom.train.trainer import Stepped, Trainer
+
+_WARM = 3  # the step after so many is drawn: the first ones are slower than the rest
+
+
+@dataclass(frozen=True)
+class Ended:
+    steps: int
+    why: Literal["done", "early stop", "asked to stop"]
+    loss: float | None  # of the last step
+
+
+def train(job: Job, restart: int = 0) -> Ended:
+    """Train until the last step, or until validation gets no better, or until somebody asks us to stop.
+
+    Goes on from the newest checkpoint of the job's folder. `restart` counts how often the job has been begun before.
+    """
+    if job.deterministic:
+        devices.repeat_exactly()
+    network = Network(job.grid, devices.current(job.device), job.patience)
+    if network.rank == 0:
+        write_beside(job)
+    trainer = Trainer(job, network)
+    with Stop() as stop, diary(trainer) as pages:
+        processes = network.aside.gather(os.getpid())
+        begin, words = ("resume", f"going on with step {trainer.done}") if trainer.done or restart else ("start", "")
+        pages.event(begin, words, step=trainer.done, restart=restart, processes=processes)
+        try:
+            ended = _steps(job, trainer, stop, pages)
+        finally:
+            trainer.close()
+        pages.event(ended.why, _last_words(ended, job), step=ended.steps)
+    return ended
+
+
+def _steps(job: Job, trainer: Trainer, stop: Stop, pages: Diary) -> Ended:
+    loss: float | None = None
+    first = trainer.done
+    began = time.perf_counter()
+    while trainer.done < job.steps:
+        step = trainer.done
+        stepped = trainer.step()
+        loss = stepped.loss
+        validation, enough = _evaluate(job, trainer)
+        now = time.perf_counter()
+        asked = pages.write(step, stepped, now - began, stop.asked, validation)
+        began = time.perf_counter()
+        _mention(stepped, step, pages)
+        last = trainer.done == job.steps
+        if last or step == first + _WARM:
+            pages.draw(step, stepped)
+        if asked or enough or last or trainer.done % job.checkpoint.every == 0:
+            trainer.save()
+            pages.event("checkpoint", step=trainer.done)
+        if asked or enough:
+            return Ended(trainer.done, "asked to stop" if asked else "early stop", loss)
+    return Ended(trainer.done, "done", loss)
+
+
+def _evaluate(job: Job, trainer: Trainer) -> tuple[float | None, bool]:
+    """The loss on validation, where one is due, and whether to stop."""
+    every = job.evaluation.every
+    if every is None or (trainer.done % every and trainer.done < job.steps):
+        return None, False
+    loss = trainer.evaluate()
+    return loss, trainer.judge(loss)
+
+
+def _mention(stepped: Stepped, step: int, pages: Diary) -> None:
+    if stepped.skipped is not None:
+        pages.event("skip", step=step, why=stepped.skipped)
+
+
+def _last_words(ended: Ended, job: Job) -> str:
+    match ended.why:
+        case "done":
+            return f"{ended.steps} steps done; {job.folder / 'report.html'} shows them"
+        case "early stop":
+            return (
+                f"stopped after {ended.steps} steps: validation got no better {job.evaluation.patience} times in a row"
+            )
+    return f"asked to stop: {ended.steps} steps are kept in {job.checkpoints}, and the same command goes on"

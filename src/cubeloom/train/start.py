@@ -1,0 +1,64 @@
+"""Beginning a training: as a rank of the job that is there, or as the agent that starts its ranks on this machine."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from cubeloom.comm import world
+from cubeloom.errors import UserError
+from cubeloom.job import Job, check
+from cubeloom.launch import elastic
+from cubeloom.launch.environment import Membership, current, membership
+from cubeloom.launch.ready import join, make_ready
+from cubeloom.metrics import check_sinks
+from cubeloom.train.beside import write_beside
+from cubeloom.train.loop import Ended, train
+
+
+def begin(job: Job, spare: bool = False) -> Ended | None:
+    """Train the job; everything that can be refused is, before a process starts or a file is written.
+
+    `spare`: in a job with more ranks than the grid has, those beyond do nothing, and get None.
+    """
+    check(job)
+    check_sinks(job.metrics)
+    here = membership(current())
+    if here is None:
+        write_beside(job)
+        found = elastic.start(job.grid.world, job.restarts, _rank_of_agent, job)
+        ended: Ended = found[0]
+        return ended
+    if spare and here.rank >= job.grid.world:
+        return None
+    if spare and here.world > job.grid.world:
+        here = replace(here, world=job.grid.world)
+    if here.world != job.grid.world:
+        raise UserError(
+            f"the grid {job.grid} needs {job.grid.world} ranks, and {here.by} started {here.world}; change the grid, start "
+            f"{job.grid.world}, or let --replan choose"
+        )
+    return _join_and_train(job, here)
+
+
+def _rank_of_agent(refusals: elastic.Refusals, job: Job) -> Ended:
+    """The life of a process that the agent started."""
+    elastic.refused(refusals)
+    here = membership(current())
+    assert here is not None
+    make_ready(here.local_rank, job.device, here.world)
+    try:
+        return _join_and_train(job, here)
+    except UserError as error:
+        elastic.refuse(refusals, error)
+        raise
+    except Exception as error:
+        sys.stderr.write(f"rank {here.rank} of {here.world}: {type(error).__name__}: {str(error).splitlines()[0]}\n")
+        raise
+
+
+def _join_and_train(job: Job, here: Membership) -> Ended:
+    join(here, job.device, job.patience)
+    ended = train(job, here.restart)
+    world.leave()
+    return ended

@@ -1,0 +1,59 @@
+"""Where the time of a step went on this rank, measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from cubeloom.comm.devices import Instant
+from cubeloom.comm.recorder import Waits
+
+
+@dataclass(frozen=True)
+class Span:
+    """An action, in seconds from the step's begin."""
+
+    action: str
+    start: float
+    end: float
+
+
+class StepTimes:
+    """Hears of every action of a step. On a GPU its times are the stream's, and can be read once the device has settled."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begin = Instant(device)
+        self._starts: list[Instant] = []
+        self._ends: list[tuple[str, Instant]] = []
+
+    def at(self, place: str) -> None:
+        self._starts.append(Instant(self._device))
+
+    def done(self, action: str) -> None:
+        self._ends.append((action, Instant(self._device)))
+
+    def spans(self, waits: Waits) -> list[Span]:
+        """What was done when. An action begins when what it waited for has come, so that a bubble is seen as a gap."""
+        received = [wait[2] for wait in waits if wait[0].startswith("receive")]
+        found = []
+        for start, (action, end) in zip(self._starts, self._ends, strict=True):
+            begin, last = start.since(self._begin), end.since(self._begin)
+            # The wait for an action's input is the first thing that the action does.
+            came = [at for at in (each.since(self._begin) for each in received) if begin <= at <= last]
+            found.append(Span(action, max([begin, *came]), last))
+        return found
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Seconds of a step in which this rank did nothing but wait."""
+
+    for_stages: float  # other stages of the pipeline: its bubble, and messages that came late
+    for_collectives: float
+
+    @classmethod
+    def of(cls, waits: Waits) -> Waiting:
+        stages = sum(end.since(begin) for what, begin, end in waits if what.startswith("receive"))
+        return cls(stages, sum(end.since(begin) for _, begin, end in waits) - stages)

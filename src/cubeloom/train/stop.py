@@ -1,0 +1,40 @@
+"""Being asked to stop: a rank notes the signal, and all ranks stop together behind the step that is under way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Self
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+# An agent that ends its ranks kills them after 30 s. By then we are gone, also where a step waits for a rank that has died.
+_GRACE = 25.0
+
+
+class Stop:
+    """While it is entered, `asked` says whether a signal has come: an end of time from Slurm, a Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._patience: threading.Timer | None = None
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # others cannot hear signals
+            self._before = {each: signal.signal(each, self._hear) for each in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        self.asked = True
+        if number == signal.SIGTERM and self._patience is None:
+            self._patience = threading.Timer(_GRACE, os._exit, (128 + number,))
+            self._patience.daemon = True
+            self._patience.start()

@@ -1,0 +1,177 @@
+"""One rank of a training: what a job asks for, built, and taken up where its last checkpoint left it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from cubeloom.comm import Network, devices
+from cubeloom.comm.recorder import Waits
+from cubeloom.cube import initial_values
+from cubeloom.data import Loader
+from cubeloom.data.loader import read
+from cubeloom.job import Job
+from cubeloom.job.samples import samples_of
+from cubeloom.models import cut_of
+from cubeloom.models.description import describe
+from cubeloom.pipeline import Updates
+from cubeloom.runtime import Pipeline
+from cubeloom.runtime.build import Recompute
+from cubeloom.train.checkpoint import (
+    CheckpointWriter,
+    checkpoints,
+    load_checkpoint,
+    load_weights,
+    save_checkpoint,
+)
+from cubeloom.train.clipping import norm, pieces, scale
+from cubeloom.train.guard import Guard
+from cubeloom.train.optimizers import optimizer_of
+from cubeloom.train.sharded_optimizer import ShardedOptimizer
+from cubeloom.train.step_times import StepTimes
+
+_RECOMPUTE: dict[str, Recompute] = {"none": False, "selective": "attention", "full": True}
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What one step did. Losses and norms are those of the whole batch and the whole model, on every rank."""
+
+    loss: float
+    norm: float | None  # none where weights change within the step
+    rate: float
+    skipped: str | None
+    times: StepTimes
+    waits: Waits
+
+
+class Trainer:
+    """`step` trains on the next batch. Called in the same order by all ranks."""
+
+    def __init__(self, job: Job, network: Network) -> None:
+        self.job = job
+        self.network = network
+        self._rate = job.learning_rate
+        model = job.skeleton()
+        self.pipeline = Pipeline(
+            model,
+            cut_of(model),
+            network,
+            job.batch,
+            initial_values(model, job.seed, job.numbers, network.device),
+            job.schedule.schedule(job.grid.pipe),
+            job.layout.rest,
+            recompute=_RECOMPUTE[job.layout.recompute],
+            ways=job.layout.ways,
+        )
+        self.parameters = self.pipeline.parameters
+        self.optimizer = optimizer_of(job.optimizer, self.parameters, self.pipeline.gradients)
+        self._share = job.grid.share(network.coordinates, job.batch.samples)
+        self.done, progress = self._take_up()
+        self.best: list[float] = progress.get(
+            "best", []
+        )  # the best loss on validation, and how many since were no better
+        self._guard = Guard(job.guard, progress.get("norms", ()))
+        self._loader = Loader(samples_of(job, "training"), job.batch.samples, self._share, progress.get("position", 0))
+        self._writer = CheckpointWriter(job.checkpoints, network, job.checkpoint.keep)
+
+    def _take_up(self) -> tuple[int, dict[str, Any]]:
+        """Fill the weights; how many steps are done, and what was in progress."""
+        if self.resumed_from is not None:
+            return load_checkpoint(self.resumed_from, self.parameters, self.optimizer, self.network)
+        if self.job.model.start is not None:
+            load_weights(newest(self.job.model.start), self.parameters, self.optimizer, self.network)
+        return 0, {}
+
+    @property
+    def resumed_from(self) -> Path | None:
+        found = checkpoints(self.job.checkpoints)
+        return found[-1] if found else None
+
+    def step(self) -> Stepped:
+        data = self._to_device(next(self._loader))
+        rate = self._rate(self.done)
+        for group in self.optimizer.optimizer.param_groups:
+            group["lr"] = rate
+        times = StepTimes(self.network.device)
+        with self.network.waiting() as waits:
+            if self.pipeline.schedule.updates is Updates.FLUSH:
+                loss = self.pipeline.step(data, self.done, observer=times)
+                size, skipped = self._update()
+            else:
+                loss = self.pipeline.step(data, self.done, self._update_within, times)
+                size, skipped = None, None
+        devices.settle(self.network.device)
+        self.done += 1
+        return Stepped(loss, size, rate, skipped, times, waits)
+
+    def _update(self) -> tuple[float, str | None]:
+        sharded = self.optimizer if isinstance(self.optimizer, ShardedOptimizer) else None
+        found = pieces(self.parameters.items(), self.network, sharded, self.pipeline.layout.holders)
+        size = norm(found, self.network)
+        skipped = self._guard.objection(size)
+        if skipped is None:
+            most = self.job.optimizer.clip
+            if most is not None and size > most:
+                scale(found, most / size)
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return size, skipped
+
+    def _update_within(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def evaluate(self) -> float:
+        """The mean loss of the first batches of validation."""
+        samples, size = samples_of(self.job, "validation"), self.job.batch.samples
+        losses = [
+            self.pipeline.evaluate(self._to_device(read(samples, number * size, self._share)))
+            for number in range(self.job.evaluation.batches)
+        ]
+        return sum(losses) / len(losses)
+
+    def judge(self, loss: float) -> bool:
+        """Note a loss on validation; whether there have been enough in a row that were no better than the best."""
+        best, worse = self.best or [float("inf"), 0]
+        self.best = [loss, 0] if loss < best else [best, worse + 1]
+        patience = self.job.evaluation.patience
+        return patience is not None and self.best[1] >= patience
+
+    def save(self) -> None:
+        progress = {
+            "position": self._loader.position,
+            "norms": list(self._guard.norms),
+            "best": self.best,
+            "model": describe(self.job.model.config()),
+        }
+        if self.job.checkpoint.asynchronous:
+            self._writer.save(self.done, self.parameters, self.optimizer, progress)
+        else:
+            save_checkpoint(
+                self.job.checkpoints,
+                self.done,
+                self.parameters,
+                self.optimizer,
+                self.network,
+                progress,
+                self.job.checkpoint.keep,
+            )
+
+    def close(self) -> None:
+        self._loader.close()
+        self._writer.wait()
+
+    def _to_device(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(self.network.device, non_blocking=True) for name, tensor in data.items()}
+
+
+def newest(folder: Path) -> Path:
+    """A checkpoint, or the newest of those in a folder of them or of a run."""
+    for place in (folder, folder / "checkpoints"):
+        if found := checkpoints(place):
+            return found[-1]
+    return folder

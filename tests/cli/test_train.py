@@ -1,0 +1,172 @@
+"""`cubeloom train`: what cannot work gives one clear error, exits 2, starts no process and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cubeloom.errors import UserError
+from cubeloom.job import Job, check
+from cubeloom.launch import elastic
+from cubeloom.settings import load
+
+FILE = """
+steps = 3
+dtype = "float64"
+[model]
+preset = "gpt-tiny"
+[batch]
+samples = 4
+sequence = 8
+[grid]
+x = 2
+[data]
+sources = []
+"""
+
+
+def cubeloom(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cubeloom", *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "job.toml").write_text(FILE)
+    return tmp_path / "job.toml"
+
+
+def test_a_file_trains_and_the_same_command_goes_on(file: Path) -> None:
+    done = cubeloom("train", "job.toml", "--folder=run", "--json", folder=file.parent)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["steps"], told["why"], told["grid"]["x"]) == (3, "done", 2)
+    assert load(Job, file.parent / "run" / "settings.toml") == load(Job, file, ["folder=run"])
+    again = cubeloom("train", "job.toml", "--folder=run", "--steps=4", "--grid.x=1", folder=file.parent)
+    assert "going on with step 3" in again.stderr
+
+
+def test_torchrun_s_ranks_are_joined(file: Path) -> None:
+    module = ["--nproc-per-node=2", "--standalone", "-m", "cubeloom", "train", "job.toml", "--folder=run"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *module],
+        cwd=file.parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (file.parent / "run" / "report.html").exists()
+
+
+def test_print_settings_prints_them_all_and_does_nothing(file: Path) -> None:
+    done = cubeloom("train", "job.toml", "--print-settings", "--rate.peak=0.5", folder=file.parent)
+    assert "peak = 0.5" in done.stdout
+    assert sorted(each.name for each in file.parent.iterdir()) == ["job.toml"]
+
+
+def test_one_clear_error(file: Path) -> None:
+    done = cubeloom("train", "job.toml", "--grid.x=7", folder=file.parent)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr and done.stderr.startswith("cubeloom: ")
+    assert sorted(each.name for each in file.parent.iterdir()) == ["job.toml"]
+
+
+NAMES = st.sampled_from(
+    ["steps", "dtype", "device", "folder", "grid.x", "grid.pipe", "grid.q", "model.preset", "model.heads"]
+)
+MORE = st.sampled_from(
+    ["batch.samples", "schedule.name", "rate.decay", "data.sources", "optimizer.betas", "layout.ways", "nothing"]
+)
+VALUES = st.one_of(
+    st.integers(-3, 50).map(str),
+    st.floats(allow_nan=True).map(repr),
+    st.text(max_size=8),
+    st.sampled_from(
+        [
+            "true",
+            "[]",
+            "[1, 2]",
+            '"chimera"',
+            '"gpt-tiny"',
+            '[{folder = "nowhere"}]',
+            "{a = 1}",
+            "1979-05-27",
+            '"/proc/1/x"',
+        ]
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(overrides=st.lists(st.tuples(st.one_of(NAMES, MORE), VALUES), min_size=1, max_size=3))
+def test_whatever_is_set_either_works_or_is_refused(file: Path, overrides: list[tuple[str, str]]) -> None:
+    """Nothing but a UserError, and nothing written."""
+    before = sorted(each.name for each in file.parent.iterdir())
+    try:
+        check(load(Job, file, [f"--{name}={value}" for name, value in overrides]))
+    except UserError as error:
+        assert str(error)
+    assert sorted(each.name for each in file.parent.iterdir()) == before
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.one_of(st.binary(max_size=60), st.text(max_size=60).map(str.encode)))
+def test_any_file_is_read_or_refused(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "any.toml").write_bytes(text)
+    try:
+        load(Job, tmp_path / "any.toml")
+    except UserError as error:
+        assert "any.toml" in str(error)
+
+
+def test_a_folder_that_cannot_be_written_to(file: Path) -> None:
+    done = cubeloom("train", "job.toml", "--folder=/proc/1/run", folder=file.parent)
+    assert done.returncode == 2
+    assert "cannot be written to" in done.stderr
+
+
+def test_a_full_disk_ends_the_job_with_one_message_and_the_last_checkpoint(file: Path) -> None:
+    """A limit on the size of files stands for a full disk: metrics fit below it, and the checkpoint does not."""
+    limited = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
+        "from cubeloom.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limited, "train", "job.toml", "--folder=run", "--restarts=1"],
+        cwd=file.parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "step-00000003 could not be written" in done.stderr
+    assert not list((file.parent / "run" / "checkpoints").glob("step-*"))
+
+
+def _refused(refusals: Path, words: str) -> None:
+    elastic.refused(refusals)
+    error = UserError(words)
+    elastic.refuse(refusals, error)
+    raise error
+
+
+def test_what_a_rank_is_refused_the_agent_says() -> None:
+    with pytest.raises(UserError, match="the disk is full"):
+        elastic.start(1, 1, _refused, "the disk is full")

@@ -1,0 +1,124 @@
+"""A rank killed at any moment: the agent begins again from the last checkpoint, and the curve is the undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from jobs import job
+
+from cubeloom.job import Job
+from cubeloom.job.settings import CheckpointSettings
+from cubeloom.metrics.log import Log, read_log
+from cubeloom.settings import write
+
+EVERY = 4
+KILLS_SHORT, KILLS_LONG = 2, 20
+
+
+def _job(folder: Path, steps: int, restarts: int) -> Job:
+    made = job(folder, "pipe=2,x=2", "chimera", steps=steps)
+    return replace(made, restarts=restarts, checkpoint=CheckpointSettings(every=EVERY))
+
+
+def _start(what: Job) -> subprocess.Popen[str]:
+    file = what.folder.parent / f"{what.folder.name}.toml"
+    file.write_text(write(what))
+    return subprocess.Popen(
+        [sys.executable, "-m", "cubeloom", "train", str(file)], stderr=subprocess.PIPE, text=True, env=os.environ
+    )
+
+
+def _ranks(agent: int) -> list[int]:
+    """The processes of ranks: those that the agent's fork server forked."""
+    servers = [child for child in _children(agent) if "forkserver" in _command(child)]
+    return [rank for server in servers for rank in _children(server)]
+
+
+def _children(process: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            continue
+        if int(fields[1]) == process and fields[0] != "Z":
+            found.append(int(entry.parent.name))
+    return found
+
+
+def _command(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _kill_one(agent: subprocess.Popen[str], chance: random.Random, after: float) -> bool:
+    """Wait so long, then kill a rank; whether there was one."""
+    time.sleep(after)
+    while agent.poll() is None:
+        ranks = _ranks(agent.pid)
+        if ranks:
+            os.kill(chance.choice(ranks), signal.SIGKILL)
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _undisturbed(folder: Path, steps: int) -> tuple[Log, float]:
+    what = _job(folder / "undisturbed", steps, restarts=0)
+    began = time.monotonic()
+    agent = _start(what)
+    _, errors = agent.communicate(timeout=120)
+    assert agent.returncode == 0, errors
+    return read_log(what.folder / "metrics.jsonl"), time.monotonic() - began
+
+
+def _assert_resumed(log: Log, undisturbed: Log, kills: int) -> None:
+    assert [record.step for record in log.records] == [record.step for record in undisturbed.records]
+    assert [record.loss for record in log.records] == [record.loss for record in undisturbed.records]
+    begun = 0
+    for event in log.events:
+        step = event.step or 0
+        if event.name == "checkpoint":
+            begun = step
+        if event.name == "resume":
+            # What was being written may be lost, and nothing before it.
+            assert step >= begun - EVERY
+    restarts = [event.fields["restart"] for event in log.events if event.name in ("start", "resume")]
+    assert len(restarts) <= kills + 1 and max(restarts) <= kills
+
+
+def _disturb(folder: Path, undisturbed: Log, lasts: float, seed: int, kills: int) -> int:
+    """Train once, killing a rank so many times; how many were killed before the end."""
+    chance = random.Random(seed)
+    what = _job(folder / f"killed-{seed}", len(undisturbed.records), restarts=kills)
+    agent = _start(what)
+    done = sum(_kill_one(agent, chance, chance.uniform(0.1, lasts)) for _ in range(kills))
+    _, errors = agent.communicate(timeout=240)
+    assert agent.returncode == 0, errors
+    _assert_resumed(read_log(what.folder / "metrics.jsonl"), undisturbed, kills)
+    return done
+
+
+@pytest.mark.timeout(240)
+def test_two_kills(tmp_path: Path) -> None:
+    undisturbed, lasts = _undisturbed(tmp_path, 24)
+    assert _disturb(tmp_path, undisturbed, lasts / 2, seed=time.time_ns(), kills=KILLS_SHORT) >= 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_twenty_kills(tmp_path: Path) -> None:
+    undisturbed, lasts = _undisturbed(tmp_path, 40)
+    killed, seed = 0, time.time_ns()
+    while killed < KILLS_LONG:
+        killed += _disturb(tmp_path, undisturbed, lasts / 2, seed + killed, kills=2)

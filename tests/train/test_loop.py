@@ -1,0 +1,216 @@
+"""The same job is the same training on every grid: losses, norms, evaluations, and what goes on after a checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import MODEL, job
+
+from cubeloom import UserError
+from cubeloom.comm import Network
+from cubeloom.cube.parameter import local_of
+from cubeloom.data import Request, prepare
+from cubeloom.job import Job
+from cubeloom.job.replan import replan
+from cubeloom.job.settings import (
+    CheckpointSettings,
+    DataSettings,
+    EvaluationSettings,
+    GuardSettings,
+    LayoutSettings,
+    MetricsSettings,
+    OptimizerSettings,
+    RateSettings,
+    Source,
+)
+from cubeloom.launch import RankPool
+from cubeloom.metrics import Record
+from cubeloom.metrics.log import read_log
+from cubeloom.train.checkpoint import checkpoints
+from cubeloom.train.diary import Diary
+from cubeloom.train.loop import Ended, train
+from cubeloom.train.trainer import Trainer
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def run(ranks: RankPool, what: Job) -> list[Record]:
+    """Train it; the records of all steps so far."""
+    ended = ranks.run(what.grid.world, train, what, timeout=100)
+    assert all(each == ended[0] for each in ended)
+    return list(read_log(what.folder / "metrics.jsonl").records)
+
+
+def same(ours: list[Record], theirs: list[Record], close: float = 1e-10) -> None:
+    assert [each.step for each in ours] == [each.step for each in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.loss == pytest.approx(other.loss, rel=close)
+        assert mine.gradient_norm == pytest.approx(other.gradient_norm, rel=close)
+        assert (mine.validation or 0) == pytest.approx(other.validation or 0, rel=close)
+
+
+@pytest.fixture(scope="module")
+def serial(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
+    """One process, no micro-batches."""
+    folder = tmp_path_factory.mktemp("serial")
+    return run(ranks, job(folder, microbatches=1, evaluation=EvaluationSettings(every=3, batches=2)))
+
+
+ON = {
+    "accumulating": ("x=1", "1f1b"),
+    "cube": ("z=2,y=2,x=2", "1f1b"),
+    "chimera": ("pipe=2,x=2", "chimera"),
+    "chimera-zb": ("pipe=4", "chimera-zb"),
+    "data": ("pipe=2,data=2", "zb-h1"),
+}
+
+
+@pytest.mark.parametrize("name", ON)
+@pytest.mark.parametrize("zero", [False, True])
+def test_every_grid_trains_as_one_process_does(
+    ranks: RankPool, tmp_path: Path, serial: list[Record], name: str, zero: bool
+) -> None:
+    grid, schedule = ON[name]
+    microbatches = 2 if "z=2" in grid else 4
+    evaluation = EvaluationSettings(every=3, batches=2)
+    made = job(tmp_path, grid, schedule, microbatches, evaluation=evaluation, optimizer=OptimizerSettings(zero=zero))
+    same(run(ranks, made), serial)
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputation_changes_nothing(ranks: RankPool, tmp_path: Path, serial: list[Record], recompute: str) -> None:
+    layout = LayoutSettings(recompute=recompute, ways=2)  # type: ignore[arg-type]
+    made = job(tmp_path, "x=2", microbatches=2, layout=layout, evaluation=EvaluationSettings(every=3, batches=2))
+    same(run(ranks, made), serial)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> DataSettings:
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "text.txt").write_text("".join(chr(32 + (7 * i * i) % 60) for i in range(3000)))
+    prepare(Request(inputs=(folder / "text.txt",)), folder / "tokens")
+    return DataSettings(sources=(Source(folder=folder / "tokens"),))
+
+
+GOES_ON = [("z=4", "1f1b", 2), ("pipe=4", "chimera", 4), ("x=1", "1f1b", 1)]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_any_grid_goes_on(ranks: RankPool, tmp_path: Path, text: DataSettings, asynchronous: bool) -> None:
+    """Weights, optimizer, place in the data, dropout and learning rate all go on."""
+    more: dict[str, Any] = {
+        "data": text,
+        "checkpoint": CheckpointSettings(every=2, keep=9, asynchronous=asynchronous),
+        "model": replace(MODEL, vocab=260),
+    }
+    never_stopped = run(ranks, job(tmp_path / "whole", microbatches=1, **more))
+    made = job(tmp_path / "cut", "pipe=2,data=2,x=2", "chimera", 4, optimizer=OptimizerSettings(zero=True), **more)
+    ranks.run(made.grid.world, _train_until, made, 3, timeout=100)
+    for grid, schedule, microbatches in GOES_ON:
+        copy = tmp_path / f"on {grid}"
+        shutil.copytree(tmp_path / "cut", copy)
+        same(run(ranks, job(copy, grid, schedule, microbatches, **more)), never_stopped)
+
+
+def _train_until(what: Job, steps: int) -> Ended:
+    """As if somebody asked us to stop behind that many."""
+    write = Diary.write
+
+    def counting(self: Diary, step: int, *arguments: Any) -> bool:
+        return write(self, step, *arguments) or step + 1 == steps
+
+    Diary.write = counting  # type: ignore[method-assign, assignment]
+    try:
+        return train(what)
+    finally:
+        Diary.write = write  # type: ignore[method-assign]
+
+
+def test_a_run_that_is_asked_to_stop_keeps_what_it_has(ranks: RankPool, tmp_path: Path, serial: list[Record]) -> None:
+    made = job(tmp_path, "x=2", evaluation=EvaluationSettings(every=3, batches=2))
+    ranks.run(2, _train_until, made, 3, timeout=60)
+    assert [each.name for each in checkpoints(made.checkpoints)] == ["step-00000002", "step-00000003"]
+    same(run(ranks, made), serial)
+
+
+def test_steps_without_a_number_are_skipped_by_all(ranks: RankPool, tmp_path: Path) -> None:
+    """A rate so high that the loss overflows; then nothing is updated, and the run ends when it has been too often."""
+    wild = job(
+        tmp_path,
+        "x=2",
+        steps=40,
+        rate=RateSettings(peak=1e200, decay="constant"),
+        guard=GuardSettings(most=3),
+        optimizer=OptimizerSettings(clip=None, name="sgd"),
+    )
+    with pytest.raises(UserError, match="3 steps in a row had to be skipped"):
+        ranks.run(2, train, wild, timeout=60)
+    records = read_log(tmp_path / "metrics.jsonl").records
+    assert [each.skipped is not None for each in records[-2:]] == [True, True]
+
+
+def test_validation_that_gets_no_better_ends_the_run(ranks: RankPool, tmp_path: Path) -> None:
+    still = job(
+        tmp_path,
+        steps=50,
+        rate=RateSettings(peak=0.0),
+        evaluation=EvaluationSettings(every=1, batches=1, patience=3),
+    )
+    (ended,) = ranks.run(1, train, still, timeout=60)
+    assert ended == Ended(4, "early stop", ended.loss)
+
+
+def test_in_bfloat16_small_updates_are_not_lost(ranks: RankPool, tmp_path: Path) -> None:
+    """Updates a thousandth of a weight are below its last digit in bfloat16; float32 masters add them up."""
+    made = job(tmp_path, "data=2,x=2", steps=6, dtype="bfloat16", optimizer=OptimizerSettings(zero=True))
+    before, after = ranks.run(4, _masters, made, timeout=60)[0]
+    assert before.dtype is torch.float32
+    assert not torch.equal(before, after)
+
+
+def _masters(what: Job) -> tuple[torch.Tensor, torch.Tensor]:
+    trainer = Trainer(replace(what, rate=RateSettings(peak=1e-6)), Network(what.grid))
+    part = next(part for part in trainer.optimizer.parts.values() if part.tensor.dim() > 1)
+    before = part.tensor.detach().clone()
+    trainer.step()
+    trainer.close()
+    assert part.block.dtype is torch.bfloat16 and torch.equal(part.block, part.tensor.bfloat16())
+    return before, part.tensor.detach()
+
+
+def test_a_checkpoint_of_bfloat16_has_all_digits_in_float32(ranks: RankPool, tmp_path: Path) -> None:
+    made = job(tmp_path, "x=2", steps=4, dtype="bfloat16")
+    run(ranks, made)
+    longer = replace(made, steps=6, dtype="float32", grid=job(tmp_path, "y=2").grid)
+    assert ranks.run(2, _digits, longer, timeout=60)[0] > 7
+
+
+def _digits(what: Job) -> int:
+    """Most binary digits that any weight uses."""
+    trainer = Trainer(what, Network(what.grid))
+    weight = local_of(next(iter(trainer.parameters.values())))
+    trainer.close()
+    return 24 if not torch.equal(weight, weight.bfloat16().float()) else 7
+
+
+def test_fewer_ranks_go_on_with_the_best_grid_that_fits(ranks: RankPool, tmp_path: Path, serial: list[Record]) -> None:
+    made = job(tmp_path, "pipe=2,x=2", "chimera", evaluation=EvaluationSettings(every=3, batches=2))
+    ranks.run(4, _train_until, made, 2, timeout=60)
+    fitted = replan(made, 3)
+    assert fitted.grid.world == 3 and fitted.model == made.model and fitted.batch == made.batch
+    same(run(ranks, fitted), serial)
+
+
+def test_metrics_say_where_the_time_went(ranks: RankPool, tmp_path: Path) -> None:
+    made = job(tmp_path, "pipe=2,x=2", "chimera", metrics=MetricsSettings(every=1))
+    for record in run(ranks, made):
+        assert record.computing_s is not None and record.exposed_s is not None and record.bubble_s is not None
+        assert record.exposed_s > 0 and record.bubble_s > 0
+        assert record.computing_s + record.exposed_s + record.bubble_s == pytest.approx(record.seconds)
+        assert record.mfu is None  # nobody says what this machine could do
+    assert (tmp_path / "report.html").stat().st_size > 1000
