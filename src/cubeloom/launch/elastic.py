@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -20,6 +21,10 @@ from cubeloom.launch.ready import PRELOAD
 _LOOK = 0.1  # seconds between two looks of the agent at its ranks
 # A rank's name for what it was refused, in a folder that ranks and agent share.
 Refusals = Path
+
+
+class Interrupted(RuntimeError):
+    """Somebody asked the agent to stop, and the ranks have."""
 
 
 class JobFailed(RuntimeError):
@@ -51,6 +56,8 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
             logging.getLogger(name).setLevel(logging.CRITICAL)
         try:
             return dict(elastic_launch(config, function)(refusals, *arguments))
+        except SignalException as error:
+            raise Interrupted(error.sigval.name) from None
         except ChildFailedError as error:
             refused(refusals)
             rank, failure = error.get_first_failure()

@@ -1,0 +1,112 @@
+"""`cubeloom doctor`: what this machine is, how ranks on it talk to each other, and what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cubeloom.doctor import Facts, Finding, examine, gather
+from cubeloom.doctor.environment_checks import relevant
+from cubeloom.doctor.words import duration, rate, size
+from cubeloom.errors import UserError
+
+_COLOURS = {"wrong": "bold red", "doubtful": "yellow", "fine": "green"}
+_MOST = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """Look at this machine, let ranks talk to each other for a few seconds, and say what is wrong and what to do.
+
+    Exits 1 if something is wrong, 0 if nothing is, or only doubtful.
+    """
+
+    ranks: int = 2
+    """How many processes are to talk to each other, and will train on this machine."""
+    json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
+    """Print one JSON object as the last line."""
+
+    def __call__(self) -> int:
+        if not 2 <= self.ranks <= _MOST:
+            raise UserError(f"--ranks {self.ranks}: from 2, who talk to each other, to {_MOST}")
+        facts = gather(self.ranks, Path.cwd())
+        findings = examine(facts)
+        console = Console(stderr=self.json)
+        console.print(facts_table(facts), links_table(facts), findings_table(findings), sep="\n")
+        counts = Counter(finding.severity for finding in findings)
+        console.print(f"{counts['wrong']} wrong, {counts['doubtful']} doubtful, {counts['fine']} fine", highlight=False)
+        ok = not counts["wrong"]
+        if self.json:
+            print(json.dumps(as_json(facts, findings)))
+        return 0 if ok else 1
+
+
+def facts_table(facts: Facts) -> Table:
+    table = Table(title="This machine", show_header=False)
+    machine = facts.machine
+    rows = {
+        "system": machine.system,
+        "cores": str(machine.cores),
+        "memory": f"{size(machine.memory_free)} free of {size(machine.memory)}",
+        "devices": ", ".join(
+            f"{each.name} with {size(each.memory_free)} free of {size(each.memory)}"
+            for each in facts.devices.accelerators
+        )
+        or "no GPU",
+        "driver, CUDA of torch": f"{facts.devices.driver or '-'}, {facts.devices.runtime or '-'}",
+        "versions": ", ".join(f"{name} {version or '-'}" for name, version in facts.versions.items()),
+        "disk": f"{size(machine.disk.free)} free at {machine.disk.path}",
+        "shared memory": "-" if machine.shared_memory is None else f"{size(machine.shared_memory.free)} free",
+        "open files": f"at most {machine.open_files}",
+        "clock": f"ticks every {duration(facts.clocks.resolution)}",
+        "interfaces": ", ".join(machine.interfaces),
+        "environment": "\n".join(f"{name}={value}" for name, value in relevant(facts.variables).items()) or "-",
+    }
+    for name, value in rows.items():
+        table.add_row(name, escape(value))
+    return table
+
+
+def links_table(facts: Facts) -> Table:
+    table = Table(
+        "backend",
+        "version",
+        "ranks",
+        "a message",
+        "between two",
+        "all-reduce",
+        "clocks apart",
+        title="Ranks of this machine",
+    )
+    for link in facts.links:
+        measured = (duration(link.latency), rate(link.bandwidth), rate(link.all_reduce))
+        apart = f"{duration(abs(link.skew))} ± {duration(link.skew_error)}"
+        shown = (*measured, apart) if link.failure is None else ("-",) * 4
+        table.add_row(link.backend, link.version or "-", str(link.ranks), *shown)
+    return table
+
+
+def findings_table(findings: list[Finding]) -> Table:
+    table = Table("", "subject", "what", "what to do", title="Findings")
+    for each in findings:
+        colour = _COLOURS[each.severity]
+        table.add_row(f"[{colour}]{each.severity}[/]", each.subject, escape(each.what), escape(each.remedy))
+    return table
+
+
+def as_json(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
+    """Of the environment only what matters to a job: the rest may hold secrets."""
+    return {
+        "ok": all(finding.severity != "wrong" for finding in findings),
+        "findings": [asdict(finding) for finding in findings],
+        **asdict(facts),
+        "variables": relevant(facts.variables),
+    }

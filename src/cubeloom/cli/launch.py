@@ -1,0 +1,174 @@
+"""`cubeloom launch`: the script or the manifest that trains a job on a cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from cubeloom.comm import devices
+from cubeloom.errors import UserError
+from cubeloom.job import Job, check
+from cubeloom.launch.kubernetes import TrainJob
+from cubeloom.launch.slurm import SlurmScript
+from cubeloom.settings import load, write
+
+_TRAIN = ("cubeloom", "train")
+_GPUS = 8  # of a machine, where nobody says otherwise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slurm:
+    """Write the sbatch script that trains a job on a Slurm cluster, one task a rank.
+
+    The job is checked first. The script asks for more time where it ends too early, and begins again what failed.
+    """
+
+    file: tyro.conf.Positional[Path]
+    """The job's settings; `--a.b=c` sets one of them."""
+    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    """Where to write the script; printed by default."""
+    nodes: int | None = None
+    """As many as the grid needs by default."""
+    gpus_per_node: int | None = None
+    """Ranks of one node, each with a GPU: 8 by default; a job on the CPU has all its ranks on one node by default."""
+    time: str = "24:00:00"
+    """The limit, as Slurm writes it; the job is queued again if that was too short."""
+    notice: int = 180
+    """Seconds before the limit at which ranks are told to write a checkpoint and stop."""
+    partition: str | None = None
+    account: str | None = None
+    overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def __call__(self) -> int:
+        job = load(Job, self.file, self.overrides)
+        # Whoever writes the script need not have the devices that will run it.
+        check(replace(job, device=devices.CPU))
+        give(self.script(job).text(), self.out)
+        return 0
+
+    def script(self, job: Job) -> SlurmScript:
+        nodes, each = spread(job, self.nodes, self.gpus_per_node)
+        return SlurmScript(
+            name=name_of(self.file),
+            command=(*_TRAIN, str(self.file.resolve()), *(f"--{text.removeprefix('--')}" for text in self.overrides)),
+            nodes=nodes,
+            ranks_per_node=each,
+            gpus=job.device != devices.CPU,
+            folder=Path.cwd(),
+            programs=Path(sys.executable).parent,
+            time=self.time,
+            notice=self.notice,
+            partition=self.partition,
+            account=self.account,
+            restarts=job.restarts,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kubernetes:
+    """Write the manifest that trains a job on a Kubernetes cluster with Kubeflow Trainer v2: a TrainJob and its settings.
+
+    The job is checked first, but for its folder and data, which are paths in a pod.
+    """
+
+    file: tyro.conf.Positional[Path]
+    """The job's settings; `--a.b=c` sets one of them."""
+    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    """Where to write the manifest; printed by default."""
+    image: str = "cubeloom:latest"
+    """A container image in which cubeloom is installed."""
+    name: str | None = None
+    """Of the TrainJob; the file's by default."""
+    namespace: str | None = None
+    """Where kubectl would put it by default."""
+    runtime: str = "torch-distributed"
+    """The ClusterTrainingRuntime."""
+    claim: str | None = None
+    """A PersistentVolumeClaim that all pods write to; without one the run is lost with its pods."""
+    mount: str = "/work"
+    """Where pods see the claim; relative paths of the settings are inside."""
+    nodes: int | None = None
+    """As many as the grid needs by default."""
+    gpus_per_node: int | None = None
+    """Ranks of one pod, each with a GPU: 8 by default; a job on the CPU has all its ranks in one pod by default."""
+    overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def __call__(self) -> int:
+        job = load(Job, self.file, self.overrides)
+        here = replace(job, device=devices.CPU, folder=Path(tempfile.gettempdir()), data=replace(job.data, sources=()))
+        check(here)
+        give(self.manifest(job).text(), self.out)
+        return 0
+
+    def manifest(self, job: Job) -> TrainJob:
+        nodes, each = spread(job, self.nodes, self.gpus_per_node)
+        return TrainJob(
+            name=name_of(self.file) if self.name is None else self.name,
+            settings=write(job),
+            command=_TRAIN,
+            nodes=nodes,
+            ranks_per_node=each,
+            gpus=job.device != devices.CPU,
+            image=self.image,
+            namespace=self.namespace,
+            runtime=self.runtime,
+            claim=self.claim,
+            mount=self.mount,
+            restarts=job.restarts,
+        )
+
+
+Launch = Annotated[Slurm, tyro.conf.subcommand("slurm")] | Annotated[Kubernetes, tyro.conf.subcommand("kubernetes")]
+
+
+def spread(job: Job, nodes: int | None, each: int | None) -> tuple[int, int]:
+    """The ranks of the job over nodes, as many on each: (nodes, ranks of one)."""
+    world = job.grid.world
+    for option, value in (("--nodes", nodes), ("--gpus-per-node", each)):
+        if value is not None and value < 1:
+            raise UserError(f"{option} must be at least 1, got {value}")
+    if each is None:
+        each = _GPUS if job.device != devices.CPU and nodes is None else world
+    most = min(each, world)
+    found = -(-world // most) if nodes is None else nodes
+    if world % found or world // found > each:
+        fitting = [str(size) for size in range(1, most + 1) if world % size == 0]
+        raise UserError(
+            f"the {world} ranks of grid {job.grid} cannot lie evenly on {found} nodes with at most {each} on each; "
+            f"{world} ranks go by {', '.join(fitting)} on a node"
+        )
+    return found, world // found
+
+
+def name_of(file: Path) -> str:
+    """A name that Slurm and Kubernetes take."""
+    plain = re.sub(r"[^a-z0-9]+", "-", file.stem.lower()).strip("-")[:40].strip("-")
+    return plain if plain[:1].isalpha() else f"job-{plain}".strip("-")
+
+
+def give(text: str, out: Path | None) -> None:
+    """Print, or write to a file that appears whole or not at all."""
+    if out is None:
+        print(text, end="")
+        return
+    if out.is_dir():
+        raise UserError(f"-o {out} is a folder; name a file in it")
+    beside: str | None = None
+    try:
+        handle, beside = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(beside).chmod(0o644)
+        Path(beside).replace(out)
+    except OSError as error:
+        if beside is not None:
+            Path(beside).unlink(missing_ok=True)
+        raise UserError(f"-o {out} cannot be written: {error.strerror or error}") from None
+    print(out)

@@ -1,0 +1,57 @@
+"""Several ranks on one GPU, side by side: CUDA's multi-process service (MPS), started for one job and ended with it.
+
+Without it a GPU takes turns between processes. With it they run at once, each on its own part of the multiprocessors. NCCL
+refuses ranks that share a GPU, unless each says that it is on another host: `comm.devices.wiring` lets them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+CONTROL = "nvidia-cuda-mps-control"
+
+
+@contextmanager
+def sharing(ranks: int, devices: int) -> Iterator[bool]:
+    """While it is entered, processes that are started share the GPUs; gives whether MPS helps them to.
+
+    Where MPS is not installed or does not start they share all the same, in turns. Nothing is left behind.
+    """
+    control = shutil.which(CONTROL)
+    if control is None or ranks <= devices:
+        yield False
+        return
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="cubeloom-mps-") as name:
+        os.environ.update(_variables(Path(name), -(-ranks // devices)))
+        started = subprocess.run([control, "-d"], capture_output=True).returncode == 0
+        if not started:
+            _restore(before)
+        try:
+            yield started
+        finally:
+            if started:
+                subprocess.run([control], input=b"quit\n", capture_output=True, timeout=60)
+                _restore(before)
+
+
+def _variables(folder: Path, each: int) -> dict[str, str]:
+    """Private places, so that jobs of one machine do not meet; an equal part of the multiprocessors for each rank of a GPU."""
+    found = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // each)}
+    for name in ("PIPE", "LOG"):
+        place = folder / name.lower()
+        place.mkdir()
+        found[f"CUDA_MPS_{name}_DIRECTORY"] = str(place)
+    return found
+
+
+def _restore(variables: dict[str, str]) -> None:
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)

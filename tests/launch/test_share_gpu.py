@@ -1,0 +1,54 @@
+"""MPS is started for one job, in places of its own, and ended with it. A stand-in for it writes down how it is called."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cubeloom.launch.share_gpu import CONTROL, sharing
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the stand-in writes: its arguments or what it was told, and its folders."""
+    program, written = tmp_path / CONTROL, tmp_path / "calls"
+    program.write_text(
+        f'#!/bin/sh\necho "${{1:-$(cat)}} $CUDA_MPS_PIPE_DIRECTORY" >> {written}\nexit ${{MPS_FAILS:-0}}\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return written
+
+
+def test_it_is_started_and_ended_and_leaves_nothing(calls: Path) -> None:
+    before = dict(os.environ)
+    with sharing(ranks=4, devices=1) as helped:
+        assert helped
+        folder = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
+        assert folder.is_dir()
+        assert os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+    assert calls.read_text().splitlines() == [f"-d {folder}", f"quit {folder}"]
+    assert dict(os.environ) == before
+    assert not folder.exists()
+
+
+def test_it_is_ended_when_the_job_fails(calls: Path) -> None:
+    with pytest.raises(ZeroDivisionError), sharing(ranks=2, devices=1):
+        raise ZeroDivisionError
+    assert calls.read_text().splitlines()[-1].startswith("quit")
+
+
+def test_where_it_does_not_start_ranks_share_all_the_same(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPS_FAILS", "1")
+    before = dict(os.environ)
+    with sharing(ranks=2, devices=1) as helped:
+        assert not helped
+        assert dict(os.environ) == before
+
+
+def test_a_gpu_for_each_rank_needs_none(calls: Path) -> None:
+    with sharing(ranks=2, devices=2) as helped:
+        assert not helped
+    assert not calls.exists()
