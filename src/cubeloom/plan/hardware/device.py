@@ -1,0 +1,39 @@
+"""What one device computes and holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cubeloom.errors import UserError
+from cubeloom.plan.hardware.facts import Fact, number
+
+Dtype = Literal["bf16", "fp16", "fp32"]
+SIZES: dict[Dtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4}  # bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Rates in FLOP/s and bytes/s, times in seconds."""
+
+    name: str
+    about: str
+    bf16: float = number(1)  # peak of dense products
+    fp16: float = number(1)
+    fp32: float = number(1)
+    matmul_fraction: float = number()  # of the peak, in a large product that fills every wave
+    processors: int = number(1)  # that each compute a tile at a time: SMs, compute units, cores
+    tile_rows: int = number(1)
+    tile_columns: int = number(1)
+    memory: float = number(1)
+    bandwidth: float = number(1)
+    bandwidth_fraction: float = number()  # of the bandwidth, in a large operator that only reads and writes
+    launch: float = number()  # the least that an operator takes on the device
+    host: float = number()  # what the host needs to issue an operator
+    facts: Mapping[str, Fact] = field(default_factory=dict, compare=False, repr=False)
+
+    def peak(self, dtype: Dtype) -> float:
+        if dtype not in SIZES:
+            raise UserError(f"no peak for dtype {dtype!r}; there are {', '.join(SIZES)}")
+        return float(getattr(self, dtype))
