@@ -32,6 +32,7 @@ bench: $(READY)
 	$(BIN)/python bench/pipeline.py
 	$(BIN)/python bench/weave.py
 	$(BIN)/python bench/tensor3d.py
+	$(BIN)/python bench/train.py
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -158,6 +160,23 @@ def test_a_full_disk_ends_the_job_with_one_message_and_the_last_checkpoint(file:
     assert done.returncode == 2, done.stderr
     assert "step-00000003 could not be written" in done.stderr
     assert not list((file.parent / "run" / "checkpoints").glob("step-*"))
+
+
+def test_a_signal_lets_the_step_end_and_keeps_it(file: Path) -> None:
+    arguments = [sys.executable, "-m", "cubeloom", "train", "job.toml", "--folder=run", "--steps=2000"]
+    job = subprocess.Popen(
+        arguments, cwd=file.parent, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True
+    )
+    metrics = file.parent / "run" / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
+        assert job.poll() is None
+        time.sleep(0.05)
+    job.send_signal(signal.SIGTERM)
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode == 75, errors
+    assert "the same command goes on" in errors and "Traceback" not in errors
+    (kept,) = (file.parent / "run" / "checkpoints").glob("step-*")
+    assert int(kept.name.removeprefix("step-")) >= 2
 
 
 def _refused(refusals: Path, words: str) -> None:

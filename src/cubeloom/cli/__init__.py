@@ -9,13 +9,17 @@ from typing import Annotated
 
 import tyro
 
+from cubeloom.cli.calibrate import Calibrate
 from cubeloom.cli.convert import Convert
 from cubeloom.cli.data import Data
+from cubeloom.cli.doctor import Doctor
+from cubeloom.cli.launch import Launch
 from cubeloom.cli.models import Models
 from cubeloom.cli.report import Report
 from cubeloom.cli.sample import Sample
 from cubeloom.cli.schedule import Schedule
 from cubeloom.cli.train import Train
+from cubeloom.cli.validate import Validate
 from cubeloom.cli.verify import Verify
 from cubeloom.errors import UserError
 from cubeloom.job import Job
@@ -27,11 +31,18 @@ Command = (
     | Annotated[Convert, tyro.conf.subcommand("convert")]
     | Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[Schedule, tyro.conf.subcommand("schedule")]
+    | Annotated[
+        Launch,
+        tyro.conf.subcommand("launch", description="Write the script or manifest that trains a job on a cluster."),
+    ]
+    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+    | Annotated[Calibrate, tyro.conf.subcommand("calibrate")]
+    | Annotated[Validate, tyro.conf.subcommand("validate")]
     | Annotated[Models, tyro.conf.subcommand("models")]
     | Annotated[Data, tyro.conf.subcommand("data", description="Make and check folders of tokens.")]
 )
 
-TAKE_A_FILE = ("train",)
+TAKE_A_FILE = ("train", "launch")
 
 
 def main() -> None:

@@ -12,13 +12,15 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from cubeloom import pipeline, show
+from cubeloom import pipeline, settings, show
 from cubeloom.errors import UserError
+from cubeloom.job import Job
 from cubeloom.pipeline.costs import Costs, parse_costs, scaled
 from cubeloom.pipeline.files import as_dict
 from cubeloom.pipeline.schedules import FAMILIES, family
 from cubeloom.pipeline.schedules.auto import Placement, auto
 
+FILES = (".toml", ".py")
 Format = Literal["table", "text", "csv", "json", "svg", "html", "perfetto"]
 
 
@@ -31,7 +33,7 @@ class Schedule:
     """
 
     name: tyro.conf.Positional[str | None] = None
-    """Which schedule; leave it out to --compare several or to --load one."""
+    """Which schedule, or a settings file whose job has one; leave it out to --compare several or to --load one."""
     stages: int | None = None
     """Workers that the model is spread over."""
     microbatches: int | None = None
@@ -60,9 +62,15 @@ class Schedule:
     format: Format = "table"
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """A file to write to, instead of the terminal."""
+    overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def __call__(self) -> int:
-        made = [self._made(name) for name in self._names()] if self.load is None else [self._loaded(self.load)]
+        if self.name is not None and Path(self.name).suffix in FILES:
+            made = [self._of_job(Path(self.name))]
+        elif self.load is not None:
+            made = [self._loaded(self.load)]
+        else:
+            made = [self._made(name) for name in self._names()]
         schedules = [self._synchronised(schedule) for schedule, _ in made]
         timelines = [pipeline.simulate(pipeline.check(s), self._costs(s)) for s in schedules]
         text = self._text(timelines, [note for _, note in made])
@@ -107,6 +115,10 @@ class Schedule:
         options = {option: value for option, value in given.items() if option in taken}
         made = pipeline.generate(name, self.stages, self.microbatches, costs=costs, **options)  # type: ignore[arg-type]
         return made, ""
+
+    def _of_job(self, file: Path) -> tuple[pipeline.Schedule, str]:
+        job = settings.load(Job, file, self.overrides)
+        return job.schedule.schedule(job.grid.pipe), ""
 
     def _loaded(self, path: Path) -> tuple[pipeline.Schedule, str]:
         if self.name is not None or self.compare is not None:

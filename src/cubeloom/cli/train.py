@@ -12,8 +12,9 @@ import tyro
 from cubeloom.errors import UserError
 from cubeloom.job import Job
 from cubeloom.job.replan import replan
-from cubeloom.launch.elastic import JobFailed
+from cubeloom.launch.elastic import Interrupted, JobFailed
 from cubeloom.launch.environment import current, membership
+from cubeloom.launch.slurm import INTERRUPTED
 from cubeloom.settings import load, write
 from cubeloom.train.start import begin
 
@@ -23,7 +24,7 @@ class Train:
     """Train what a settings file says, on the ranks that torchrun, srun or a Kubernetes job started, or on this machine.
 
     Any setting can be given here as --a.b=c. A run that is there goes on from its last checkpoint. Exits 0 when training
-    ended well, 1 if it failed, 2 if the request cannot work.
+    ended well, 1 if it failed, 2 if the request cannot work, 75 if a signal stopped it: the same command then goes on.
     """
 
     file: tyro.conf.Positional[Path]
@@ -32,6 +33,8 @@ class Train:
     """If there are other than the grid's number of ranks, go on with the best grid for as many."""
     ranks: int | None = None
     """How many there are, for --replan; by default those that were started, or else this machine's devices."""
+    share_gpu: bool = False
+    """Let several ranks of this machine share a GPU, side by side where CUDA's MPS is installed."""
     print_settings: bool = False
     """Print the settings as they are resolved, and do nothing."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
@@ -48,13 +51,15 @@ class Train:
             print(write(job), end="")
             return 0
         try:
-            ended = begin(job, spare=self.replan)
+            ended = begin(job, self.replan, self.share_gpu)
+        except Interrupted:
+            return INTERRUPTED
         except JobFailed as error:
             raise SystemExit(f"cubeloom: {error}") from None
         here = membership(current())
         if ended is not None and self.json and (here is None or here.rank == 0):
             print(json.dumps({**asdict(ended), "folder": str(job.folder), "grid": job.grid.sizes}))
-        return 0
+        return INTERRUPTED if ended is not None and ended.why == "asked to stop" else 0
 
     def _ranks(self, job: Job) -> int:
         if self.ranks is not None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from math import lcm
 from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -20,12 +19,18 @@ from cubeloom.cube import Batch, Rest
 from cubeloom.cube.cut import Activations, Inputs, Weights
 from cubeloom.errors import UserError
 from cubeloom.grid import AXES, Grid
+from cubeloom.job import Job
+from cubeloom.job.job import DTYPES
+from cubeloom.job.settings import RECOMPUTE
+from cubeloom.launch.share_gpu import sharing
 from cubeloom.models import Config, LanguageConfig, config
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
 from cubeloom.runtime.microbatches import portions
+from cubeloom.settings import load
 from cubeloom.verify import Experiment, Report, verify
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+# Options that a settings file leaves to the command line.
+_OUR_OWN = {"file", "overrides", "steps", "dtype", "patience", "seed", "device", "share_gpu", "json"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,8 @@ class Verify:
     Exits 0 only if all agree, 1 if something does not, 2 if the request cannot work.
     """
 
+    file: tyro.conf.Positional[Path | None] = None
+    """A settings file: its model, batch, grid, schedule and layout instead of the options here; --a.b=c changes them."""
     model: str = "gpt-tiny"
     """A preset, such as gpt-tiny, llama-tiny or bert-tiny."""
     grid: str = "x=2,y=2,z=2"
@@ -80,11 +87,16 @@ class Verify:
     """Seconds that a rank waits for another before it ends the job."""
     seed: int = 0
     device: devices.Kind = devices.CPU
+    share_gpu: bool = False
+    """Start CUDA's MPS, so that ranks that share a GPU run side by side instead of in turns."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
     """Print one JSON object as the last line."""
+    overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def __call__(self) -> int:
-        report = verify(self.experiment(), self.device)
+        experiment = self.experiment()
+        with sharing(experiment.grid.world if self.share_gpu else 0, devices.count(self.device)):
+            report = verify(experiment, self.device)
         console = Console(stderr=self.json)
         console.print(losses_table(report), bytes_table(report), verdict(report), sep="\n")
         if self.json:
@@ -96,6 +108,8 @@ class Verify:
             raise UserError(f"--steps must be at least 1, got {self.steps}")
         if not devices.available(self.device):
             raise UserError(f"--device {self.device}: torch sees none here; use --device {devices.CPU}")
+        if self.file is not None:
+            return self._of_job(load(Job, self.file, self.overrides))
         grid = Grid.parse(self.grid, tuple(axis.strip() for axis in self.placement.split(",")))
         model, schedule = self._model(), self._schedule(grid)
         ways = max(1, self.ways)
@@ -119,6 +133,27 @@ class Verify:
             schedule=schedule,
             ways=self.ways,
             recompute=self.recompute,
+            patience=self.patience,
+        )
+
+    def _of_job(self, job: Job) -> Experiment:
+        """The decomposition is the file's; how long and how exactly to look is ours to say."""
+        for field in fields(self):
+            if field.name not in _OUR_OWN and getattr(self, field.name) != field.default:
+                raise UserError(f"with a file, --{field.name.replace('_', '-')} is the file's to say: use --a.b=c")
+        return Experiment(
+            model=job.model.config(),
+            grid=job.grid,
+            batch=job.batch,
+            rest=job.layout.rest,
+            steps=self.steps,
+            dtype=DTYPES[self.dtype],
+            seed=self.seed,
+            initial_seed=self.seed,
+            zero=job.optimizer.zero,
+            schedule=job.schedule.schedule(job.grid.pipe),
+            ways=job.layout.ways,
+            recompute=RECOMPUTE[job.layout.recompute],
             patience=self.patience,
         )
 

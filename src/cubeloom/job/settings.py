@@ -12,6 +12,7 @@ from cubeloom.errors import UserError
 from cubeloom.job.rates import Decay
 from cubeloom.models import Config, config
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
+from cubeloom.runtime.build import Recompute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,10 @@ class ScheduleSettings:
         name = self.name if workers > 1 else "1f1b"
         made = generate(name, workers, count, pairs=self.pairs, mode=self.mode)
         return made if self.sync == "end" else synchronised(made, Sync(self.sync))
+
+
+# What the runtime calls them.
+RECOMPUTE: dict[str, Recompute] = {"none": False, "selective": "attention", "full": True}
 
 
 @dataclass(frozen=True, kw_only=True)

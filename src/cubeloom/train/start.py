@@ -5,28 +5,37 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from cubeloom.comm import world
+from cubeloom.comm import devices, world
 from cubeloom.errors import UserError
 from cubeloom.job import Job, check
 from cubeloom.launch import elastic
 from cubeloom.launch.environment import Membership, current, membership
 from cubeloom.launch.ready import join, make_ready
+from cubeloom.launch.share_gpu import sharing
 from cubeloom.metrics import check_sinks
 from cubeloom.train.beside import write_beside
 from cubeloom.train.loop import Ended, train
 
 
-def begin(job: Job, spare: bool = False) -> Ended | None:
+def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | None:
     """Train the job; everything that can be refused is, before a process starts or a file is written.
 
-    `spare`: in a job with more ranks than the grid has, those beyond do nothing, and get None.
+    `spare`: in a job with more ranks than the grid has, those beyond do nothing, and get None. `share_gpu`: where this starts
+    the ranks, they may be more than the machine's GPUs.
     """
     check(job)
     check_sinks(job.metrics)
     here = membership(current())
     if here is None:
+        have = devices.count(job.device)
+        if job.device != devices.CPU and job.grid.world > have and not share_gpu:
+            raise UserError(
+                f"the grid {job.grid} has {job.grid.world} ranks, and this machine {have} GPU{'s' if have > 1 else ''}; "
+                "--share-gpu lets them share"
+            )
         write_beside(job)
-        found = elastic.start(job.grid.world, job.restarts, _rank_of_agent, job)
+        with sharing(job.grid.world, have if job.device != devices.CPU else job.grid.world):
+            found = elastic.start(job.grid.world, job.restarts, _rank_of_agent, job)
         ended: Ended = found[0]
         return ended
     if spare and here.rank >= job.grid.world:

@@ -15,11 +15,11 @@ from cubeloom.data import Loader
 from cubeloom.data.loader import read
 from cubeloom.job import Job
 from cubeloom.job.samples import samples_of
+from cubeloom.job.settings import RECOMPUTE
 from cubeloom.models import cut_of
 from cubeloom.models.description import describe
 from cubeloom.pipeline import Updates
 from cubeloom.runtime import Pipeline
-from cubeloom.runtime.build import Recompute
 from cubeloom.train.checkpoint import (
     CheckpointWriter,
     checkpoints,
@@ -32,8 +32,6 @@ from cubeloom.train.guard import Guard
 from cubeloom.train.optimizers import optimizer_of
 from cubeloom.train.sharded_optimizer import ShardedOptimizer
 from cubeloom.train.step_times import StepTimes
-
-_RECOMPUTE: dict[str, Recompute] = {"none": False, "selective": "attention", "full": True}
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Trainer:
             initial_values(model, job.seed, job.numbers, network.device),
             job.schedule.schedule(job.grid.pipe),
             job.layout.rest,
-            recompute=_RECOMPUTE[job.layout.recompute],
+            recompute=RECOMPUTE[job.layout.recompute],
             ways=job.layout.ways,
         )
         self.parameters = self.pipeline.parameters
@@ -160,6 +158,11 @@ class Trainer:
                 progress,
                 self.job.checkpoint.keep,
             )
+
+    @property
+    def waited(self) -> float:
+        """Seconds that steps have waited for their data, in all."""
+        return self._loader.waited
 
     def close(self) -> None:
         self._loader.close()

@@ -13,7 +13,7 @@ from cubeloom.errors import UserError
 from cubeloom.grid import Grid
 from cubeloom.models import Config, build, cut_of
 from cubeloom.pipeline import Schedule, Updates
-from cubeloom.runtime.build import Layout, lay_out
+from cubeloom.runtime.build import Layout, Recompute, lay_out
 from cubeloom.verify import data
 
 
@@ -34,7 +34,7 @@ class Experiment:
     schedule: Schedule | None = None  # of the pipeline, where the grid has one
     patience: float = 120  # seconds that a rank waits for another
     ways: int = 1  # strands of a weave
-    recompute: bool = False  # each stage's forward once more in its backward
+    recompute: Recompute = False  # each stage's forward, or attention, once more in its backward
 
     def skeleton(self) -> nn.Module:
         """The model without values."""

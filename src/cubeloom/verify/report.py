@@ -98,7 +98,7 @@ def _report(experiment: Experiment, serial: Outcome, outcomes: list[Outcome]) ->
         counted=counted[0],
         predicted=predicted[0],
         # What a recomputation moves depends on where torch can stop it, so it is not predicted.
-        bytes_agree=experiment.recompute or counted == predicted,
+        bytes_agree=bool(experiment.recompute) or counted == predicted,
         replicas_agree=_replicas_agree(outcomes),
         parameters=max(outcome.parameters for outcome in outcomes),
     )
