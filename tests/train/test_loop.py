@@ -214,3 +214,16 @@ def test_metrics_say_where_the_time_went(ranks: RankPool, tmp_path: Path) -> Non
         assert record.computing_s + record.exposed_s + record.bubble_s == pytest.approx(record.seconds)
         assert record.mfu is None  # nobody says what this machine could do
     assert (tmp_path / "report.html").stat().st_size > 1000
+
+
+def test_the_same_job_has_the_same_bits_and_can_be_made_to(ranks: RankPool, tmp_path: Path) -> None:
+    runs = [run(ranks, job(tmp_path / name, "x=2", steps=3)) for name in ("one", "other")]
+    assert [each.loss for each in runs[0]] == [each.loss for each in runs[1]]
+    assert ranks.run(1, _deterministic, job(tmp_path / "flag", steps=2, deterministic=True), timeout=60) == [True]
+
+
+def _deterministic(what: Job) -> bool:
+    train(what)
+    found = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)  # this process goes on to other tests
+    return found

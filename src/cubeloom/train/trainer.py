@@ -69,9 +69,8 @@ class Trainer:
         self.optimizer = optimizer_of(job.optimizer, self.parameters, self.pipeline.gradients)
         self._share = job.grid.share(network.coordinates, job.batch.samples)
         self.done, progress = self._take_up()
-        self.best: list[float] = progress.get(
-            "best", []
-        )  # the best loss on validation, and how many since were no better
+        # The best loss on validation, and how many since were no better.
+        self._best: list[float] = progress.get("best", [])
         self._guard = Guard(job.guard, progress.get("norms", ()))
         self._loader = Loader(samples_of(job, "training"), job.batch.samples, self._share, progress.get("position", 0))
         self._writer = CheckpointWriter(job.checkpoints, network, job.checkpoint.keep)
@@ -134,16 +133,16 @@ class Trainer:
 
     def judge(self, loss: float) -> bool:
         """Note a loss on validation; whether there have been enough in a row that were no better than the best."""
-        best, worse = self.best or [float("inf"), 0]
-        self.best = [loss, 0] if loss < best else [best, worse + 1]
+        best, worse = self._best or [float("inf"), 0]
+        self._best = [loss, 0] if loss < best else [best, worse + 1]
         patience = self.job.evaluation.patience
-        return patience is not None and self.best[1] >= patience
+        return patience is not None and self._best[1] >= patience
 
     def save(self) -> None:
         progress = {
             "position": self._loader.position,
             "norms": list(self._guard.norms),
-            "best": self.best,
+            "best": self._best,
             "model": describe(self.job.model.config()),
         }
         if self.job.checkpoint.asynchronous:
