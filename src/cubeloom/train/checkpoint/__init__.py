@@ -1,0 +1,16 @@
+"""Checkpoints that any grid, schedule and number of ranks can go on from: weights, optimizer, and where training stood.
+
+    folder/step-00000100/      one checkpoint: torch.distributed.checkpoint's files, and a manifest with their checksums
+    folder/.step-00000200/     one that is being written; a crash leaves it, and it is never read
+
+A checkpoint appears whole or not at all: it is written beside its place and renamed when all ranks are done.
+"""
+
+from cubeloom.train.checkpoint.entries import WEIGHTS as WEIGHTS
+from cubeloom.train.checkpoint.load import load_checkpoint as load_checkpoint
+from cubeloom.train.checkpoint.load import load_weights as load_weights
+from cubeloom.train.checkpoint.manifest import checkpoints as checkpoints
+from cubeloom.train.checkpoint.manifest import read_manifest as read_manifest
+from cubeloom.train.checkpoint.manifest import seal as seal
+from cubeloom.train.checkpoint.save import CheckpointWriter as CheckpointWriter
+from cubeloom.train.checkpoint.save import save_checkpoint as save_checkpoint

@@ -1,0 +1,128 @@
+"""Writing checkpoints: at once, or by a thread while training goes on."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from cubeloom.comm import Aside, Network
+from cubeloom.errors import UserError
+from cubeloom.train.checkpoint.entries import Optimizer, Parameters, state_of, updates_of, weights_of
+from cubeloom.train.checkpoint.manifest import checkpoints, checksum, seal
+from cubeloom.train.checkpoint.shard import Shard
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    parameters: Parameters,
+    optimizer: Optimizer,
+    network: Network,
+    progress: Mapping[str, Any],
+    keep: int = 2,
+) -> Path:
+    """Write all that is needed to go on after `step` steps; called by all ranks. The newest `keep` are kept.
+
+    `progress` is what is not a tensor, such as the position in the data: JSON, the same on all ranks.
+    """
+    shards = weights_of(parameters, network) | state_of(parameters, optimizer, network)
+    return _write(folder, step, shards, network, progress, updates_of(optimizer), keep)
+
+
+class CheckpointWriter:
+    """Checkpoints written by a thread while training goes on, one at a time. All ranks call the same."""
+
+    def __init__(self, folder: Path, network: Network, keep: int) -> None:
+        self._folder = folder
+        self._network = network
+        self._keep = keep
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._aside = network.aside  # made here, by all ranks together
+
+    def save(self, step: int, parameters: Parameters, optimizer: Optimizer, progress: Mapping[str, Any]) -> None:
+        """Copy everything now, and write it later."""
+        self.wait()
+        shards = weights_of(parameters, self._network) | state_of(parameters, optimizer, self._network)
+        copies = {
+            name: Shard.of(shard.local.to("cpu", copy=True), shard.whole, shard.offset)
+            for name, shard in shards.items()
+        }
+        arguments = self._folder, step, copies, self._network, progress, updates_of(optimizer), self._keep
+        self._thread = threading.Thread(target=self._work, args=arguments, name="cubeloom checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until the last one is in its place; raises what kept it from there."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _work(self, *arguments: Any) -> None:
+        try:
+            _write(*arguments)
+        except BaseException as error:  # it is the training thread's to raise
+            self._failure = error
+
+
+def _write(
+    folder: Path,
+    step: int,
+    shards: Mapping[str, Shard],
+    network: Network,
+    progress: Mapping[str, Any],
+    updates: float,
+    keep: int,
+) -> Path:
+    final = folder / f"step-{step:08d}"
+    writing = folder / f".{final.name}"
+    aside = network.aside
+    _together(aside, network.rank == 0, lambda: _make_folder(writing), final)
+    try:
+        save(dict(shards), storage_writer=FileSystemWriter(writing, sync_files=True), process_group=aside.group)
+    except CheckpointException as error:
+        raise _cannot(final, next(iter(error.failures.values()))[0]) from error
+    # Each rank reads its own files back, so that none reads them all.
+    checksums = aside.gather({file.name: checksum(file) for file in writing.glob(f"__{network.rank}_*")})
+
+    def finish() -> None:
+        seal(writing, step, progress, updates, {name: each for mine in checksums for name, each in mine.items()})
+        shutil.rmtree(final, ignore_errors=True)
+        writing.rename(final)
+        for old in checkpoints(folder)[:-keep]:
+            shutil.rmtree(old)
+
+    _together(aside, network.rank == 0, finish, final)
+    return final
+
+
+def _together(aside: Aside, mine: bool, work: Callable[[], None], final: Path) -> None:
+    """One rank works; all wait for it, and fail with it."""
+    failure: Exception | None = None
+    if mine:
+        try:
+            work()
+        except OSError as error:
+            failure = error
+    failures = [each for each in aside.gather(failure) if each is not None]
+    if failures:
+        raise _cannot(final, failures[0])
+
+
+def _cannot(final: Path, error: BaseException) -> UserError:
+    return UserError(f"the checkpoint {final} could not be written: {error}; those before it are whole")
+
+
+def _make_folder(writing: Path) -> None:
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.mkdir(parents=True)
