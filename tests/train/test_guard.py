@@ -41,5 +41,7 @@ def test_too_many_in_a_row_end_the_run() -> None:
     guard.objection(math.nan)
     guard.objection(1.0)  # not in a row
     guard.objection(math.nan)
-    with pytest.raises(UserError, match="2 steps in a row had to be skipped, the last because the gradient norm is nan"):
+    with pytest.raises(
+        UserError, match="2 steps in a row had to be skipped, the last because the gradient norm is nan"
+    ):
         guard.objection(math.nan)

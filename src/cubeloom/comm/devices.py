@@ -49,17 +49,19 @@ class Instant:
     """A moment of a device's work: on a GPU, when its stream comes to it. Read once the device has settled."""
 
     def __init__(self, device: torch.device) -> None:
+        self._moment: float | torch.cuda.Event
         if device.type == "cpu":
-            self._event, self._time = None, time.perf_counter()
+            self._moment = time.perf_counter()
         else:
-            self._event = torch.cuda.Event(enable_timing=True)
-            self._event.record()
+            self._moment = torch.cuda.Event(enable_timing=True)
+            self._moment.record()
 
     def since(self, earlier: Instant) -> float:
         """Seconds."""
-        if self._event is None:
-            return self._time - earlier._time
-        return float(earlier._event.elapsed_time(self._event)) / 1e3
+        if isinstance(self._moment, float) and isinstance(earlier._moment, float):
+            return self._moment - earlier._moment
+        assert not isinstance(self._moment, float) and not isinstance(earlier._moment, float)
+        return float(earlier._moment.elapsed_time(self._moment)) / 1e3
 
 
 def peak_memory(device: torch.device) -> int:
