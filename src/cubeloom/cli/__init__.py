@@ -1,47 +1,46 @@
-"""The command line: one file a command, each a frozen dataclass of its options that is called to run."""
+"""The command line: one file a command, each a frozen dataclass of its options that is called to run.
+
+Only the command that is given is imported: some need torch, which takes seconds, and some do not.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from functools import reduce
+from importlib import import_module
+from operator import or_
+from typing import Annotated, Any
 
 import tyro
 
-from cubeloom.cli.calibrate import Calibrate
-from cubeloom.cli.convert import Convert
-from cubeloom.cli.data import Data
-from cubeloom.cli.doctor import Doctor
-from cubeloom.cli.launch import Launch
-from cubeloom.cli.models import Models
-from cubeloom.cli.report import Report
-from cubeloom.cli.sample import Sample
-from cubeloom.cli.schedule import Schedule
-from cubeloom.cli.train import Train
-from cubeloom.cli.validate import Validate
-from cubeloom.cli.verify import Verify
 from cubeloom.errors import UserError
-from cubeloom.job import Job
 
-Command = (
-    Annotated[Train, tyro.conf.subcommand("train")]
-    | Annotated[Sample, tyro.conf.subcommand("sample")]
-    | Annotated[Report, tyro.conf.subcommand("report")]
-    | Annotated[Convert, tyro.conf.subcommand("convert")]
-    | Annotated[Verify, tyro.conf.subcommand("verify")]
-    | Annotated[Schedule, tyro.conf.subcommand("schedule")]
-    | Annotated[
-        Launch,
-        tyro.conf.subcommand("launch", description="Write the script or manifest that trains a job on a cluster."),
-    ]
-    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
-    | Annotated[Calibrate, tyro.conf.subcommand("calibrate")]
-    | Annotated[Validate, tyro.conf.subcommand("validate")]
-    | Annotated[Models, tyro.conf.subcommand("models")]
-    | Annotated[Data, tyro.conf.subcommand("data", description="Make and check folders of tokens.")]
+# Each lies in the module of its name, as a class of its name.
+COMMANDS = (
+    "train",
+    "sample",
+    "report",
+    "convert",
+    "plan",
+    "rehearse",
+    "reproduce",
+    "verify",
+    "schedule",
+    "launch",
+    "doctor",
+    "calibrate",
+    "validate",
+    "models",
+    "data",
 )
-
+# Those with commands of their own, of which tyro knows no words.
+DESCRIPTIONS = {
+    "data": "Make and check folders of tokens.",
+    "launch": "Write the script or manifest that trains a job on a cluster.",
+}
+# Those where `--steps=5` is a setting of the file, as `--grid.x=2` is everywhere.
 TAKE_A_FILE = ("train", "launch")
 
 
@@ -49,11 +48,13 @@ def main() -> None:
     """Train neural networks that are too large for one device."""
     # Exit 0 if the command succeeded, 1 if what it checked does not hold, 2 if its input cannot work.
     arguments, overrides = split(sys.argv[1:])
+    if arguments[:1] and arguments[0] in COMMANDS:
+        name, *rest = arguments
+        kind, program, about = _class(name), f"cubeloom {name}", DESCRIPTIONS.get(name)
+    else:  # all of them, to be listed
+        kind, program, about, rest = reduce(or_, map(_choice, COMMANDS)), "cubeloom", main.__doc__, arguments
     command: Callable[[], int] = tyro.cli(
-        tyro.conf.OmitSubcommandPrefixes[Command],  # type: ignore[misc]
-        prog="cubeloom",
-        description=main.__doc__,
-        args=arguments,
+        tyro.conf.OmitSubcommandPrefixes[kind], prog=program, description=about, args=rest
     )
     try:
         if overrides:
@@ -64,16 +65,27 @@ def main() -> None:
         sys.exit(2)
 
 
+def _class(name: str) -> Any:
+    return getattr(import_module(f"cubeloom.cli.{name}"), name.capitalize())
+
+
+def _choice(name: str) -> Any:
+    return Annotated[_class(name), tyro.conf.subcommand(name, description=DESCRIPTIONS.get(name))]
+
+
 def split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
     """A command's own options, and settings of its file: those with a dot or, as `--steps=5`, a field of a job."""
-    fields = {field.name for field in dataclasses.fields(Job)}
+    fields = _fields_of_a_job() if arguments[:1] and arguments[0] in TAKE_A_FILE else set()
 
     def is_setting(argument: str) -> bool:
         name, equals, _ = argument.removeprefix("--").partition("=")
-        return argument.startswith("--") and bool(equals) and ("." in name or (takes_file and name in fields))
+        return argument.startswith("--") and bool(equals) and ("." in name or name in fields)
 
-    takes_file = bool(arguments) and arguments[0] in TAKE_A_FILE
     return [each for each in arguments if not is_setting(each)], tuple(filter(is_setting, arguments))
+
+
+def _fields_of_a_job() -> set[str]:
+    return {field.name for field in dataclasses.fields(import_module("cubeloom.job").Job)}
 
 
 def with_overrides(command: Callable[[], int], overrides: tuple[str, ...]) -> Callable[[], int]:

@@ -1,0 +1,117 @@
+"""`cubeloom plan`: the best decomposition of a model over a cluster's devices, and why it is the best."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from cubeloom.errors import UserError
+from cubeloom.grid import Grid
+from cubeloom.plan.search import Answer, configuration, explain, on_devices, search, why
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Find the best grid, placement, schedule, micro-batch and rests for a model on so many devices of a cluster.
+
+    Every decomposition is weighed in closed form, the best hundreds are simulated. Needs no device and no process group.
+    """
+
+    model: str
+    """A preset, such as gpt-80b."""
+    cluster: str
+    """A cluster that cubeloom knows, such as perlmutter, or a TOML file that `cubeloom calibrate` wrote."""
+    devices: int
+    global_batch: int
+    """Samples in a step."""
+    sequence: int | None = None
+    """Tokens of a sample; the longest that the model takes by default."""
+    dtype: Literal["bf16", "fp32"] = "bf16"
+    reserve: float = 0.08
+    """The share of a device's memory that is left to what lies below tensors."""
+    top: int = 10
+    """How many plans to show."""
+    explain: str | None = None
+    """A grid, as pipe=8,data=16,z=1,y=2,x=4: say why it lost."""
+    html: Path | None = None
+    """Write a report: ranking, break-downs, the best one's timeline, other numbers of devices."""
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    """Write the settings file that runs the best plan."""
+    json: bool = False
+
+    def __call__(self) -> int:
+        answer = search(
+            self.model, self.cluster, self.devices, self.global_batch, self.sequence, self.dtype, reserve=self.reserve
+        )
+        explained = None if self.explain is None else explain(answer, Grid.parse(self.explain))
+        if self.output is not None:
+            self._needs_one(answer)
+            _write(self.output, configuration(answer, answer.plans[0]))
+        if self.html is not None:
+            self._needs_one(answer)
+            from cubeloom.plan.report import page
+
+            _write(self.html, page(answer, [on_devices(answer, count) for count in self._counts(answer)]))
+        if self.json:
+            print(json.dumps(answer.as_json(self.top)))
+        elif explained is not None:
+            print(explained.text)
+        else:
+            self._show(answer)
+        return 0 if answer.plans else 1
+
+    def _needs_one(self, answer: Answer) -> None:
+        if not answer.plans:
+            raise UserError(f"no decomposition can run; refused were {dict(answer.refused)}")
+
+    def _counts(self, answer: Answer) -> list[int]:
+        """Numbers of devices around the one asked for."""
+        around = [self.devices * 2**power // 8 for power in range(5)]
+        return [count for count in around if 1 <= count <= answer.cluster.devices and count != self.devices]
+
+    def _show(self, answer: Answer) -> None:
+        console = Console(width=None if Console().is_terminal else 160, soft_wrap=False)
+        what = "tokens" if answer.model.tokens else "samples"
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for name in ("grid", "innermost", "schedule", "micro", "rest", "ways", "again"):
+            table.add_column(name, no_wrap=True)
+        for name in ("step, s", "±", f"{what}/s", "MFU", "GB", "bubble", "exposed"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for plan in answer.plans[: self.top]:
+            wide = [axis for axis in reversed(plan.grid.placement) if plan.grid.size(axis) > 1]
+            table.add_row(
+                str(plan.grid), wide[0] if wide else "-", plan.shape.title, f"{plan.microbatches}×{plan.microbatch}",
+                plan.rest, str(plan.ways), "yes" if plan.recompute else "no", f"{plan.seconds:.4g}",
+                f"{plan.error:.0%}", f"{answer.per_second(plan):,.0f}", f"{answer.mfu(plan):.1%}",
+                f"{plan.total_memory / 1e9:.1f}", f"{plan.bubble / plan.seconds:.1%}",
+                f"{plan.exposed / plan.seconds:.1%}",
+            )  # fmt: skip
+        console.print(table)
+        for line in _words(answer):
+            console.print(line, highlight=False, soft_wrap=True)
+
+
+def _words(answer: Answer) -> list[str]:
+    refused = ", ".join(f"{count:,} {reason}" for reason, count in answer.refused.items())
+    lines = [f"{answer.considered:,} decompositions in {answer.seconds:.2f} s; refused: {refused or 'none'}"]
+    if not answer.plans:
+        return [*lines, "none can run: more devices, a smaller batch or a smaller model may"]
+    best = answer.plans[0]
+    room = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in best.memory.items())
+    moved = ", ".join(f"{axis} {float(size) / 1e9:.3g}" for axis, size in sorted(answer.bytes(best).items()))
+    if len(answer.plans) > 1:
+        lines.append(f"the first beats the second by {why(best, answer.plans[1])}")
+    return [*lines, f"its memory, GB: {room}", f"its bytes received by rank 0, GB: {moved}"]
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None

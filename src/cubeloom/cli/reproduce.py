@@ -1,0 +1,78 @@
+"""`cubeloom reproduce`: simulate a paper's experiments on its cluster, and show our figures beside the published ones."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from cubeloom.errors import UserError
+from cubeloom.plan.reproduce import Paper, Report, Row, reproduce, to_svg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduce:
+    """Simulate the experiments of a paper on its cluster: ours beside the published figures, with the differences.
+
+    A row that the model was calibrated with is marked; all others are predictions.
+    """
+
+    paper: tyro.conf.Positional[Paper]
+    """cube (Bian et al., Longhorn), chimera (Li and Hoefler, Piz Daint) or tensor3d (Singh et al., Perlmutter)."""
+    svg: Path | None = None
+    """Write the plot here."""
+    json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
+    """Print one JSON object as the last line."""
+
+    def __call__(self) -> int:
+        if self.svg is not None and not self.svg.parent.is_dir():
+            raise UserError(f"no folder {self.svg.parent} to write {self.svg.name} in")
+        report = reproduce(self.paper)
+        if self.svg is not None:
+            self.svg.write_text(to_svg(report), encoding="utf-8")
+        console = Console(stderr=self.json, width=None if sys.stdout.isatty() else 140)
+        console.print(rows_table(report), seconds_table(report), sep="\n")
+        for line in report.words:
+            console.print(line, highlight=False, soft_wrap=True)
+        if self.json:
+            print(json.dumps(report.as_json()))
+        return 0
+
+
+def rows_table(report: Report) -> Table:
+    table = Table(title=report.title)
+    table.add_column("figure", no_wrap=True)
+    for name in ("published", "ours", "difference"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("source", no_wrap=True)
+    for row in report.rows:
+        table.add_row(row.point.name, _number(row.point.value), _number(row.ours), _difference(row), row.point.source)
+    return table
+
+
+def seconds_table(report: Report) -> Table:
+    """Where the time of our runs goes."""
+    kinds = list(dict.fromkeys(kind for share in report.shares for kind in share.seconds))
+    table = Table(title="Seconds of a step, as simulated")
+    table.add_column("run", no_wrap=True)
+    for name in (*kinds, "in all"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for share in report.shares:
+        table.add_row(share.name, *(f"{share.seconds.get(kind, 0.0):.3f}" for kind in kinds), f"{share.total:.3f}")
+    return table
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _difference(row: Row) -> str:
+    if row.calibrated:
+        return "calibrated"
+    return f"{row.difference:+.1%}" if row.point.value else ("as published" if not row.ours else "differs")

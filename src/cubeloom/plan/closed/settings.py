@@ -1,0 +1,66 @@
+"""Decompositions as arrays: every closed form is written once, for one of them or for a million.
+
+Arrays broadcast against each other, so that a search gives each setting an axis of its own and every formula is computed over
+the settings that it depends on and no others. They hold floats, or, to be compared with the ledger, exact fractions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from cubeloom.plan.costs import Quantity
+
+FREED, KEPT, REPLICATED = range(3)  # how weights rest along z
+WEIGHTS = ("freed", "kept", "replicated")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The grid, how operands rest on it, and what one micro-batch is."""
+
+    data: Any
+    z: Any
+    y: Any
+    x: Any
+    samples: Any  # of a micro-batch, over the whole grid
+    sequence: int
+    sharded: Any = True  # activations at rest
+    weights: Any = FREED
+    regathered: Any = False  # inputs of linears
+    ways: Any = 1
+    item: int = 2  # bytes of a number
+    place: tuple[Any, Any] = (0, 0)  # of the rank on x and y: a turn moves different bytes on each
+    inner: dict[str, Any] = field(default_factory=dict)  # for each axis how many ranks lie between neighbours on it
+
+    def size(self, *axes: str) -> Quantity:
+        return prod((getattr(self, axis) for axis in axes), start=1)
+
+    def rows(self, per_sample: int | None = None) -> Quantity:
+        """Tokens of one rank of data and z, or pixels."""
+        return self.samples_of * (self.sequence if per_sample is None else per_sample)
+
+    @property
+    def samples_of(self) -> Quantity:
+        """Samples of one rank of data and z."""
+        return self.samples / (self.data * self.z)
+
+    @property
+    def statistic(self) -> int:
+        """Bytes of a number that is summed over features: at least those of float32."""
+        return max(self.item, 4)
+
+    @property
+    def weights_cut(self) -> Any:
+        return self.weights != REPLICATED
+
+    def further(self, axis: str, always: bool = False) -> Quantity:
+        """In how many parts an axis cuts the rows of an activation at rest that it does not index."""
+        size = getattr(self, axis)
+        return size if always else choose(self.sharded, size, 1)
+
+
+def choose(condition: Any, first: Any, second: Any) -> Any:
+    """Element by element: as numpy's `where`, but that fractions stay fractions."""
+    return condition * first + (1 - condition) * second

@@ -1,0 +1,3 @@
+"""The report of a plan, as a page."""
+
+from cubeloom.plan.report.page import page as page

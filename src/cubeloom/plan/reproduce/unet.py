@@ -1,0 +1,42 @@
+"""A U-Net's layers as Tensor3D cuts them, where this library cuts them otherwise.
+
+In the authors' code every res block takes its input on the same axis: the first convolution, the skip's and the linear of the
+time are cut both ways, the second convolution is transposed. Here blocks take their input as it comes, and skip and time lie
+on one axis only, which moves fewer bytes but leaves them whole on a plane of one row, as Megatron-LM's is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from cubeloom.plan.model import Model, Piece
+from cubeloom.plan.model import layers as plan
+
+
+def as_tensor3d(model: Model) -> Model:
+    return replace(model, kinds=tuple(map(_piece, model.kinds)))
+
+
+def _piece(piece: Piece) -> Piece:
+    first = next((layer for layer in piece.layers if layer.name.endswith("conv1")), None)
+    if not isinstance(first, plan.Linear):
+        return piece
+    turned = first.side == "y"
+    return replace(piece, layers=tuple(_cut(_exchanged(layer) if turned else layer) for layer in piece.layers))
+
+
+def _exchanged(layer: plan.Any) -> plan.Any:
+    """The same with x and y exchanged."""
+    sides: dict[str, Any] = {
+        name: plan.other(getattr(layer, name)) for name in ("side", "head_axis") if hasattr(layer, name)
+    }
+    return replace(layer, **sides)
+
+
+def _cut(layer: plan.Any) -> plan.Any:
+    if isinstance(layer, plan.Edge) and layer.kind in ("stay", "slice"):
+        return plan.Linear(
+            name=layer.name, k=layer.k, n=layer.n, side="x", bias=layer.bias, taps=layer.taps, pixels=layer.pixels
+        )
+    return layer

@@ -1,0 +1,127 @@
+"""The answer to a question for a plan: the best decompositions, and how many were refused and why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from cubeloom.errors import UserError
+from cubeloom.grid import Grid
+from cubeloom.plan.closed.volume import named, pipeline_bytes
+from cubeloom.plan.hardware import Cluster, Dtype, cluster
+from cubeloom.plan.hardware.device import SIZES
+from cubeloom.plan.model import Model, load, with_stages
+from cubeloom.plan.model.flops import flops
+from cubeloom.plan.search.find import find
+from cubeloom.plan.search.found import Plan
+from cubeloom.plan.search.refine import refined
+from cubeloom.plan.search.space import Task
+from cubeloom.plan.simulate import schedule_of
+
+KEEP = 200  # of the closed form's best, that are placed in every way and simulated
+
+
+@dataclass(frozen=True)
+class Answer:
+    model: Model
+    cluster: Cluster
+    task: Task
+    dtype: Dtype
+    considered: int
+    refused: Mapping[str, int]
+    plans: tuple[Plan, ...]
+    seconds: float
+
+    def mfu(self, plan: Plan) -> float:
+        """The model's own operations, over what the devices could have done in that time."""
+        done = flops(self.model, self.task.sequence) * self.task.samples
+        return done / (plan.seconds * self.task.devices * self.cluster.device.peak(self.dtype))
+
+    def per_second(self, plan: Plan) -> float:
+        """Tokens, or samples of images."""
+        return self.task.samples * self.task.sequence / plan.seconds
+
+    def bytes(self, plan: Plan, worker: int = 0) -> dict[str, Fraction]:
+        """What the ranks of a worker receive in a step, by axis: exactly what their ledger counts."""
+        schedule = schedule_of(plan.shape, plan.grid.pipe, plan.microbatches)
+        s = plan.settings(self.task.sequence, self.task.item, number=Fraction)
+        model = with_stages(self.model, schedule.stages)
+        return named(pipeline_bytes(model, s, schedule, worker, plan.recompute), s)
+
+    def as_json(self, top: int) -> dict[str, Any]:
+        return {
+            "considered": self.considered,
+            "seconds": round(self.seconds, 3),
+            "plans": [self._plan(plan) for plan in self.plans[:top]],
+            "refused": dict(self.refused),
+        }
+
+    def _plan(self, plan: Plan) -> dict[str, Any]:
+        return {
+            "grid": plan.grid.sizes,
+            "placement": ",".join(plan.grid.placement),
+            "schedule": plan.shape.title,
+            "microbatches": plan.microbatches,
+            "microbatch": plan.microbatch,
+            "rest": plan.rest,
+            "ways": plan.ways,
+            "recompute": plan.recompute,
+            "step_s": plan.seconds,
+            "error_s": plan.error * plan.seconds,
+            "per_second": self.per_second(plan),
+            "mfu": self.mfu(plan),
+            "memory_gb": plan.total_memory / 1e9,
+            "memory": {name: round(size) for name, size in plan.memory.items()},
+            "bytes": {axis: float(size) for axis, size in sorted(self.bytes(plan).items())},
+            "bubble": plan.bubble / plan.seconds,
+            "exposed_s": plan.exposed,
+            "simulated": plan.simulated,
+        }
+
+
+def search(
+    model: Model | str,
+    machine: Cluster | str,
+    devices: int,
+    samples: int,
+    sequence: int | None = None,
+    dtype: Dtype = "bf16",
+    only: Grid | None = None,
+    keep: int = KEEP,
+    reserve: float = 0.08,
+) -> Answer:
+    """The best plans for a step of `samples` on so many devices of a cluster; of all grids, or of one."""
+    began = time.perf_counter()
+    model = load(model) if isinstance(model, str) else model
+    machine = cluster(machine) if isinstance(machine, str) else machine
+    _check(model, machine, devices, samples, sequence, reserve)
+    item = SIZES[dtype]
+    task = Task(samples, sequence or model.sequence, devices, item, reserve)
+    found, tally = find(model, machine, task, dtype, keep, only)
+    plans = refined(model, machine, task, dtype, found, keep)
+    refused = {reason: count for reason, count in tally.refused.most_common() if count}
+    took = time.perf_counter() - began
+    return Answer(model, machine, task, dtype, tally.considered, refused, tuple(plans), took)
+
+
+def _check(model: Model, machine: Cluster, devices: int, samples: int, sequence: int | None, reserve: float) -> None:
+    if devices < 1 or samples < 1 or (sequence is not None and sequence < 1):
+        raise UserError(f"devices {devices}, global batch {samples} and sequence {sequence} are at least 1")
+    if devices > machine.devices:
+        raise UserError(f"{machine.name} has {machine.devices} devices, and {devices} were asked for")
+    if not 0 <= reserve < 1:
+        raise UserError(f"reserve is a share of the memory, from 0 to below 1; got {reserve:g}")
+    if sequence is not None and not model.tokens:
+        raise UserError(f"{model.name} trains on images: leave out --sequence")
+    if sequence is not None and sequence > model.sequence:
+        raise UserError(f"a sequence of {sequence} tokens is too long: {model.name} has {model.sequence} positions")
+
+
+def on_devices(answer: Answer, devices: int) -> Answer:
+    """The same question for another number of devices."""
+    task = answer.task
+    sequence = task.sequence if answer.model.tokens else None
+    return search(answer.model, answer.cluster, devices, task.samples, sequence, answer.dtype, reserve=task.reserve)

@@ -1,0 +1,46 @@
+"""The settings file that runs a plan: `cubeloom train FILE`."""
+
+from __future__ import annotations
+
+from cubeloom.errors import UserError
+from cubeloom.plan.closed.settings import WEIGHTS
+from cubeloom.plan.search.answer import Answer
+from cubeloom.plan.search.found import Plan
+
+_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+
+
+def configuration(answer: Answer, plan: Plan) -> str:
+    """TOML. What it does not say keeps its default."""
+    if answer.dtype not in _DTYPES:
+        raise UserError(f"a job trains in {' or '.join(_DTYPES)}, and the plan is for {answer.dtype}")
+    grid, shape = plan.grid, plan.shape
+    schedule = {"name": shape.name, "microbatches": plan.microbatches}
+    if shape.name.startswith("chimera"):
+        schedule |= {"pairs": shape.pairs} | ({"mode": shape.mode} if shape.mode else {})
+    sections: dict[str, dict[str, object]] = {
+        "model": {"preset": answer.model.name},
+        "batch": {"samples": answer.task.samples, "sequence": answer.task.sequence},
+        "grid": {**grid.sizes, "placement": list(grid.placement)},
+        "schedule": {**schedule, "sync": "eager" if grid.pipe > 1 else "end"},
+        "layout": {
+            "activations": "sharded" if plan.sharded else "replicated",
+            "weights": WEIGHTS[plan.weights],
+            "inputs": "regathered" if plan.regathered else "kept",
+            "ways": plan.ways,
+            "recompute": "full" if plan.recompute else "none",
+        },
+        "optimizer": {"zero": True},
+    }
+    lines = [f'dtype = "{_DTYPES[answer.dtype]}"']
+    for name, values in sections.items():
+        lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in values.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value).lower() if isinstance(value, bool) else str(value)

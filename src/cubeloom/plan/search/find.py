@@ -1,0 +1,213 @@
+"""The closed form of every decomposition, and the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cubeloom.grid import Grid
+from cubeloom.plan.closed.legal import refusals
+from cubeloom.plan.closed.memory import Room, room
+from cubeloom.plan.closed.schedules import Shape, shapes
+from cubeloom.plan.closed.settings import Settings
+from cubeloom.plan.closed.step import Carried, Load, Pieces, busiest, carry, loads, memory, pipelined, step, weighted
+from cubeloom.plan.closed.timing import Times, times
+from cubeloom.plan.closed.volume import handed_numbers
+from cubeloom.plan.hardware import Cluster, Dtype
+from cubeloom.plan.model import Model, with_stages
+from cubeloom.plan.search.best import Best, Candidate, Tally
+from cubeloom.plan.search.space import Array, Space, Task, at, divisors, flat, space
+
+RECOMPUTE = (False, True)
+
+
+def find(
+    model: Model, cluster: Cluster, task: Task, dtype: Dtype, keep: int, only: Grid | None = None
+) -> tuple[list[Candidate], Tally]:
+    """The best by the closed form, the best first; of all grids, or of one."""
+    whole = space(task, cluster.devices_per_node, None if only is None else (only.z, only.y, only.x))
+    tally = Tally()
+    legal, reasons = _legal(model, whole)
+    shape = np.broadcast_shapes(legal.shape, whole.distinct.shape)
+    legal = np.broadcast_to(legal, shape)
+    best = Best(keep)
+    mesh = _Mesh(whole, shape, np.broadcast_to(whole.distinct, shape), legal, reasons)
+    some = np.asarray(legal.any(axis=(1, 2, 3, 4, 5)))
+    pieces = cost(model, _some_cubes(whole.settings, some), cluster, dtype)
+    place = np.cumsum(some) - 1  # of a cube among those that were costed
+    for workers in divisors(task.devices) if only is None else [only.pipe]:
+        _with_pipe(model, cluster, task, workers, mesh, pieces, place, best, tally)
+    return best.found, tally
+
+
+@dataclass(frozen=True)
+class _Mesh:
+    space: Space
+    shape: tuple[int, ...]
+    distinct: Array
+    legal: Array
+    reasons: list[tuple[str, Array]]
+
+
+def _legal(model: Model, whole: Space) -> tuple[Array, list[tuple[str, Array]]]:
+    """Where all sizes divide; and for each reason where it is the first that speaks against."""
+    s = replace(whole.settings, samples=whole.settings.samples / whole.settings.ways)
+    fine: Any = np.asarray(s.samples % 1 == 0)
+    masks: dict[str, Any] = {}
+    for what, bad in refusals(model, s):
+        masks[what] = masks.get(what, False) | bad
+    firsts = [("strands of a micro-batch", ~fine)]
+    for what, bad in masks.items():
+        firsts.append((what, fine & bad))
+        fine = fine & ~bad
+    return np.asarray(fine), firsts
+
+
+def _some_cubes(s: Settings, which: Array) -> Settings:
+    """The mesh with some of its cubes only: a refused one is not costed."""
+
+    def at(values: Any) -> Any:
+        many = isinstance(values, np.ndarray) and values.ndim == 6 and values.shape[0] == len(which)
+        return values[which] if many else values
+
+    names = ("z", "y", "x", "samples", "sharded", "weights", "regathered", "ways")
+    inner = {axis: at(values) for axis, values in s.inner.items()}
+    return replace(s, inner=inner, **{name: at(getattr(s, name)) for name in names})
+
+
+def cost(model: Model, s: Settings, cluster: Cluster, dtype: Dtype) -> Pieces:
+    kinds = model.kinds
+    handed = handed_numbers(kinds[model.row[len(model.row) // 2]].handed, model, s) * s.item
+    owners = [
+        place for place, kind in enumerate(kinds) for layer in kind.layers if f"{layer.name}.weight" in model.tied
+    ]
+    return Pieces(
+        s,
+        [times(kind, s, cluster, dtype) for kind in kinds],
+        [room(kind, s) for kind in kinds],
+        handed,
+        owners[0] if owners else None,
+    )
+
+
+def taken(pieces: Pieces, index: tuple[Array, ...], shape: tuple[int, ...], s: Settings) -> Pieces:
+    def at(values: Any) -> Any:
+        return np.broadcast_to(values, shape)[index]
+
+    return Pieces(
+        s,
+        [Times(*map(at, each)) for each in pieces.times],
+        [Room(*map(at, each)) for each in pieces.rooms],
+        at(pieces.handed),
+        pieces.owner,
+    )
+
+
+def _with_pipe(
+    model: Model,
+    cluster: Cluster,
+    task: Task,
+    workers: int,
+    mesh: _Mesh,
+    pieces: Pieces,
+    place: Array,
+    best: Best,
+    tally: Tally,
+) -> None:
+    """All decompositions with so many workers in a pipeline."""
+    cubes = mesh.space.cubes.prod(axis=1)
+    data = task.devices / (cubes * workers)
+    fits = data % 1 == 0
+    count = task.samples / (data[:, None] * mesh.space.cubes[:, :1] * mesh.space.sizes[None, :])  # [cubes, sizes]
+    whole = fits[:, None] & (count % 1 == 0)
+    asked = mesh.distinct & whole[:, :, None, None, None, None]
+    variants = len(RECOMPUTE) * len(shapes(workers))
+    tally.considered += int(asked.sum()) * variants
+    for what, first in mesh.reasons:
+        tally.refused[what] += int((asked & first).sum()) * variants
+    possible = asked & mesh.legal
+    if not possible.any():
+        return
+    if workers > len(model.row):
+        tally.refused["more stages than pieces"] += int(possible.sum()) * variants
+        return
+    # However stages are given to workers, one has at least the mean of all activations of a micro-batch.
+    least = _activations(model, pieces)[place] / workers
+    too_large = possible & (least > task.room(cluster))
+    tally.refused["memory"] += int(too_large.sum()) * variants
+    index = np.nonzero(possible & ~too_large)
+    if not len(index[0]):
+        return
+    own = data[index[0]]
+    s = flat(mesh.space.settings, index, mesh.shape, data=own)
+    apart = s.z * s.y * s.x
+    s = replace(s, samples=s.samples * own, inner={**_inner(mesh.space, index), "data": apart, "pipe": apart})
+    some = taken(pieces, (place[index[0]], *index[1:]), (int(place[-1]) + 1, *mesh.shape[1:]), s)
+    batch = _Batch(task.room(cluster), cluster, workers, count[index[:2]], s, some)
+    for shape in shapes(workers):
+        if workers * shape.chunks > len(model.row):
+            tally.refused["more stages than pieces"] += len(own) * len(RECOMPUTE)
+            continue
+        chosen = with_stages(model, workers * shape.chunks)
+        _with_schedule(chosen, shape, batch, best, tally)
+
+
+def _activations(model: Model, pieces: Pieces) -> Array:
+    """Of one micro-batch, over the mesh: what all stages together keep of it."""
+    row = tuple(float(model.row.count(kind)) for kind in range(len(model.kinds)))
+    return np.asarray(weighted(row, [room.activations for room in pieces.rooms]))
+
+
+class _Batch:
+    """Decompositions with as many workers; what several schedules have in common is computed once."""
+
+    def __init__(self, room: float, cluster: Cluster, workers: int, count: Array, s: Settings, pieces: Pieces) -> None:
+        self.room = room  # bytes that tensors may take
+        self.cluster, self.workers, self.count, self.settings, self.pieces = cluster, workers, count, s, pieces
+        self._carried: dict[tuple[Load, ...], tuple[Carried, ...]] = {}
+
+    def carried(self, held: tuple[Load, ...]) -> tuple[Carried, ...]:
+        alike = tuple(replace(load, first=0) for load in held)
+        if alike not in self._carried:
+            self._carried[alike] = carry(held, self.pieces)
+        return self._carried[alike]
+
+
+def _inner(whole: Space, index: tuple[Array, ...]) -> dict[str, Array]:
+    return dict(zip(("z", "y", "x"), whole.inner[index[0]].T, strict=True))
+
+
+def _with_schedule(model: Model, shape: Shape, batch: _Batch, best: Best, tally: Tally) -> None:
+    s, count, workers = batch.settings, batch.count, batch.workers
+    allowed = np.broadcast_to(shape.legal(workers, count), count.shape)
+    if shape.halves:
+        allowed = allowed & (s.samples_of % (2 * s.ways) == 0)
+    if model.has_batch_norm:
+        allowed = allowed & (count == 1)
+    tally.refused[f"schedule: {shape.rule or shape.name}"] += int((~allowed).sum()) * len(RECOMPUTE)
+    held = loads(model, shape, workers)
+    carried = batch.carried(held)
+    for recompute in RECOMPUTE:
+        room = _most(
+            memory(shape, workers, load.first, count, c, s.item, recompute).total
+            for load, c in zip(held, carried, strict=True)
+        )
+        fits = allowed & (room <= batch.room)
+        tally.refused["memory"] += int((allowed & ~fits).sum())
+        # Without messages and sums of gradients a step is no slower: only what may be among the best has them timed.
+        least = pipelined(shape, workers, count, *busiest(shape, carried, recompute)[:3])
+        index = np.nonzero(fits & (least < best.bar))[0]
+        if len(index):
+            some = at(s, index)
+            timed = step(shape, workers, count[index], [c.take(index) for c in carried], some, batch.cluster, recompute)
+            best.offer(timed.seconds, some, count[index], shape, workers, recompute)
+
+
+def _most(values: Iterator[Any]) -> Any:
+    found = next(values)
+    for value in values:
+        found = np.maximum(found, value)
+    return found

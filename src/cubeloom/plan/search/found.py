@@ -1,0 +1,67 @@
+"""A plan: one decomposition with what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cubeloom.grid import Grid
+from cubeloom.plan.closed.schedules import Shape
+from cubeloom.plan.closed.settings import WEIGHTS, Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    grid: Grid
+    shape: Shape
+    microbatches: int
+    microbatch: int  # samples of one rank of data and z
+    sharded: bool
+    weights: int
+    regathered: bool
+    ways: int
+    recompute: bool
+    seconds: float
+    error: float  # as a share of the seconds
+    computed: float
+    bubble: float  # seconds
+    exposed: float  # seconds of communication that nothing hides
+    memory: dict[str, float]  # bytes by class
+    closed: float  # seconds of the closed form; `seconds` are the simulated ones where it was simulated
+    simulated: bool = False
+
+    @property
+    def total_memory(self) -> float:
+        return sum(self.memory.values())
+
+    @property
+    def rest(self) -> str:
+        activations = "sharded" if self.sharded else "replicated"
+        return f"{activations}/{WEIGHTS[self.weights]}/{'regathered' if self.regathered else 'kept'}"
+
+    def settings(self, sequence: int, item: int, number: Any = float) -> Settings:
+        """Of one portion: a micro-batch, or half of one where the schedule halves them."""
+        g = self.grid
+        within, inner = 1, {}
+        for axis in reversed(g.placement):
+            inner[axis] = float(within)
+            within *= g.size(axis)
+        return Settings(
+            data=number(g.data),
+            z=number(g.z),
+            y=number(g.y),
+            x=number(g.x),
+            samples=number(self.microbatch * g.data * g.z) / (2 if self.shape.halves else 1),
+            sequence=sequence,
+            sharded=self.sharded,
+            weights=self.weights,
+            regathered=self.regathered,
+            ways=self.ways,
+            item=item,
+            inner=inner,
+        )
+
+    def timed(self, seconds: float, bubble: float) -> Plan:
+        """With the simulator's times: what is neither computed nor bubble is communication that shows."""
+        exposed = max(0.0, seconds - self.computed - bubble)
+        return replace(self, seconds=seconds, bubble=bubble, exposed=exposed, simulated=True)

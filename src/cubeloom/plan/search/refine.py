@@ -1,0 +1,211 @@
+"""From candidates of the closed form to plans: every placement of the best, then the simulator's time for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from cubeloom.grid import Grid
+from cubeloom.plan.closed.settings import Settings
+from cubeloom.plan.closed.step import Pieces, carry, loads, memory, step
+from cubeloom.plan.hardware import Cluster, Dtype
+from cubeloom.plan.model import Model, with_stages
+from cubeloom.plan.search.best import Candidate
+from cubeloom.plan.search.doubt import doubt
+from cubeloom.plan.search.find import cost, taken
+from cubeloom.plan.search.found import Plan
+from cubeloom.plan.search.space import AXES, Task, at, placements
+from cubeloom.plan.simulate.fold import actions, folded
+from cubeloom.plan.simulate.plans import Alike, stage_times
+from cubeloom.plan.simulate.run import StageTimes
+
+ACTIONS = 80_000  # that a search simulates, less than half a second's: schedules of the best plans first
+
+
+def refined(
+    model: Model, cluster: Cluster, task: Task, dtype: Dtype, candidates: Sequence[Candidate], simulated: int
+) -> list[Plan]:
+    """Plans with their best placement, the best `simulated` of them simulated; best first, those simulated before others."""
+    placed = _placed(model, cluster, task, dtype, candidates)
+    placed.sort(key=lambda plan: plan.closed)
+    timed = _simulated(model, cluster, task, dtype, placed[:simulated])
+    order = sorted(timed, key=lambda plan: (not plan.simulated, plan.seconds))
+    return order + placed[simulated:]
+
+
+def _placed(model: Model, cluster: Cluster, task: Task, dtype: Dtype, candidates: Sequence[Candidate]) -> list[Plan]:
+    """Each candidate with the order of the axes on the ranks that is fastest."""
+    if not candidates:
+        return []
+    unique = list({replace(each, seconds=0.0): each for each in candidates}.values())
+    tried: list[tuple[int, tuple[str, ...], tuple[int, ...]]] = []
+    for number, each in enumerate(unique):
+        sizes = (each.workers, each.data, *each.cube)
+        tried += [(number, *placement) for placement in placements(sizes, cluster.devices_per_node)]
+    s = settings_of([unique[number] for number, *_ in tried], [apart for *_, apart in tried], task)
+    pieces = cost(model, s, cluster, dtype)
+    best: dict[int, Plan] = {}
+    for alike, places in _groups([unique[number] for number, *_ in tried]):
+        for place, plan in zip(places, _plans(model, cluster, alike, places, unique, tried, pieces), strict=True):
+            number = tried[place][0]
+            if number not in best or plan.closed < best[number].closed:
+                best[number] = plan
+    return list(best.values())
+
+
+def settings_of(candidates: Sequence[Candidate], apart: Sequence[Sequence[int]], task: Task) -> Settings:
+    def each(value: Callable[[Candidate], Any], kind: type = float) -> Any:
+        return np.array([value(candidate) for candidate in candidates], dtype=kind)
+
+    inner = np.array(apart, dtype=float)
+    return Settings(
+        data=each(lambda c: c.data),
+        z=each(lambda c: c.cube[0]),
+        y=each(lambda c: c.cube[1]),
+        x=each(lambda c: c.cube[2]),
+        samples=each(lambda c: c.microbatch * c.data * c.cube[0]),
+        sequence=task.sequence,
+        sharded=each(lambda c: c.sharded, bool),
+        weights=each(lambda c: c.weights, int),
+        regathered=each(lambda c: c.regathered, bool),
+        ways=each(lambda c: c.ways),
+        item=task.item,
+        inner={axis: inner[:, place] for place, axis in enumerate(AXES)},
+    )
+
+
+def _groups(candidates: Sequence[Candidate]) -> Iterable[tuple[Alike, list[int]]]:
+    def key(place: int) -> tuple[str, int, int, bool]:
+        c = candidates[place]
+        return c.shape.title, c.workers, c.microbatches, c.recompute
+
+    for _, places in groupby(sorted(range(len(candidates)), key=key), key):
+        some = list(places)
+        c = candidates[some[0]]
+        yield Alike(c.shape, c.workers, c.microbatches, c.recompute), some
+
+
+def _plans(
+    model: Model,
+    cluster: Cluster,
+    alike: Alike,
+    places: list[int],
+    unique: Sequence[Candidate],
+    tried: Sequence[tuple[int, tuple[str, ...], tuple[int, ...]]],
+    pieces: Pieces,
+) -> list[Plan]:
+    """The closed form of placed candidates that have a schedule in common."""
+    some = _some(pieces, np.array(places))
+    chosen = with_stages(model, alike.workers * alike.shape.chunks)
+    held = loads(chosen, alike.shape, alike.workers)
+    carried = carry(held, some)
+    count = float(alike.microbatches)
+    timed = step(alike.shape, alike.workers, count, carried, some.settings, cluster, alike.recompute)
+    rooms = [
+        memory(alike.shape, alike.workers, load.first, count, c, some.settings.item, alike.recompute)
+        for load, c in zip(held, carried, strict=True)
+    ]
+    found = []
+    for spot, place in enumerate(places):
+        number, placement, _ = tried[place]
+        c = unique[number]
+        worst = max(rooms, key=lambda room: float(np.broadcast_to(room.total, len(places))[spot]))
+        parts = {name: float(np.broadcast_to(value, len(places))[spot]) for name, value in worst._asdict().items()}
+        seconds = float(timed.seconds[spot])
+        z, y, x = c.cube
+        found.append(
+            Plan(
+                grid=Grid(pipe=c.workers, data=c.data, z=z, y=y, x=x, placement=placement),
+                shape=c.shape,
+                microbatches=c.microbatches,
+                microbatch=c.microbatch,
+                sharded=c.sharded,
+                weights=c.weights,
+                regathered=c.regathered,
+                ways=c.ways,
+                recompute=c.recompute,
+                seconds=seconds,
+                error=doubt(cluster, float(timed.exposed[spot]) / seconds),
+                computed=float(timed.computed[spot]),
+                bubble=float(timed.bubble[spot]),
+                exposed=float(timed.exposed[spot]),
+                memory=parts,
+                closed=seconds,
+            )
+        )
+    return found
+
+
+def _some(pieces: Pieces, places: Any) -> Pieces:
+    return taken(pieces, (places,), pieces.settings.z.shape, at(pieces.settings, places))
+
+
+def _simulated(model: Model, cluster: Cluster, task: Task, dtype: Dtype, plans: Sequence[Plan]) -> list[Plan]:
+    """With the simulator's time: what the closed form has for the sum of gradients and the update stays."""
+    if not plans:
+        return []
+    candidates = [as_candidate(plan) for plan in plans]
+    apart = [[int(plan.settings(1, 1).inner[axis]) for axis in AXES] for plan in plans]
+    pieces = cost(model, settings_of(candidates, apart, task), cluster, dtype)
+    found = list(plans)
+    left = ACTIONS
+    for alike, places in sorted(_groups(candidates), key=lambda group: min(group[1])):
+        left -= actions(alike.shape, alike.workers, alike.microbatches)
+        if left < 0 and min(places) > 0:
+            continue
+        some = _some(pieces, np.array(places))
+        chosen = with_stages(model, alike.workers * alike.shape.chunks)
+        outcome = folded(alike.shape, alike.workers, alike.microbatches, stage_times(chosen, alike, some, cluster))
+        carried = carry(loads(chosen, alike.shape, alike.workers), some)
+        update = step(
+            alike.shape, alike.workers, float(alike.microbatches), carried, some.settings, cluster, alike.recompute
+        ).update
+        waited = outcome.pipeline - outcome.busy.max(axis=0)
+        for spot, place in enumerate(places):
+            found[place] = plans[place].timed(float((outcome.seconds + update)[spot]), float(waited[spot]))
+    return found
+
+
+Numbers = tuple[float, ...]
+
+
+def stage_costs(
+    model: Model, cluster: Cluster, task: Task, dtype: Dtype, plan: Plan
+) -> tuple[Numbers, Numbers, Numbers, float]:
+    """Seconds of forward, input gradient and weight gradient on each stage of a plan, and of a message."""
+    times = plan_times(model, cluster, task, dtype, plan)
+    weight_grad = times.weight_grad[:, 0]
+    # Without split backwards the two are one, and shorter than both.
+    input_grad = times.input_grad[:, 0] if plan.shape.split else times.backward[:, 0] - weight_grad
+    message = float(np.broadcast_to(times.message, 1)[0])
+    return tuple(times.forward[:, 0]), tuple(input_grad), tuple(weight_grad), message
+
+
+def plan_times(model: Model, cluster: Cluster, task: Task, dtype: Dtype, plan: Plan) -> StageTimes:
+    """Of one plan, [stages, 1]."""
+    alike = Alike(plan.shape, plan.grid.pipe, plan.microbatches, plan.recompute)
+    apart = [int(plan.settings(1, 1).inner[axis]) for axis in AXES]
+    pieces = cost(model, settings_of([as_candidate(plan)], [apart], task), cluster, dtype)
+    return stage_times(with_stages(model, alike.workers * alike.shape.chunks), alike, pieces, cluster)
+
+
+def as_candidate(plan: Plan) -> Candidate:
+    g = plan.grid
+    return Candidate(
+        seconds=0.0,
+        shape=plan.shape,
+        workers=g.pipe,
+        data=g.data,
+        microbatches=plan.microbatches,
+        recompute=plan.recompute,
+        cube=(g.z, g.y, g.x),
+        microbatch=plan.microbatch,
+        sharded=plan.sharded,
+        weights=plan.weights,
+        regathered=plan.regathered,
+        ways=plan.ways,
+    )

@@ -1,0 +1,46 @@
+"""Steps of many micro-batches from those of few: past its first rounds a schedule repeats itself."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from cubeloom.pipeline import Schedule, generate
+from cubeloom.plan.closed.schedules import Shape
+from cubeloom.plan.simulate.run import Outcome, StageTimes, simulate
+
+_TRIES = 8  # of schedules that are searched for: their first orders are the best but where micro-batches are few
+
+
+@cache
+def schedule_of(shape: Shape, workers: int, microbatches: int) -> Schedule:
+    tries = _TRIES if shape.name == "chimera-zb" else None
+    return generate(shape.name, workers, microbatches, pairs=shape.pairs, mode=shape.mode, tries=tries)
+
+
+def _counts(shape: Shape, workers: int, microbatches: int) -> tuple[int, ...]:
+    """Of how many micro-batches steps are simulated: a round and what is left over, and one round more."""
+    period = shape.round * workers
+    few = period + microbatches % period
+    return (microbatches,) if microbatches <= few + period else (few, few + period)
+
+
+def actions(shape: Shape, workers: int, microbatches: int) -> int:
+    """How many actions that takes."""
+    each = (3 if shape.split else 2) * (2 if shape.halves else 1) * shape.chunks
+    return workers * sum(_counts(shape, workers, microbatches)) * each
+
+
+def folded(shape: Shape, workers: int, microbatches: int, times: StageTimes) -> Outcome:
+    """The step, from two shorter ones where it is long."""
+    counts = _counts(shape, workers, microbatches)
+    if len(counts) == 1:
+        return simulate(schedule_of(shape, workers, microbatches), times)
+    first, second = (simulate(schedule_of(shape, workers, count), times) for count in counts)
+    rounds = (microbatches - counts[0]) / (counts[1] - counts[0])
+
+    def grown(name: str) -> np.ndarray:
+        return np.asarray(getattr(first, name) + rounds * (getattr(second, name) - getattr(first, name)))
+
+    return Outcome(grown("seconds"), grown("pipeline"), grown("busy"))

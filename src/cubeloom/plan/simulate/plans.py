@@ -1,0 +1,50 @@
+"""The best plans of the closed form, simulated: stages as they are and not as they are in the mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cubeloom.plan import costs
+from cubeloom.plan.closed.schedules import Shape
+from cubeloom.plan.closed.settings import REPLICATED, Settings
+from cubeloom.plan.closed.step import Pieces
+from cubeloom.plan.closed.timing import Times
+from cubeloom.plan.hardware import Cluster
+from cubeloom.plan.model import Model
+from cubeloom.plan.simulate.run import StageTimes
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Plans that one walk through a schedule serves."""
+
+    shape: Shape
+    workers: int
+    microbatches: int
+    recompute: bool
+
+
+def stage_times(model: Model, alike: Alike, pieces: Pieces, cluster: Cluster) -> StageTimes:
+    """Of all stages, from the pieces that each has; arrays over the plans."""
+    rows = model.stages(alike.workers * alike.shape.chunks)
+    s = pieces.settings
+
+    def each(values: Sequence[Any]) -> Any:
+        return np.asarray(rows, dtype=float) @ np.stack([np.broadcast_to(value, s.z.shape) for value in values])
+
+    f, i, w, saved = (each([getattr(time, name) for time in pieces.times]) for name in Times._fields[:4])
+    numbers = each([room.parameters for room in pieces.rooms])
+    if alike.recompute:
+        i = i + f
+    message = costs.send(cluster, pieces.handed, alike.workers, s.inner["pipe"]) if alike.workers > 1 else 0.0 * s.z
+    return StageTimes(f, i + w - saved, i, w, message, _reduction(numbers, alike.shape, s, cluster))
+
+
+def _reduction(numbers: Any, shape: Shape, s: Settings, cluster: Cluster) -> Any:
+    z = np.where(s.weights == REPLICATED, s.z, 1)
+    inner = np.where(z > 1, s.inner["z"], np.where(s.data > 1, s.inner["data"], s.inner["pipe"]))
+    return costs.all_reduce(cluster, numbers * s.item, s.data * z * shape.replicas, inner)

@@ -1,0 +1,88 @@
+"""`cubeloom plan`: its table, its JSON, its files and its refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cubeloom.cli.plan import Plan
+from cubeloom.errors import UserError
+from cubeloom.job import Job
+from cubeloom.settings import load
+
+FIELDS = {
+    "grid", "schedule", "microbatches", "microbatch", "rest", "ways", "recompute", "step_s", "mfu", "memory_gb", "bytes",
+    "bubble", "exposed_s",
+}  # fmt: skip
+
+
+def command(**options: Any) -> Plan:
+    return Plan(**{"model": "gpt-tiny", "cluster": "perlmutter", "devices": 8, "global_batch": 16, **options})
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(json=True, top=3)() == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(found) == {"considered", "seconds", "plans", "refused"}
+    assert len(found["plans"]) == 3 and found["considered"] > sum(found["refused"].values())
+    for plan in found["plans"]:
+        assert set(plan) >= FIELDS
+        assert 0 < plan["mfu"] < 1 and plan["step_s"] > 0 and 0 <= plan["bubble"] < 1
+    assert found["plans"][0]["step_s"] <= found["plans"][1]["step_s"]
+
+
+def test_table_says_why_and_what_was_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(top=2)() == 0
+    out = capsys.readouterr().out
+    assert "the first beats the second by" in out and "refused:" in out and "its memory, GB" in out
+
+
+def test_the_settings_file_is_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.toml"
+    assert command(output=file)() == 0
+    job = load(Job, file)
+    assert job.grid.world == 8 and job.batch.samples == 16
+    job.laid_out()
+    capsys.readouterr()
+
+
+def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.html"
+    assert command(model="gpt-5b", devices=16, cluster="dgx-h100", sequence=512, html=file)() == 0
+    page = file.read_text()
+    for part in ("Ranking", "Where the time goes", "Where the memory goes", "pipeline", "Other numbers of devices"):
+        assert part in page
+    assert page.count("<svg") >= 2 and "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    capsys.readouterr()
+
+
+def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(explain="pipe=2,data=4")() == 0
+    out = capsys.readouterr().out
+    assert "loses by" in out or "wins" in out
+    assert command(explain="y=8")() == 0
+    assert capsys.readouterr().out
+
+
+def test_a_model_that_fits_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(model="gpt-80b", devices=2)() == 1
+    assert "none can run" in capsys.readouterr().out
+    with pytest.raises(UserError, match="no decomposition can run"):
+        command(model="gpt-80b", devices=2, output=Path("nowhere.toml"))()
+    assert not Path("nowhere.toml").exists()
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="did you mean"):
+        command(model="gpt-tinny")()
+    with pytest.raises(UserError, match="perlmutter"):
+        command(cluster="perlmuter")()
+    with pytest.raises(UserError, match="at least 1"):
+        command(devices=0)()
+    with pytest.raises(UserError, match="unknown grid axis"):
+        command(explain="w=8")()
+    with pytest.raises(UserError, match="cannot write"):
+        command(output=tmp_path / "no" / "plan.toml")()

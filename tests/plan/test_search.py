@@ -1,0 +1,148 @@
+"""The search: what it refuses, what it finds, and that what it finds runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cubeloom.errors import UserError
+from cubeloom.grid import Grid
+from cubeloom.job import Job
+from cubeloom.plan.hardware import cluster
+from cubeloom.plan.model import load
+from cubeloom.plan.search import Answer, configuration, explain, search, why
+from cubeloom.plan.search.best import Tally
+from cubeloom.plan.search.find import find
+from cubeloom.plan.search.space import Task
+from cubeloom.settings import load as load_settings
+
+
+@pytest.fixture(scope="module")
+def small() -> Answer:
+    return search("gpt-tiny", "perlmutter", 8, 16)
+
+
+@pytest.fixture(scope="module")
+def large() -> Answer:
+    return search("gpt-80b", "perlmutter", 512, 512)
+
+
+def tally_of(devices: int, memory: float) -> Tally:
+    machine = cluster("perlmutter")
+    machine = replace(machine, device=replace(machine.device, memory=memory))
+    return find(load("gpt-5b"), machine, Task(32, 512, devices), "bf16", 10)[1]
+
+
+def test_refused_and_found_are_all_that_was_considered() -> None:
+    machine = cluster("perlmutter")
+    found, tally = find(load("gpt-5b"), machine, Task(16, 512, 8), "bf16", keep=10**6)
+    assert tally.considered == len(found) + sum(tally.refused.values())
+    assert tally.refused["memory"] > 0 and len(found) > 100
+
+
+def test_more_memory_never_makes_fewer_plans_legal() -> None:
+    legal = []
+    for memory in (5e9, 20e9, 40e9, 80e9, 1e12):
+        tally = tally_of(8, memory)
+        legal.append(tally.considered - sum(tally.refused.values()))
+    assert legal == sorted(legal) and legal[0] < legal[-1]
+
+
+def test_keeping_fewer_keeps_the_best() -> None:
+    """What is not timed because it cannot be among the best indeed is not."""
+    machine = cluster("perlmutter")
+    every, _ = find(load("gpt-5b"), machine, Task(16, 512, 8), "bf16", keep=10**6)
+    some, _ = find(load("gpt-5b"), machine, Task(16, 512, 8), "bf16", keep=50)
+    assert [each.seconds for each in some] == pytest.approx([each.seconds for each in every[:50]])
+
+
+def test_the_best_by_closed_form_is_among_the_best_simulated(large: Answer) -> None:
+    timed = [plan for plan in large.plans if plan.simulated]
+    assert len(timed) > 50
+    assert [plan.seconds for plan in timed] == sorted(plan.seconds for plan in timed)
+    first = min(timed, key=lambda plan: plan.closed)
+    assert timed.index(first) < len(timed) / 4
+    for plan in timed:
+        assert plan.seconds == pytest.approx(plan.closed, rel=0.25)
+        assert plan.seconds == pytest.approx(plan.computed + plan.bubble + plan.exposed, rel=0.02)
+
+
+def test_plans_fit_and_use_all_devices(large: Answer) -> None:
+    for plan in large.plans:
+        assert plan.grid.world == 512
+        assert plan.microbatches * plan.microbatch * plan.grid.data * plan.grid.z == 512
+        assert plan.total_memory <= large.task.room(large.cluster)
+        assert 0 < large.mfu(plan) < 1
+
+
+def test_the_configuration_of_every_plan_can_run(small: Answer, tmp_path: Path) -> None:
+    """Loaded as a job and laid out, which raises for what the runtime cannot do; with the bytes that the runtime predicts."""
+    from cubeloom.runtime.volume import pipeline_volume
+
+    for number, plan in enumerate(small.plans[::4]):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(configuration(small, plan))
+        job = load_settings(Job, file)
+        assert job.grid == plan.grid
+        layout = job.laid_out()
+        if not plan.recompute:
+            assert small.bytes(plan) == pipeline_volume(layout, job.grid, job.batch, 2, 0), plan
+    assert number > 20
+
+
+def test_one_grid_alone(small: Answer) -> None:
+    grid = small.plans[0].grid
+    own = search("gpt-tiny", "perlmutter", 8, 16, only=grid)
+    assert {plan.grid.sizes == grid.sizes for plan in own.plans} == {True}
+    assert own.plans[0].seconds == pytest.approx(small.plans[0].seconds, rel=1e-6)
+
+
+def test_explain_says_why_a_grid_lost(large: Answer) -> None:
+    best = large.plans[0]
+    assert f"{best.grid} wins" in explain(large, best.grid).text
+    lost = explain(large, Grid(pipe=8, data=8, y=2, x=4))
+    assert "loses by" in lost.text and "computation" in lost.text
+    refused = explain(large, Grid(y=512))
+    assert refused.own is None and "heads over x and y" in refused.text
+    with pytest.raises(UserError, match="has 8 devices"):
+        explain(large, Grid(y=8))
+
+
+def test_why_names_the_terms(large: Answer) -> None:
+    best = large.plans[0]
+    worse = replace(best, exposed=best.exposed + 1.0, computed=best.computed - 0.1, seconds=best.seconds + 0.9)
+    assert why(best, worse) == "1 s less communication that shows, 0.1 s more computation"
+
+
+def test_bytes_of_a_plan_are_exact(large: Answer) -> None:
+    moved = large.bytes(large.plans[0])
+    assert moved and all(size > 0 for size in moved.values())
+
+
+def test_refuses_what_makes_no_sense() -> None:
+    with pytest.raises(UserError, match="did you mean"):
+        search("gpt-80", "perlmutter", 8, 8)
+    with pytest.raises(UserError, match="has 6144 devices"):
+        search("gpt-tiny", "perlmutter", 100_000, 8)
+    with pytest.raises(UserError, match="too long"):
+        search("gpt-tiny", "perlmutter", 8, 8, sequence=65)
+    with pytest.raises(UserError, match="images"):
+        search("unet-tiny", "perlmutter", 8, 8, sequence=64)
+
+
+def test_images_too() -> None:
+    answer = search("unet-tiny", "dgx-h100", 4, 8)
+    assert answer.plans and answer.refused
+
+
+def test_a_search_needs_no_torch() -> None:
+    code = (
+        "import sys; from cubeloom.plan.search import search; search('gpt-tiny', 'perlmutter', 4, 8); "
+        "print('torch' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert ran.stdout.strip() == "False"

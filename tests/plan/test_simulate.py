@@ -1,0 +1,168 @@
+"""The simulator against the pipeline's own, the schedules' closed forms against both, and memory against a rehearsal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cubeloom.cube import Batch, Rest
+from cubeloom.grid import Grid
+from cubeloom.models import config
+from cubeloom.pipeline import Costs
+from cubeloom.pipeline import simulate as reference
+from cubeloom.pipeline.memory import in_flight
+from cubeloom.plan.closed.papers import chimera_all_reduce, chimera_step
+from cubeloom.plan.closed.schedules import ALONE, SHAPES, Shape
+from cubeloom.plan.closed.settings import WEIGHTS
+from cubeloom.plan.closed.step import carry, loads, memory
+from cubeloom.plan.hardware import cluster
+from cubeloom.plan.model import load
+from cubeloom.plan.search import Plan
+from cubeloom.plan.search.find import cost
+from cubeloom.plan.simulate import StageTimes, folded, schedule_of, simulate, simulate_ranks
+from cubeloom.rehearse import rehearse
+from cubeloom.verify import Experiment
+
+TITLES = [shape.title for shape in SHAPES]
+BY_TITLE = dict(zip(TITLES, SHAPES, strict=True))
+
+
+def legal(shape: Shape, workers: int, count: int) -> bool:
+    return bool(np.all(shape.legal(workers, np.array(count))))
+
+
+def random_times(stages: int, plans: int, seed: int, spread: float = 1.0) -> StageTimes:
+    draw = np.random.default_rng(seed)
+    f, i, w = (1 + spread * draw.random((stages, plans)) for _ in range(3))
+    return StageTimes(f, i + w, i, w, 0.3 * draw.random(plans), np.zeros((stages, plans)))
+
+
+@pytest.mark.parametrize("title", TITLES)
+def test_many_at_once_are_simulated_as_one_by_one(title: str) -> None:
+    shape, workers, count = BY_TITLE[title], 4, 8
+    schedule = schedule_of(shape, workers, count)
+    times = random_times(schedule.stages, 3, seed=len(title))
+    found = simulate(schedule, times)
+    for plan in range(3):
+        f, i, w = (tuple(each[:, plan]) for each in (times.forward, times.input_grad, times.weight_grad))
+        message = float(np.asarray(times.message)[plan])
+        timeline = reference(schedule, Costs(f, i, w, message))
+        assert found.seconds[plan] == pytest.approx(timeline.makespan)
+        assert found.busy[:, plan] == pytest.approx(timeline.busy)
+
+
+@pytest.mark.parametrize("title", TITLES)
+def test_long_steps_follow_from_short_ones(title: str) -> None:
+    shape, workers = BY_TITLE[title], 4
+    times = random_times(workers * shape.chunks, 2, seed=1, spread=0.0)
+    whole = simulate(schedule_of(shape, workers, 48), times)
+    assert folded(shape, workers, 48, times).seconds == pytest.approx(whole.seconds, rel=0.01)
+
+
+@pytest.mark.parametrize("title", TITLES)
+def test_closed_form_of_a_schedule_is_its_simulation(title: str) -> None:
+    """Exact without messages for multiples of 2 D and equal costs; messages within a few per cent."""
+    shape = BY_TITLE[title]
+    for workers in (4, 8):
+        for count in (2 * workers, 4 * workers):
+            assert legal(shape, workers, count)
+            schedule = schedule_of(shape, workers, count)
+            for message, tolerance in ((0.0, 1e-9), (0.1, 0.03)):
+                wanted = reference(schedule, Costs.like(schedule, message=message)).makespan
+                mine = 3 * count + shape.bubble(workers, np.array(count), 1.0, 1.0, 1.0)
+                mine = mine + message * shape.messages(workers, np.array(count))
+                assert float(mine) == pytest.approx(wanted, rel=tolerance), (workers, count, message)
+            room = [schedule.chunk] * schedule.stages
+            for worker, row in enumerate(schedule.workers):
+                held = {stage for _, stage in schedule.held_by(worker)}
+                assert set(shape.stages(workers, worker)) == held
+                assert float(shape.in_flight(workers, np.array(count), worker)) >= in_flight(row, room) - 1e-9
+
+
+def test_refuses_what_generators_refuse() -> None:
+    for shape in SHAPES:
+        for workers, count in ((2, 1), (3, 6), (4, 2), (4, 6), (6, 9), (8, 4), (8, 24)):
+            if legal(shape, workers, count):
+                schedule_of(shape, workers, count)  # raises if it cannot be
+
+
+def test_chimeras_equation() -> None:
+    """Equation 1 for one unit and for several is our closed form; its all-reduce is latency and bytes."""
+    shape = BY_TITLE["chimera direct"]
+    for workers, count in ((4, 4), (8, 8), (8, 24), (16, 32)):
+        ours = count * 3.0 + float(shape.bubble(workers, np.array(count), 1.0, 1.0, 1.0))
+        assert chimera_step(1.0, 2.0, 0.0, workers, count) == pytest.approx(ours)
+    assert chimera_all_reduce(1e9, 8, 1e-6, 1e-10) == pytest.approx(6e-6 + 2 * 7 / 8 * 0.1)
+    assert chimera_all_reduce(1e9, 1, 1e-6, 1e-10) == 0.0
+
+
+def test_ranks_wait_for_the_slowest() -> None:
+    grid = Grid(pipe=4, data=2, z=2, y=2)
+    schedule = schedule_of(BY_TITLE["1f1b"], 4, 8)
+    times = random_times(4, 1, seed=3)
+    one = StageTimes(
+        times.forward[:, 0], times.backward[:, 0], times.input_grad[:, 0], times.weight_grad[:, 0], 0.1, np.full(4, 0.5)
+    )  # fmt: skip
+    plain = simulate_ranks(schedule, one, grid)
+    assert plain.seconds.shape == (2, 4)
+    alone = simulate(schedule, replace_columns(one))
+    assert plain.seconds == pytest.approx(np.broadcast_to(alone.seconds, (2, 4)))
+    slowness = np.ones((4, 2, 4))
+    slowness[2, 1, 3] = 1.5
+    slowed = simulate_ranks(schedule, one, grid, slowness)
+    # Its own pipeline is held up at every action; the other copy of the model when gradients are summed.
+    assert (slowed.pipeline[1] > plain.pipeline[1]).all() and (slowed.pipeline[0] == plain.pipeline[0]).all()
+    assert slowed.seconds.max() > plain.seconds.max()
+
+
+def replace_columns(times: StageTimes) -> StageTimes:
+    """The same as arrays over one plan."""
+    names = ("forward", "backward", "input_grad", "weight_grad", "reduction")
+    return replace(times, **{name: getattr(times, name)[:, None] for name in names})
+
+
+def predicted(name: str, plan: Plan, sequence: int, item: int) -> float:
+    model, s = load(name), plan.settings(sequence, item)
+    s = replace(s, samples=float(plan.microbatch * plan.grid.data * plan.grid.z))
+    pieces = cost(model, s, cluster("perlmutter"), "bf16")
+    held = loads(model, plan.shape, plan.grid.pipe)
+    rooms = [
+        memory(plan.shape, plan.grid.pipe, load.first, float(plan.microbatches), each, item, plan.recompute).total
+        for load, each in zip(held, carry(held, pieces), strict=True)
+    ]
+    return float(max(rooms))
+
+
+CASES: list[tuple[str, Grid, Rest, dict[str, Any], torch.dtype]] = [
+    ("gpt-tiny", Grid(), Rest(), {}, torch.float32),
+    ("gpt-tiny", Grid(y=2), Rest(), {}, torch.bfloat16),
+    ("gpt-tiny", Grid(z=2, y=2, x=2), Rest(), {}, torch.bfloat16),
+    ("gpt-tiny", Grid(y=2, x=2), Rest(activations="replicated"), {}, torch.float32),
+    ("llama-tiny", Grid(y=2), Rest(), {}, torch.bfloat16),
+    ("llama-tiny", Grid(z=2, x=2), Rest(inputs="regathered"), {}, torch.float32),
+    ("gpt-tiny", Grid(pipe=2, y=2), Rest(), {"shape": "1f1b", "microbatches": 4}, torch.bfloat16),
+    ("gpt-tiny", Grid(pipe=2, x=2), Rest(), {"shape": "1f1b", "microbatches": 4, "recompute": True}, torch.float32),
+]
+
+
+@pytest.mark.parametrize(("name", "grid", "rest", "options", "dtype"), CASES)
+def test_memory_is_that_of_a_rehearsal(
+    name: str, grid: Grid, rest: Rest, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    shape = BY_TITLE[options["shape"]] if "shape" in options else ALONE
+    count, recompute = options.get("microbatches", 1), options.get("recompute", False)
+    plan = Plan(
+        grid=grid, shape=shape, microbatches=count, microbatch=16, sharded=rest.activations == "sharded",
+        weights=WEIGHTS.index(rest.weights), regathered=rest.inputs == "regathered", ways=1, recompute=recompute,
+        seconds=1.0, error=0.0, computed=1.0, bubble=0.0, exposed=0.0, memory={}, closed=1.0,
+    )  # fmt: skip
+    experiment = Experiment(
+        model=config(name), grid=grid, batch=Batch(16 * count * grid.z, 64), rest=rest, steps=2, dtype=dtype,
+        schedule=schedule_of(shape, grid.pipe, count), recompute=recompute, zero=True,
+    )  # fmt: skip
+    truth = rehearse(experiment).chosen.memory.peak
+    assert predicted(name, plan, 64, dtype.itemsize) == pytest.approx(truth, rel=0.06)
