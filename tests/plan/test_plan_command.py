@@ -86,3 +86,20 @@ def test_refusals(tmp_path: Path) -> None:
         command(explain="w=8")()
     with pytest.raises(UserError, match="cannot write"):
         command(output=tmp_path / "no" / "plan.toml")()
+
+
+def test_a_settings_file_s_model_is_planned_and_the_plan_extends_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, file = tmp_path / "base.toml", tmp_path / "plan.toml"
+    base.write_text('seed = 5\n[model]\npreset = "gpt-tiny"\nlayers = 3\n[batch]\nsamples = 16\nsequence = 32\n')
+    options: dict[str, Any] = {"file": base, "model": None, "devices": 4, "global_batch": None, "output": file}
+    assert command(**options, overrides=("--batch.samples=32",))() == 0
+    job = load(Job, file)
+    assert (job.seed, job.model.layers, job.batch.samples, job.grid.world) == (5, 3, 32, 4)
+    job.laid_out()
+    capsys.readouterr()
+    with pytest.raises(UserError, match="FILE or --model"):
+        command(file=base)()
+    with pytest.raises(UserError, match="give a FILE, or --model"):
+        command(model=None)()

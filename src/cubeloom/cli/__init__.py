@@ -54,7 +54,10 @@ def main() -> None:
     else:  # all of them, to be listed
         kind, program, about, rest = reduce(or_, map(_choice, COMMANDS)), "cubeloom", main.__doc__, arguments
     command: Callable[[], int] = tyro.cli(
-        tyro.conf.OmitSubcommandPrefixes[kind], prog=program, description=about, args=rest
+        tyro.conf.OmitSubcommandPrefixes[kind],  # type: ignore[valid-type, misc]
+        prog=program,
+        description=about,
+        args=rest,
     )
     try:
         if overrides:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from cubeloom.errors import UserError
 from cubeloom.grid import Grid
+from cubeloom.plan.model import Model
 from cubeloom.plan.search import Answer, configuration, explain, on_devices, search, why
 
 
@@ -23,12 +24,14 @@ class Plan:
     Every decomposition is weighed in closed form, the best hundreds are simulated. Needs no device and no process group.
     """
 
-    model: str
+    file: tyro.conf.Positional[Path | None] = None
+    """A settings file: its model and batch, and as many devices as its grid has; --a.b=c changes them."""
+    model: str | None = None
     """A preset, such as gpt-80b."""
     cluster: str
     """A cluster that cubeloom knows, such as perlmutter, or a TOML file that `cubeloom calibrate` wrote."""
-    devices: int
-    global_batch: int
+    devices: int | None = None
+    global_batch: int | None = None
     """Samples in a step."""
     sequence: int | None = None
     """Tokens of a sample; the longest that the model takes by default."""
@@ -44,15 +47,15 @@ class Plan:
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """Write the settings file that runs the best plan."""
     json: bool = False
+    overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def __call__(self) -> int:
-        answer = search(
-            self.model, self.cluster, self.devices, self.global_batch, self.sequence, self.dtype, reserve=self.reserve
-        )
+        model, devices, samples, sequence = self._asked()
+        answer = search(model, self.cluster, devices, samples, sequence, self.dtype, reserve=self.reserve)
         explained = None if self.explain is None else explain(answer, Grid.parse(self.explain))
         if self.output is not None:
             self._needs_one(answer)
-            _write(self.output, configuration(answer, answer.plans[0]))
+            _write(self.output, configuration(answer, answer.plans[0], self.file))
         if self.html is not None:
             self._needs_one(answer)
             from cubeloom.plan.report import page
@@ -66,14 +69,36 @@ class Plan:
             self._show(answer)
         return 0 if answer.plans else 1
 
+    def _asked(self) -> tuple[Model | str, int, int, int | None]:
+        """Model, devices, samples and sequence: of the options, or of a file."""
+        if self.file is not None:
+            if self.model is not None:
+                raise UserError("give a FILE or --model, not both")
+            return self._of_job(self.file)
+        if self.model is None or self.devices is None or self.global_batch is None:
+            raise UserError("give a FILE, or --model, --devices and --global-batch")
+        return self.model, self.devices, self.global_batch, self.sequence
+
+    def _of_job(self, file: Path) -> tuple[Model, int, int, int]:
+        # Here and not above: with a preset nothing of torch is needed, and its import takes longer than planning.
+        from cubeloom.job import Job
+        from cubeloom.plan.model.derive import derive
+        from cubeloom.settings import load
+
+        job = load(Job, file, self.overrides)
+        model = derive(file.stem, job.model.config())
+        devices, samples = self.devices or job.grid.world, self.global_batch or job.batch.samples
+        return model, devices, samples, self.sequence or job.batch.sequence
+
     def _needs_one(self, answer: Answer) -> None:
         if not answer.plans:
             raise UserError(f"no decomposition can run; refused were {dict(answer.refused)}")
 
     def _counts(self, answer: Answer) -> list[int]:
         """Numbers of devices around the one asked for."""
-        around = [self.devices * 2**power // 8 for power in range(5)]
-        return [count for count in around if 1 <= count <= answer.cluster.devices and count != self.devices]
+        devices = answer.task.devices
+        around = [devices * 2**power // 8 for power in range(5)]
+        return [count for count in around if 1 <= count <= answer.cluster.devices and count != devices]
 
     def _show(self, answer: Answer) -> None:
         console = Console(width=None if Console().is_terminal else 160, soft_wrap=False)

@@ -16,7 +16,7 @@ from cubeloom.cube.cut import Rest
 from cubeloom.cube.forms import Batch, Spread
 from cubeloom.cube.resolve import forms as forms_of
 from cubeloom.grid import Grid
-from cubeloom.models import AttentionCore, SwiGLU, build, config, cut_of
+from cubeloom.models import AttentionCore, Config, SwiGLU, build, config, cut_of
 from cubeloom.models.pieces import Piece as TorchPiece
 from cubeloom.plan.model import layers as plan
 from cubeloom.runtime.handed import handed_on
@@ -27,9 +27,10 @@ STAGES = (*range(1, 17), *range(20, 65, 4), 72, 80, 88, 96, 112, 128)
 Seen = Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]  # shapes of each module's input and output, two samples
 
 
-def derive(name: str) -> plan.Model:
-    """The layers of a preset. Of equal pieces only one is described."""
-    settings = config(name)
+def derive(name: str, settings: Config | None = None) -> plan.Model:
+    """The layers of a preset, or of a model of other sizes under a name of its own. Of equal pieces only one is described."""
+    preset = settings is None
+    settings = settings or config(name)
     with torch.device("meta"):
         model = build(settings)
     tokens = not hasattr(model, "example")
@@ -61,7 +62,8 @@ def derive(name: str) -> plan.Model:
         sequence=sequence,
         kinds=tuple(kinds),
         row=tuple(map(kinds.index, anonymous)),
-        cuts={count: _ends(partition(costs, count)) for count in STAGES if count <= len(pieces)},
+        # `store` could not make others for a model that has no preset.
+        cuts={n: _ends(partition(costs, n)) for n in range(1, len(pieces) + 1) if n in STAGES or not preset},
     )
 
 

@@ -1,0 +1,93 @@
+"""`cubeloom rehearse`: run the true program of a job's distinct ranks, alone on this machine, and say what it would take."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from cubeloom.cli.verify import Verify
+from cubeloom.comm.ledger import plain
+from cubeloom.cube import Batch
+from cubeloom.errors import UserError
+from cubeloom.rehearse import Rehearsal, rehearse
+from cubeloom.rehearse.memory import KINDS
+from cubeloom.verify import Experiment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearse(Verify):
+    """Run the true program of a job's distinct ranks in this process, without a network, at any size.
+
+    Says what each rank would receive in a step and the memory its tensors would take, and whether all ranks' communications
+    fit together. Exits 0 if they do, 1 if not, 2 if the request cannot work.
+    """
+
+    world: int | None = None
+    """Ranks of the job: the data axis, and the batch with it, grow or shrink to that many. By default the grid's own."""
+    rank: int | None = None
+    """The rank to report on; the one that needs most memory by default."""
+    real: bool = False
+    """Compute with true tensors on the device, and time it; otherwise tensors have shapes and no values."""
+    steps: int = 2
+    """The first step makes the optimizer's state and learns the order of weights; the second is as all that follow."""
+    load: tyro.conf.Suppress[Path | None] = None
+    patience: tyro.conf.Suppress[float] = 120
+    share_gpu: tyro.conf.Suppress[bool] = False
+
+    def experiment(self) -> Experiment:
+        # What a file must not be given beside it is looked for among the options of `verify`.
+        found = Verify(**{field.name: getattr(self, field.name) for field in fields(Verify)}).experiment()
+        return found if self.world is None else of_size(found, self.world)
+
+    def __call__(self) -> int:
+        ranks = None if self.rank is None else [self.rank]
+        found = rehearse(self.experiment(), ranks, real=self.real, device=self.device)
+        Console(stderr=self.json).print(memory_table(found), received_table(found), fit(found), sep="\n")
+        if self.json:
+            print(json.dumps(found.as_json()))
+        return 0 if found.matched else 1
+
+
+def of_size(experiment: Experiment, world: int) -> Experiment:
+    """The same job on more or fewer ranks: each has as many samples as before."""
+    grid = experiment.grid
+    copy = grid.world // grid.data  # ranks that share one copy of the model
+    if world < 1 or world % copy:
+        nearest = max(1, round(world / copy)) * copy
+        raise UserError(f"--world {world}: a copy of the model is on {copy} ranks ({grid}); the nearest is {nearest}")
+    data = world // copy
+    samples = experiment.batch.samples // grid.data * data
+    batch = Batch(samples, experiment.batch.sequence)
+    return replace(experiment, grid=replace(grid, data=data), batch=batch)
+
+
+def memory_table(found: Rehearsal) -> Table:
+    timed = any(run.compute_s is not None for run in found.runs)
+    table = Table(
+        "rank", "peak", *KINDS, *(["compute"] if timed else []), title="Bytes of tensors, and what the peak is"
+    )
+    for run in found.runs:
+        sizes = (run.memory.peak, *(run.memory.at_peak[kind] for kind in KINDS))
+        compute = [] if run.compute_s is None else [f"{run.compute_s * 1000:.1f} ms"]
+        table.add_row(str(run.rank), *(f"{size:,}" for size in sizes), *compute)
+    return table
+
+
+def received_table(found: Rehearsal) -> Table:
+    table = Table("axis", "bytes", title=f"Bytes that rank {found.chosen.rank} receives in a step")
+    for axis, size in found.chosen.bytes.items():
+        table.add_row(axis, f"{plain(size):,}")
+    return table
+
+
+def fit(found: Rehearsal) -> str:
+    world, run = found.experiment.grid.world, len(found.runs)
+    head = f"ran {run} of {world} ranks in {found.seconds:.1f} s; "
+    if found.matched:
+        return head + f"the communications of all {world} fit together"
+    return head + "\n".join(["THE RANKS DO NOT FIT TOGETHER:", *found.problems])
