@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
 
 from cubeloom.errors import UserError
 
@@ -96,9 +95,11 @@ class Grid:
 
     def line(self, rank: int, axes: tuple[str, ...]) -> list[int]:
         """The ranks that differ from `rank` only along `axes`, the last axis varying fastest."""
-        here = self.coordinates(rank)
-        steps = product(*(range(self.size(axis)) for axis in axes))
-        return [self.rank({**here, **dict(zip(axes, step, strict=True))}) for step in steps]
+        ranks = [self.rank({**self.coordinates(rank), **dict.fromkeys(axes, 0)})]
+        for axis in axes:
+            stride = self.rank({axis: 1}) if self.size(axis) > 1 else 0
+            ranks = [each + step * stride for each in ranks for step in range(self.size(axis))]
+        return ranks
 
 
 def grids(world: int, axes: tuple[str, ...]) -> Iterator[Grid]:

@@ -44,6 +44,11 @@ def join_by_environment(kind: Kind, timeout: float) -> None:
 def leave() -> None:
     dist.barrier()  # nobody leaves while another still needs its connection
     dist.destroy_process_group()
+    forget()
+
+
+def forget() -> None:
+    """Let go of the groups of a job that is over."""
     # A gloo group has threads that wake a hundred times a second until the last reference to it is gone. Networks are
     # cycles, and distributed tensors remember the meshes they were ever on: forget both.
     getattr(debug, "_clear_sharding_prop_cache", gc.collect)()  # torch 2.11 may not have it

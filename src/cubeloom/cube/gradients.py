@@ -117,6 +117,7 @@ class Gradients:
         self._hear_of_the_end()
         self._compute(wanted)
 
+    @torch.no_grad()
     def drain(self, noted: Noted) -> None:
         """Compute weight gradients that were put off."""
         while noted:
