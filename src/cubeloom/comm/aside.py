@@ -1,4 +1,4 @@
-"""A process group of its own for what runs beside training, in another thread: checkpoints that are being written."""
+"""A process group of its own for what goes on beside training: measurements, checkpoints that a thread is writing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _LONG = timedelta(hours=1)  # a disk may be slow
 
 
 class Aside:
-    """All ranks, joined through their hosts: whatever the device does, these messages do not queue behind its own."""
+    """All ranks, joined through their hosts: whatever the device does, these messages do not queue behind its own.
+
+    For one thread of each rank: messages of two would be taken for each other's.
+    """
 
     def __init__(self) -> None:
         self.group = dist.new_group(backend="gloo", timeout=_LONG)

@@ -162,7 +162,7 @@ class Network:
 
     @cached_property
     def aside(self) -> Aside:
-        """All ranks once more, for what goes on beside training. First asked for by all ranks together."""
+        """All ranks once more, to hand each other what is no tensor. First asked for by all ranks together."""
         return Aside()
 
     def barrier(self) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from cubeloom.errors import UserError
-from cubeloom.grid import AXES, Grid
+from cubeloom.grid import AXES, Grid, grids
 from cubeloom.job.job import Job
 from cubeloom.runtime.volume import pipeline_volume
 
@@ -21,25 +20,10 @@ def replan(job: Job, ranks: int) -> Job:
     if job.grid.world == ranks:
         return job
     for count in range(ranks, 0, -1):
-        found = [fitted for grid in grids(count) if (fitted := _fitted(job, grid)) is not None]
+        found = [fitted for grid in grids(count, AXES) if (fitted := _fitted(job, grid)) is not None]
         if found:
             return min(found, key=_bytes)
     raise UserError(f"the job fits on no grid of {ranks} ranks or fewer")
-
-
-def grids(ranks: int) -> Iterator[Grid]:
-    """All of so many ranks."""
-    for pipe, data, z, y, x in _factors(ranks, len(AXES)):
-        yield Grid(pipe=pipe, data=data, z=z, y=y, x=x)
-
-
-def _factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-    if parts == 1:
-        yield (number,)
-        return
-    for first in (each for each in range(1, number + 1) if number % each == 0):
-        for rest in _factors(number // first, parts - 1):
-            yield (first, *rest)
 
 
 def _fitted(job: Job, grid: Grid) -> Job | None:

@@ -99,6 +99,8 @@ class LayoutSettings:
     """Strands of a micro-batch: while one waits for a collective, another computes."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations computed once more in the backward: none, those inside attention, or all but what a stage was given."""
+    compile: bool = False
+    """Let torch compile what is computed between collectives. The first steps then take longer."""
 
     @property
     def rest(self) -> Rest:
@@ -118,6 +120,8 @@ class OptimizerSettings:
     """The largest norm of all gradients together."""
     zero: bool = False
     """Shard the optimizer's state over the data axis and a pipeline's replicas (ZeRO-1)."""
+    masters: bool = True
+    """Update a float32 copy of weights of fewer digits; without, small updates are lost in rounding, and memory is saved."""
 
     def __post_init__(self) -> None:
         if not all(0 <= beta < 1 for beta in (*self.betas, self.momentum)):

@@ -6,7 +6,7 @@ import json
 import platform
 import sys
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -36,5 +36,12 @@ def _environment() -> dict[str, str]:
         "machine": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "cubeloom": version("cubeloom"),
+        "cubeloom": _version(),
     }
+
+
+def _version() -> str:
+    try:
+        return version("cubeloom")
+    except PackageNotFoundError:
+        return "not installed"  # run from its source

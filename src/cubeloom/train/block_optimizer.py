@@ -16,8 +16,10 @@ from cubeloom.train.part import Part
 
 
 class BlockOptimizer:
-    def __init__(self, parameters: Iterable[nn.Parameter], make: Callable[[list[nn.Parameter]], Optimizer]) -> None:
-        self.parts = {parameter: _whole(parameter) for parameter in parameters}
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], make: Callable[[list[nn.Parameter]], Optimizer], masters: bool = True
+    ) -> None:
+        self.parts = {parameter: _whole(parameter, masters) for parameter in parameters}
         self.optimizer = make([part.tensor for part in self.parts.values()])
 
     def step(self) -> None:
@@ -33,6 +35,6 @@ class BlockOptimizer:
             parameter.grad = None
 
 
-def _whole(parameter: nn.Parameter) -> Part:
+def _whole(parameter: nn.Parameter, masters: bool) -> Part:
     block = local_of(parameter)
-    return Part.of(block, slice(0, len(block)))
+    return Part.of(block, slice(0, len(block)), masters)

@@ -14,7 +14,9 @@ from cubeloom.train.sharded_optimizer import ShardedOptimizer
 
 
 def optimizer_of(
-    settings: OptimizerSettings, parameters: Mapping[str, nn.Parameter], gradients: Gradients
+    settings: OptimizerSettings,
+    parameters: Mapping[str, nn.Parameter],
+    gradients: Gradients,
 ) -> BlockOptimizer | ShardedOptimizer:
     def make(parts: list[nn.Parameter]) -> torch.optim.Optimizer:
         groups = [
@@ -27,5 +29,5 @@ def optimizer_of(
         return torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=True)
 
     if settings.zero:
-        return ShardedOptimizer(parameters.values(), gradients, make)
-    return BlockOptimizer(parameters.values(), make)
+        return ShardedOptimizer(parameters.values(), gradients, make, settings.masters)
+    return BlockOptimizer(parameters.values(), make, settings.masters)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 class Part:
     """Some rows of this rank's block of a parameter, or all.
 
-    `tensor` is what the optimizer updates. It shares memory with the rows of the block; or, where those are of few digits, it
-    is their float32 master, whose updates are not lost in rounding.
+    `tensor` is what the optimizer updates. It shares memory with the rows of the block; or, where those are of few digits and
+    `masters` are wanted, it is their float32 master, whose updates are not lost in rounding.
     """
 
     tensor: nn.Parameter
@@ -21,10 +21,11 @@ class Part:
     block: Tensor
 
     @classmethod
-    def of(cls, block: Tensor, rows: slice) -> Part:
+    def of(cls, block: Tensor, rows: slice, masters: bool = True) -> Part:
         own = block.detach()[rows]
+        few_digits = own.dtype.itemsize < torch.float32.itemsize
         # nn.Parameter takes the same memory; `float` makes a copy of what has fewer digits, and only of that.
-        return cls(nn.Parameter(own.float() if own.dtype.itemsize < torch.float32.itemsize else own), rows, own)
+        return cls(nn.Parameter(own.float() if masters and few_digits else own), rows, own)
 
     @property
     def master(self) -> bool:

@@ -30,8 +30,10 @@ class ShardedOptimizer:
         parameters: Iterable[nn.Parameter],
         gradients: Gradients,
         make: Callable[[list[nn.Parameter]], Optimizer],
+        masters: bool = True,
     ) -> None:
         self._gradients = gradients
+        self._masters = masters
         self.parts = {parameter: self._part(parameter) for parameter in parameters}
         self.optimizer = make([part.tensor for part in self.parts.values()])
         gradients.scatter_to(self._receive)
@@ -57,11 +59,11 @@ class ShardedOptimizer:
     def _part(self, parameter: nn.Parameter) -> Part:
         block = local_of(parameter)
         if not self._gradients.scatters(parameter):
-            return Part.of(block, slice(0, len(block)))
+            return Part.of(block, slice(0, len(block)), self._masters)
         axis = self._gradients.axis(parameter)
         size = len(block) // axis.size
         rows = slice(axis.index * size, (axis.index + 1) * size)
-        return Part.of(block, rows)
+        return Part.of(block, rows, self._masters)
 
     def _receive(self, parameter: nn.Parameter, summed: Tensor) -> None:
         part = self.parts[parameter].tensor

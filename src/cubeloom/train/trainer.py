@@ -64,6 +64,7 @@ class Trainer:
             job.layout.rest,
             recompute=RECOMPUTE[job.layout.recompute],
             ways=job.layout.ways,
+            compile=job.layout.compile,
         )
         self.parameters = self.pipeline.parameters
         self.optimizer = optimizer_of(job.optimizer, self.parameters, self.pipeline.gradients)

@@ -83,7 +83,7 @@ def _make_room(parameters: Parameters, optimizer: Optimizer, stored: Mapping[str
             tensor = optimizer.parts[parameters[name]].tensor
             state = optimizer.optimizer.state[tensor]
             state[key] = torch.empty_like(tensor)
-            state["step"] = torch.tensor(updates)
+            state["step"] = torch.tensor(updates, device=tensor.device)  # where a fused optimizer counts
 
 
 def _check(checkpoint: Path, weights: Mapping[str, Shard], stored: Mapping[str, Any]) -> None:

@@ -33,7 +33,7 @@ def save_checkpoint(
     `progress` is what is not a tensor, such as the position in the data: JSON, the same on all ranks.
     """
     shards = weights_of(parameters, network) | state_of(parameters, optimizer, network)
-    return _write(folder, step, shards, network, progress, updates_of(optimizer), keep)
+    return _write(folder, step, shards, network, network.aside, progress, updates_of(optimizer), keep)
 
 
 class CheckpointWriter:
@@ -45,7 +45,8 @@ class CheckpointWriter:
         self._keep = keep
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._aside = network.aside  # made here, by all ranks together
+        # Its own, made by all ranks together: two threads of a rank must not speak in one group.
+        self._aside = Aside()
 
     def save(self, step: int, parameters: Parameters, optimizer: Optimizer, progress: Mapping[str, Any]) -> None:
         """Copy everything now, and write it later."""
@@ -55,7 +56,8 @@ class CheckpointWriter:
             name: Shard.of(shard.local.to("cpu", copy=True), shard.whole, shard.offset)
             for name, shard in shards.items()
         }
-        arguments = self._folder, step, copies, self._network, progress, updates_of(optimizer), self._keep
+        updates = updates_of(optimizer)
+        arguments = self._folder, step, copies, self._network, self._aside, progress, updates, self._keep
         self._thread = threading.Thread(target=self._work, args=arguments, name="cubeloom checkpoint")
         self._thread.start()
 
@@ -80,13 +82,13 @@ def _write(
     step: int,
     shards: Mapping[str, Shard],
     network: Network,
+    aside: Aside,
     progress: Mapping[str, Any],
     updates: float,
     keep: int,
 ) -> Path:
     final = folder / f"step-{step:08d}"
     writing = folder / f".{final.name}"
-    aside = network.aside
     _together(aside, network.rank == 0, lambda: _make_folder(writing), final)
     try:
         save(dict(shards), storage_writer=FileSystemWriter(writing, sync_files=True), process_group=aside.group)
