@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from cubeloom import counter
 from cubeloom.comm import Network
+from cubeloom.cube.compiled import compile_local, whole_blocks
 from cubeloom.cube.cut import Cut, Rest, Weights
 from cubeloom.cube.dropout import CubeDropout
 from cubeloom.cube.embedding import CubeEmbedding, CubeTable, TableWeight
@@ -30,6 +31,7 @@ from cubeloom.cube.forms import (
     WholeForm,
 )
 from cubeloom.cube.gradients import Gradients
+from cubeloom.cube.head import CubeHead
 from cubeloom.cube.image_forms import (
     BatchNormForm,
     ConcatForm,
@@ -111,16 +113,26 @@ def _start_running(norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, like:
 
 
 def apply(
-    model: nn.Module, cut: Cut, network: Network, batch: Batch, fill: Fill, rest: Rest | None = None
+    model: nn.Module,
+    cut: Cut,
+    network: Network,
+    batch: Batch,
+    fill: Fill,
+    rest: Rest | None = None,
+    compile: bool = False,
 ) -> CubeState:
     """Cut a model, built on the meta device, over the cube, in place. Gives what its layers share: clock and gradients.
 
-    Raises CutError, before anything is allocated, if the model cannot be cut on this grid.
+    `compile`: let torch compile what is computed between collectives. Raises CutError, before anything is allocated, if the
+    model cannot be cut on this grid.
     """
     rest = rest or Rest()
     forms = resolve(model, cut, network.grid, rest, batch)
     state = CubeState(network, rest, Gradients())
+    plain = whole_blocks(model, forms, network.grid) if compile else {}
     replace_layers(model, forms, state, fill)
+    if compile:
+        compile_local(model, plain, state)
     return state
 
 
@@ -217,7 +229,8 @@ class _Builder:
         bias = None
         if form.bias:
             bias = self._parameter(f"{form.name}.bias", (form.n,), {form.bias_axis: 0}, form.bias_replicas)
-        return CubeLinear(form, self._state, weight, bias, product_of(plain))
+        make = CubeHead if form.with_loss else CubeLinear
+        return make(form, self._state, weight, bias, product_of(plain))
 
     def _image(self, form: ImageForm) -> nn.Module:
         state, plain, side = self._state, self._plain[form.name], form.side

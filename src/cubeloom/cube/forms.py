@@ -88,6 +88,7 @@ class LinearForm(Form):
     pixels: tuple[int, int] | None = None
     taps: int = 1
     transposed: bool = False
+    with_loss: bool = False  # computed together with the cross-entropy that reads its output, some rows at a time
 
     @property
     def k_axis(self) -> Side:

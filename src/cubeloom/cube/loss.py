@@ -6,6 +6,7 @@ whole batch that are not ignored, so that every rank has the same loss, the true
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from cubeloom import weave
 from cubeloom.comm import Axis
 from cubeloom.cube.forms import LossForm
+from cubeloom.cube.head import CubeHead
 from cubeloom.cube.norm import at_least_float32
 from cubeloom.cube.parameter import own_part
 from cubeloom.cube.state import CubeState
@@ -33,26 +35,37 @@ class CubeCrossEntropy(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """`targets` are those of the z rank, `[M/z]`."""
-        return self._shares.get(self._origin, 1.0) * self._mean_loss(logits, targets)
+        return self._mean_loss(lambda own, counted: self._sum(logits, own, counted), targets)
+
+    def from_hidden(self, hidden: Tensor, head: nn.Module, targets: Tensor) -> Tensor:
+        """The loss of `head(hidden)`; its logits are not kept where the head's form allows it."""
+        vocabulary = self._vocabulary
+        if vocabulary is None or not isinstance(head, CubeHead):
+            return self(head(hidden), targets)
+        return self._mean_loss(
+            lambda own, counted: head.loss_sum(hidden, own, counted, self._smoothing, vocabulary, self._origin), targets
+        )
 
     def count(self, targets: Tensor) -> int:
         """How many of these targets are not ignored."""
         return int((targets != self._ignored).sum().item())
 
-    def _mean_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def _mean_loss(self, sum_of: Callable[[Tensor, Tensor], Tensor], targets: Tensor) -> Tensor:
+        """From the sum over this rank's targets and which of them count."""
         if self._rows is not None:
             targets = self._rows(targets)
         counted = targets != self._ignored
+        total = sum_of(targets, counted)
+        # The strands of a weave have one loss together.
+        mean = weave.meet(self._mean, total, counted.sum().to(total.dtype))
+        return self._shares.get(self._origin, 1.0) * mean
+
+    def _sum(self, logits: Tensor, targets: Tensor, counted: Tensor) -> Tensor:
         if self._vocabulary is None:
-            total = nn.functional.cross_entropy(
+            return nn.functional.cross_entropy(
                 logits, targets, ignore_index=self._ignored, label_smoothing=self._smoothing, reduction="sum"
             )
-        else:
-            total = _VocabularyCrossEntropy.apply(
-                logits, targets, counted, self._smoothing, self._vocabulary, self._origin
-            )
-        # The strands of a weave have one loss together.
-        return weave.meet(self._mean, total, counted.sum().to(total.dtype))
+        return _VocabularyCrossEntropy.apply(logits, targets, counted, self._smoothing, self._vocabulary, self._origin)
 
     def _mean(self, total: Tensor, count: Tensor) -> Tensor:
         return Mean.apply(total, count, self._everybody, self._origin)

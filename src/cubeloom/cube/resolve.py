@@ -44,6 +44,7 @@ def forms(model: nn.Module, cut: Cut, grid: Grid, rest: Rest) -> list[Form]:
     """As `resolve`, without asking whether the sizes divide."""
     _refuse_unknown(model, cut)
     rows = rows_of_layers(model)
+    read_by_loss: tuple[str, ...] = getattr(model, "read_by_loss", ())
     owners: dict[int, str] = {}
     found: list[Form] = []
     for name, module in model.named_modules():
@@ -55,8 +56,22 @@ def forms(model: nn.Module, cut: Cut, grid: Grid, rest: Rest) -> list[Form]:
         weight = getattr(module, "weight", None)
         owner = owners.setdefault(id(weight), name) if weight is not None else name
         shares = owner if owner != name else None
-        found.append(_form(name, module, kind, grid, rest, shares, rows.get(name)))
+        form = _form(name, module, kind, grid, rest, shares, rows.get(name))
+        if name in read_by_loss and isinstance(form, LinearForm):
+            form = replace(form, with_loss=_fits_loss(form, grid))
+        found.append(form)
     return found
+
+
+def _fits_loss(form: LinearForm, grid: Grid) -> bool:
+    """Whether a head can be computed together with its loss: its logits need no sum, and nothing is gathered in a backward."""
+    return (
+        not form.bias
+        and not form.turn
+        and grid.size(form.k_axis) == 1
+        and (grid.z == 1 or form.weights == "replicated")
+        and (grid.size(form.n_axis) == 1 or form.inputs == Spread.REPLICATED or form.saved == "kept")
+    )
 
 
 def _refuse_unknown(model: nn.Module, cut: Cut) -> None:

@@ -32,6 +32,7 @@ class Decoder(nn.Module, ABC):
     norm: nn.Module
     head: nn.Linear
     loss: CrossEntropy
+    read_by_loss = ("head",)  # layers whose output the loss reads, and nobody else
 
     @abstractmethod
     def begin(self, tokens: Tensor) -> Tensor:
@@ -46,8 +47,8 @@ class Decoder(nn.Module, ABC):
         return self.end(x, targets)
 
     def end(self, x: Tensor, targets: Tensor | None) -> Tensor:
-        logits = self.head(self.norm(x))
-        return logits if targets is None else self.loss(logits, targets.flatten())
+        hidden = self.norm(x)
+        return self.head(hidden) if targets is None else self.loss.from_hidden(hidden, self.head, targets.flatten())
 
     def pieces(self) -> list[Piece]:
         return [

@@ -41,12 +41,14 @@ class AttentionCore(nn.Module):
         queries = self.queries_per_key
         # [batch, sequence, kv_heads, queries + 2, head_dim]
         grouped = qkv.unflatten(0, (-1, sequence)).unflatten(2, (-1, queries + 2, self.head_dim))
-        turned = grouped[..., : queries + 1, :]  # queries and key, which lie together
-        if self.rotary_base is not None:
-            turned = rotate(turned, self.rotary_base)
-        query = turned[..., :queries, :].flatten(2, 3).transpose(1, 2)  # [batch, heads, sequence, head_dim]
-        key = turned[..., queries, :].transpose(1, 2)  # [batch, kv_heads, sequence, head_dim]
-        value = grouped[..., queries + 1, :].transpose(1, 2)
+        # Split, not sliced: the gradients of the parts are then joined once, and not each laid into zeros.
+        if self.rotary_base is None:
+            query, key, value = grouped.split((queries, 1, 1), dim=3)
+        else:
+            turned, value = grouped.split((queries + 1, 1), dim=3)  # queries and key lie together
+            query, key = rotate(turned, self.rotary_base).split((queries, 1), dim=3)
+        # [batch, heads, sequence, head_dim]; of key and value [batch, kv_heads, sequence, head_dim]
+        query, key, value = (each.flatten(2, 3).transpose(1, 2) for each in (query, key, value))
         mixed = functional.scaled_dot_product_attention(
             query, key, value, is_causal=self.causal, enable_gqa=queries > 1
         )
@@ -96,6 +98,10 @@ class CrossEntropy(nn.Module):
         return functional.cross_entropy(
             logits, targets, ignore_index=self.ignore_index, label_smoothing=self.label_smoothing
         )
+
+    def from_hidden(self, hidden: Tensor, head: nn.Module, targets: Tensor) -> Tensor:
+        """The loss of `head(hidden)`, said as one, so that on a cube the two can be computed as one."""
+        return self(head(hidden), targets)
 
     def extra_repr(self) -> str:
         return f"label_smoothing={self.label_smoothing}"

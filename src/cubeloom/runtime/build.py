@@ -13,6 +13,7 @@ from torch import nn
 from cubeloom.comm import Network
 from cubeloom.cube import Batch, CubeState, Cut, resolve
 from cubeloom.cube.apply import Fill, replace_layers
+from cubeloom.cube.compiled import compile_local, whole_blocks
 from cubeloom.cube.cut import Rest
 from cubeloom.cube.forms import Form, LinearForm
 from cubeloom.cube.gradients import Gradients
@@ -22,7 +23,7 @@ from cubeloom.errors import UserError
 from cubeloom.grid import Grid
 from cubeloom.models import AttentionCore
 from cubeloom.models.pieces import Piece
-from cubeloom.pipeline import Schedule, Updates, check
+from cubeloom.pipeline import Kind, Schedule, Updates, check
 from cubeloom.runtime.handed import Handed, handed_on
 from cubeloom.runtime.microbatches import portions
 from cubeloom.runtime.partition import belongs, counted_costs, partition
@@ -52,6 +53,11 @@ class Layout:
 
     def forms_of(self, stage: int) -> list[Form]:
         return [form for form in self.forms if belongs(form.name, self.modules_of(stage))]
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of inputs and of weights are computed apart."""
+        return any(action.kind is Kind.INPUT_GRAD for row in self.schedule.workers for action in row)
 
     def handed_by(self, stage: int) -> tuple[Handed, ...]:
         """What a stage hands to the next."""
@@ -152,8 +158,13 @@ def hold(
     rest: Rest,
     recompute: Recompute,
     ways: int,
+    compile: bool = False,
 ) -> Held:
-    """Build the stages of this rank's worker. A name is one parameter, also where two of the stages share it."""
+    """Build the stages of this rank's worker. A name is one parameter, also where two of the stages share it.
+
+    `compile`: let torch compile what is computed between collectives; whole blocks only where both gradients of a block are
+    wanted at once.
+    """
     make_groups(network, layout)
     gradients, clock = Gradients(), Clock()
     held = Held({}, {}, {}, gradients, clock)
@@ -164,7 +175,12 @@ def hold(
         _prune(own, layout, stage)
         under_way = layout.schedule.updates is not Updates.FLUSH
         state = CubeState(network, rest, gradients, clock=clock, updates_under_way=under_way)
-        replace_layers(own, layout.forms_of(stage), state, fill, held.parameters, layout.holders)
+        forms = layout.forms_of(stage)
+        at_once = recompute != "attention" and not layout.splits_backward
+        plain = whole_blocks(own, forms, network.grid) if compile and at_once else {}
+        replace_layers(own, forms, state, fill, held.parameters, layout.holders)
+        if compile:
+            compile_local(own, plain, state)
         pieces: list[Piece] = own.pieces()  # type: ignore[operator]
         runs = [pieces[number].run for number in layout.stages[stage]]
         if recompute == "attention":

@@ -27,8 +27,8 @@ class Pipeline:
 
     `model` is built on the meta device and says its pieces; `batch` is the whole one. `stages` may say which pieces each stage
     gets, otherwise they are balanced; `recompute` says which stages, or whether all, or whether attention alone, compute their
-    forward once more in their backward instead of keeping it; each micro-batch runs as `ways` strands. Raises UserError before
-    anything is allocated.
+    forward once more in their backward instead of keeping it; each micro-batch runs as `ways` strands; `compile`d are the
+    pieces between collectives. Raises UserError before anything is allocated.
     """
 
     def __init__(
@@ -43,15 +43,17 @@ class Pipeline:
         stages: list[range] | None = None,
         recompute: Recompute = False,
         ways: int = 1,
+        compile: bool = False,
     ) -> None:
         rest = rest or Rest()
         self.network = network
         self.schedule = schedule
         self.layout = lay_out(model, cut, network.grid, batch, schedule, rest, stages, ways)
         self._here = network.coordinates["pipe"]
-        self._held = hold(model, self.layout, network, fill, rest, recompute, ways)
+        self._held = hold(model, self.layout, network, fill, rest, recompute, ways, compile)
         self._channels = Channels(network, programme(schedule))
         self._boundaries: dict[int, Boundary] = {}  # of each stage's output
+        self._learned = False  # what they are; a single stage hands nothing on
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -79,7 +81,7 @@ class Pipeline:
                 f"{self.schedule.name} updates weights {'after' if update else 'within'} a step: "
                 f"step() {'takes no update' if update else 'needs to be given an update'}"
             )
-        if not self._boundaries:
+        if not self._learned:
             self.learn(data)
         work = self._work(data, number, update)
         with self.gradients.accumulating():
@@ -88,7 +90,7 @@ class Pipeline:
 
     def evaluate(self, data: Mapping[str, Tensor]) -> float:
         """The mean loss of the whole batch, of a forward without dropout; nothing is kept for a backward."""
-        if not self._boundaries:
+        if not self._learned:
             self.learn(data)
         work = EvaluationWork(self.layout, self._held, self.network, cut_up(data, portions(self.schedule)), 0)
         for model in self._held.models.values():
@@ -130,6 +132,7 @@ class Pipeline:
                     self._boundaries[stage] = {name: Shape.of(tensor) for name, tensor in carry.items()}
                     if row[stage + 1] != worker:
                         self._channels.tell((worker, row[stage + 1]), self._boundaries[stage])
+        self._learned = True
 
     def _work(self, data: Mapping[str, Tensor], number: int, update: Update | None) -> StepWork:
         return StepWork(self.layout, self._held, self.network, cut_up(data, portions(self.schedule)), number, update)

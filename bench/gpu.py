@@ -1,0 +1,373 @@
+"""Speed on one GPU beside what torch alone does there, in one run, as ratios.
+
+    OMP_NUM_THREADS=1 python bench/gpu.py one       # one rank: GPT 350M and 1.3B, whole steps
+    OMP_NUM_THREADS=1 python bench/gpu.py pipe      # ranks that share the GPU: pipelines, forward and backward only
+    OMP_NUM_THREADS=1 python bench/gpu.py tp        # ranks that share the GPU: tensor parallelism, whole steps
+
+With `--cpu --quick` each is tiny, to see that it runs. Recipes take turns, a few steps each and several rounds, so that a chip
+that gets warm slows all of them down alike. Every step is timed by itself, from a device that has settled to one that has;
+given is the median, of several ranks that of the slowest in each step.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from rich.console import Console
+from torch import Tensor, nn
+
+from cubeloom import Grid
+from cubeloom.comm import Network, devices
+from cubeloom.cube import Batch, Rest, apply
+from cubeloom.cube.parameter import Block
+from cubeloom.cube.recorded import RecordedStep
+from cubeloom.job.settings import OptimizerSettings
+from cubeloom.launch import run
+from cubeloom.launch.share_gpu import sharing
+from cubeloom.models import CrossEntropy, GPTConfig, build, cut_of
+from cubeloom.models.cuts import gpt_cut
+from cubeloom.models.gpt import Block as GPTBlock
+from cubeloom.models.pieces import Carry, Data, Piece
+from cubeloom.pipeline import generate
+from cubeloom.runtime import Pipeline
+from cubeloom.train.optimizers import optimizer_of
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `bench` is found also where this file is run by its name
+from bench.peers import gpt as peer
+from bench.peers import schedules, sharded
+from bench.peers.gpt import Size
+from bench.peers.schedules import Stacked
+from bench.peers.timing import Compared, Step, Timed, matmul_rate, slowest, take_turns
+
+SIZES = {
+    "350M": Size(layers=24, hidden=1024, heads=16, sequence=1024, samples=16),
+    "1.3B": Size(layers=24, hidden=2048, heads=16, sequence=2048, samples=8),
+}
+TINY = Size(layers=2, hidden=32, heads=4, sequence=16, samples=4, vocab=64)
+PEER = "torch, compiled blocks"
+RECORDED = "cubeloom, compiled and recorded"
+RECIPES = ("torch", PEER, "cubeloom", "cubeloom, compiled", RECORDED)
+OUR_SCHEDULES = ("1f1b", "zb-h1", "zbv", "chimera", "chimera-zb")
+OUR_CUBES = {"cubeloom y, replicated": "replicated", "cubeloom y, sharded": "sharded"}  # activations at rest
+
+
+def number_type(kind: devices.Kind) -> torch.dtype:
+    return torch.float32 if kind == devices.CPU else torch.bfloat16
+
+
+def tokens_of(size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Random tokens, and as targets the ones that follow."""
+    numbers = torch.Generator().manual_seed(7)
+    drawn = torch.randint(size.vocab, (size.samples, size.sequence + 1), generator=numbers).to(device)
+    return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+
+
+def their_step(size: Size, values: dict[str, Tensor], compiled: bool) -> Step:
+    model = peer.gpt(size, values, compiled)
+    optimizer = peer.adamw(model)
+    tokens, targets = tokens_of(size, next(model.parameters()).device)
+
+    def step() -> Tensor:
+        loss = model(tokens, targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def our_step(
+    size: Size,
+    values: dict[str, Tensor],
+    network: Network,
+    rest: Rest | None = None,
+    *,
+    compiled: bool = False,
+    recorded: bool = False,
+) -> Step:
+    """The same with our layers: AdamW without masters, as the peer has none."""
+    with torch.device("meta"):
+        model = build(our_config(size))
+    batch = Batch(size.samples, size.sequence)
+    state = apply(model, cut_of(model), network, batch, filled(values), rest, compile=compiled)
+    settings = OptimizerSettings(betas=(0.9, 0.999), weight_decay=0.01, masters=False)
+    optimizer = optimizer_of(settings, dict(model.named_parameters()), state.gradients)
+    for group in optimizer.optimizer.param_groups:
+        group["lr"] = 1e-4
+    tokens, targets = tokens_of(size, network.device)
+    data = {"tokens": tokens, "targets": targets}
+    passes = RecordedStep(model, model.parameters(), data) if recorded else Passes(model)
+
+    def step() -> Tensor:
+        loss = passes(**data)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+class Passes:
+    """Forward and backward of a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def __call__(self, **data: Tensor) -> Tensor:
+        loss: Tensor = self._model(**data)
+        loss.backward()
+        return loss
+
+
+def our_config(size: Size) -> GPTConfig:
+    return GPTConfig(
+        vocab=size.vocab,
+        positions=size.sequence,
+        hidden=size.hidden,
+        layers=size.layers,
+        heads=size.heads,
+        tied=False,
+    )
+
+
+def filled(values: dict[str, Tensor]) -> Callable[[str, Block], Tensor]:
+    """The peer's values for our parameters."""
+
+    def fill(name: str, block: Block) -> Tensor:
+        return values[name.replace(".attention.", ".").replace(".mlp.", ".")][block.slices].clone()
+
+    return fill
+
+
+def measure_one(
+    title: str, size: Size, kind: devices.Kind, chosen: tuple[str, ...], rounds: int, steps: int, profiled: bool
+) -> Compared:
+    device, dtype = devices.current(kind), number_type(kind)
+    values = peer.weights(size, dtype, device)
+    network = Network(Grid(), device)
+    options: dict[str, dict[str, Any]] = {
+        "cubeloom": {},
+        "cubeloom, compiled": {"compiled": True},
+        RECORDED: {"compiled": True, "recorded": True},
+    }
+    # On a CPU the compiler would take minutes to no purpose: there it is asked to leave everything as it is.
+    with torch.compiler.set_stance("force_eager") if kind == devices.CPU else nullcontext():
+        recipes = {
+            name: our_step(size, values, network, **options[name])
+            if name in options
+            else their_step(size, values, compiled=name == PEER)
+            for name in chosen
+        }
+        timed = take_turns(recipes, device, rounds, steps, profiled=profiled)
+    rate = matmul_rate(device, dtype, 64 if kind == devices.CPU else 8192)
+    return Compared(title, timed, PEER, size.tokens, size.teraflops, rate)
+
+
+class Stack(nn.Module):
+    """Our blocks with a light head, in pieces; the data is what the first block gets."""
+
+    read_by_loss = ("head",)
+
+    def __init__(self, size: Stacked) -> None:
+        super().__init__()
+        self.size = size
+        self.config = GPTConfig(
+            vocab=size.classes, positions=size.sequence, hidden=size.hidden, layers=size.blocks, heads=size.heads
+        )
+        self.blocks = nn.ModuleList(GPTBlock(self.config) for _ in range(size.blocks))
+        self.norm = nn.LayerNorm(size.hidden)
+        self.head = nn.Linear(size.hidden, size.classes, bias=False)
+        self.loss = CrossEntropy()
+
+    def pieces(self) -> list[Piece]:
+        def block(number: int) -> Piece:
+            def forward(carry: Carry, data: Data) -> Carry:
+                x = carry["x"] if number else data["x"].flatten(0, 1)
+                return {"x": self.blocks[number](x, data["x"].shape[1])}
+
+            return Piece((f"blocks.{number}",), forward)
+
+        end = Piece(("norm", "head", "loss"), self._end, losses={"loss": "targets"})
+        return [*(block(number) for number in range(len(self.blocks))), end]
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        carry: Carry = {}
+        for piece in self.pieces():
+            carry = piece.run(carry, {"x": x, "targets": targets})
+        return carry["loss"]
+
+    def _end(self, carry: Carry, data: Data) -> Carry:
+        return {"loss": self.loss.from_hidden(self.norm(carry["x"]), self.head, data["targets"].flatten())}
+
+    def example(self, samples: int) -> dict[str, Tensor]:
+        shape = samples, self.size.sequence
+        return {
+            "x": torch.empty(*shape, self.size.hidden, device="meta"),
+            "targets": torch.empty(shape, dtype=torch.long, device="meta"),
+        }
+
+
+class ForwardAndBackward(Pipeline):
+    """As torch's peers are timed: replicas' gradients are not summed, and nobody asks for the loss."""
+
+    def passes(self, data: dict[str, Tensor]) -> None:
+        if not self._boundaries:
+            self.learn(data)
+        with self.gradients.accumulating():
+            self._run(self._work(data, 0, None), self._channels)
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+
+def our_passes(name: str, size: Stacked, network: Network, data: dict[str, Tensor]) -> Callable[[], None]:
+    with torch.device("meta"):
+        model = Stack(size)
+    schedule = generate(name, network.grid.pipe, len(data["x"]))
+    per = size.blocks // schedule.stages
+    stages = [range(stage * per, (stage + 1) * per) for stage in range(schedule.stages)]
+    stages[-1] = range(stages[-1].start, size.blocks + 1)
+    used = {key: kind for key, kind in gpt_cut(model.config).items() if key not in ("embed", "positions", "dropout")}
+    numbers = torch.Generator(network.device).manual_seed(0)
+
+    def fill(name: str, block: Block) -> Tensor:
+        drawn = 0.02 * torch.randn(block.local, generator=numbers, device=network.device)
+        return (drawn + float("norm" in name and name.endswith("weight"))).to(data["x"].dtype)
+
+    batch = Batch(len(data["x"]), size.sequence)
+    pipeline = ForwardAndBackward(model, used, network, batch, fill, schedule, Rest(), stages)
+    return lambda: pipeline.passes(data)
+
+
+def measure_pipe(size: Stacked, kind: devices.Kind, ranks: int, count: int, rounds: int, steps: int) -> list[Timed]:
+    """On this rank, with so many micro-batches of one sequence each."""
+    network = Network(Grid(pipe=ranks), devices.current(kind))
+    numbers = torch.Generator(network.device).manual_seed(0)
+    shape = count, size.sequence
+    x = torch.randn(*shape, size.hidden, generator=numbers, device=network.device).to(number_type(kind))
+    targets = torch.randint(size.classes, shape, generator=numbers, device=network.device)
+    recipes: dict[str, Step] = {
+        name: schedules.passes(name, size, network.rank, ranks, x, targets)
+        for name, recipe in schedules.RECIPES.items()
+        if count >= recipe.least * ranks
+    }
+    for name in OUR_SCHEDULES:
+        recipes[f"cubeloom {name}"] = our_passes(name, size, network, {"x": x, "targets": targets})
+    return take_turns(recipes, network.device, rounds, steps, network.barrier)
+
+
+def measure_tp(size: Size, kind: devices.Kind, ranks: int, rounds: int, steps: int) -> list[Timed]:
+    network = Network(Grid(y=ranks), devices.current(kind))
+    values = peer.weights(size, number_type(kind), network.device)
+    batch = tokens_of(size, network.device)
+    mesh = network.mesh["y"]
+    recipes: dict[str, Step] = {name: sharded.step(name, size, values, mesh, *batch) for name in sharded.RECIPES}
+    for name, activations in OUR_CUBES.items():
+        recipes[name] = our_step(size, values, network, Rest(activations=activations))  # type: ignore[arg-type]
+    return take_turns(recipes, network.device, rounds, steps, network.barrier)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    rounds: int = 4
+    steps: int = 5
+    """Of each recipe in a round."""
+    cpu: bool = False
+    quick: bool = False
+    """A tiny model and few steps, for our tests."""
+
+    @property
+    def kind(self) -> devices.Kind:
+        return "cpu" if self.cpu else "cuda"
+
+    @property
+    def turns(self) -> tuple[int, int]:
+        return (1, 2) if self.quick else (self.rounds, self.steps)
+
+    def ranks_run(self, ranks: int, function: Callable[..., list[Timed]], *arguments: Any) -> list[Timed]:
+        """On ranks that share the GPUs there are; the slowest's times."""
+        with sharing(ranks, devices.count(self.kind)):
+            return slowest(run(ranks, function, *arguments, *self.turns, device=self.kind, timeout=1200))
+
+
+@dataclass(frozen=True, kw_only=True)
+class One(Common):
+    """One rank: a whole training step of GPT with AdamW, ours beside torch's plain recipe, eager and compiled."""
+
+    sizes: tuple[str, ...] = tuple(SIZES)
+    recipes: tuple[str, ...] = RECIPES
+    profile: bool = False
+    """Say also how long kernels of each kind ran in a step."""
+
+    def __call__(self, console: Console) -> list[Compared]:
+        found: list[Compared] = []
+        # A CPU records nothing.
+        recipes = tuple(name for name in self.recipes if not self.cpu or name != RECORDED)
+        for name, size in ({"tiny": TINY} if self.quick else {name: SIZES[name] for name in self.sizes}).items():
+            title = f"GPT {name}, {size.samples} × {size.sequence} tokens, {self.kind}"
+            arguments = title, size, self.kind, recipes, *self.turns, self.profile
+            found += run(1, measure_one, *arguments, device=self.kind, timeout=1200)
+            console.print(found[-1].table())
+            if self.profile:
+                console.print(found[-1].kernel_table())
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipe(Common):
+    """Ranks that share the GPU: forward and backward of a stack of blocks, our runtime beside torch's schedules."""
+
+    ranks: int = 4
+    microbatches: tuple[int, ...] = (4, 8, 16)
+
+    def __call__(self, console: Console) -> list[Compared]:
+        size = Stacked(blocks=8, hidden=16, heads=2, sequence=8, classes=8) if self.quick else Stacked()
+        found = []
+        for count in (2 * self.ranks,) if self.quick else self.microbatches:
+            timed = self.ranks_run(self.ranks, measure_pipe, size, self.kind, self.ranks, count)
+            best = min((each for each in timed if each.name.startswith("torch")), key=lambda each: each.step_ms)
+            title = f"{size.blocks} blocks of {size.hidden} on {self.ranks} ranks, N={count}, {self.kind}"
+            found.append(Compared(title, timed, best.name, count * size.sequence, count * size.teraflops))
+            console.print(found[-1].table())
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tp(Common):
+    """Ranks that share the GPU: whole steps of GPT, cut over y, beside torch's DTensor and FSDP2."""
+
+    ranks: int = 4
+    sizes: tuple[str, ...] = tuple(SIZES)
+
+    def __call__(self, console: Console) -> list[Compared]:
+        halved = {name: Size(**{**asdict(SIZES[name]), "samples": SIZES[name].samples // 2}) for name in self.sizes}
+        found = []
+        for name, size in ({"tiny": TINY} if self.quick else halved).items():
+            timed = self.ranks_run(self.ranks, measure_tp, size, self.kind, self.ranks)
+            title = f"GPT {name}, {size.samples} × {size.sequence} tokens, {self.ranks} ranks, {self.kind}"
+            # Each of ours beside the peer that cuts as it does.
+            for theirs, ours in zip(sharded.TENSOR, OUR_CUBES, strict=True):
+                alike = [each for each in timed if each.name in (theirs, ours, *sharded.SHARDED)]
+                found.append(Compared(title, alike, theirs, size.tokens, size.teraflops))
+                console.print(found[-1].table())
+        return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    chosen = tyro.extras.subcommand_cli_from_dict({"one": One, "pipe": Pipe, "tp": Tp}, args=arguments)
+    assert isinstance(chosen, One | Pipe | Tp)
+    for each in chosen(Console(width=None if sys.stdout.isatty() else 140)):
+        print(json.dumps(asdict(each)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

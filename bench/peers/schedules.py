@@ -1,0 +1,88 @@
+"""A stack of blocks in torch's own pipelines, forward and backward only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed import pipelining
+from torch.distributed.pipelining import schedules
+
+from bench.peers.gpt import Block, mean_loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stacked:
+    """Blocks, and a light head with a loss at their end; a micro-batch is one sequence."""
+
+    blocks: int = 32
+    hidden: int = 2048
+    heads: int = 16
+    sequence: int = 1024
+    classes: int = 256
+
+    @property
+    def teraflops(self) -> float:
+        """Of one micro-batch, attention in full."""
+        return 72e-12 * self.sequence * self.blocks * self.hidden**2 * (1 + self.sequence / (6 * self.hidden))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    schedule: type[Any]
+    stages_per_rank: int = 1
+    v: bool = False  # the second stage of a rank lies on the way back
+    least: int = 1  # micro-batches per rank
+
+    def stages(self, rank: int, ranks: int) -> list[int]:
+        return (
+            [rank, 2 * ranks - 1 - rank] if self.v else [rank + place * ranks for place in range(self.stages_per_rank)]
+        )
+
+
+RECIPES = {
+    "torch 1F1B": Recipe(schedules.Schedule1F1B),
+    "torch ZB1P": Recipe(schedules.ScheduleInterleavedZeroBubble),
+    "torch ZBV": Recipe(schedules.ScheduleZBVZeroBubble, 2, v=True),
+    "torch DualPipeV": Recipe(schedules.ScheduleDualPipeV, 2, v=True, least=2),
+}
+
+
+class Part(nn.Module):
+    """Some of the blocks, and perhaps the head."""
+
+    def __init__(self, size: Stacked, blocks: range) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(size.hidden, size.heads) for _ in blocks)
+        last = blocks.stop == size.blocks
+        self.head = nn.Sequential(nn.LayerNorm(size.hidden), nn.Linear(size.hidden, size.classes)) if last else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x if self.head is None else self.head(x)
+
+
+def passes(name: str, size: Stacked, rank: int, ranks: int, x: Tensor, targets: Tensor) -> Callable[[], None]:
+    """One forward and backward of all micro-batches, which x and targets are; gradients are thrown away."""
+    recipe = RECIPES[name]
+    count = recipe.stages_per_rank * ranks
+    per = size.blocks // count
+    mine = recipe.stages(rank, ranks)
+    with x.device:
+        parts = [Part(size, range(stage * per, (stage + 1) * per)).to(x.dtype) for stage in mine]
+    stages = [pipelining.PipelineStage(part, stage, count, x.device) for part, stage in zip(parts, mine, strict=True)]
+    several = issubclass(recipe.schedule, schedules.PipelineScheduleMulti)
+    schedule = recipe.schedule(stages if several else stages[0], n_microbatches=len(x), loss_fn=mean_loss)
+    inputs = (x,) if 0 in mine else ()
+    losses: list[Tensor] = []
+    ends = {"target": targets, "losses": losses} if count - 1 in mine else {}
+
+    def run() -> None:
+        schedule.step(*inputs, **ends, return_outputs=False)
+        for part in parts:
+            part.zero_grad(set_to_none=True)
+
+    return run

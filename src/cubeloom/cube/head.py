@@ -1,0 +1,156 @@
+"""A head and its cross-entropy as one: some rows at a time, so that the logits are never there as a whole.
+
+As soon as the losses of a chunk of rows are known, its logits become in place the slopes of these losses, which give the
+chunk's gradients of input and weight. So the forward does all three matmuls, each once; the backward scales what it found.
+
+    X [M/z, K]      W [V/y, K]      logits of a chunk [rows, V/y]
+
+The vocabulary may lie on y: then the largest logit and the sums of each row are reduced over y, as in `loss`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom import weave
+from cubeloom.comm import Axis
+from cubeloom.cube.forms import LinearForm
+from cubeloom.cube.gradients import Gradients, WeightGradient
+from cubeloom.cube.head_rows import Steps, put_target
+from cubeloom.cube.linear import CubeLinear
+from cubeloom.cube.products import Product
+from cubeloom.cube.state import CubeState
+from cubeloom.cube.weight import Weight
+
+CHUNK_BYTES = 2**29
+
+
+class CubeHead(CubeLinear):
+    """A linear without a bias, whose inner dimension is not cut and whose weight is whole along z."""
+
+    def __init__(
+        self, form: LinearForm, state: CubeState, weight: Weight, bias: nn.Parameter | None, product: Product
+    ) -> None:
+        super().__init__(form, state, weight, bias, product)
+        self.chunk_bytes = CHUNK_BYTES  # of logits
+        self._steps = Steps()
+
+    def compile_local(self, backend: str) -> None:
+        """Compile what is computed on a chunk between matmuls and collectives."""
+        self._steps = self._steps.compiled(backend)
+
+    def loss_sum(
+        self, x: Tensor, targets: Tensor, counted: Tensor, smoothing: float, vocabulary: Axis, origin: str
+    ) -> Tensor:
+        """The sum of the losses of this rank's rows; targets and which of them count are `[M/z]`."""
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
+        whole = self._input(x)
+        weight = self._gathered.forward(backward_needs_it=False).to(whole.dtype)
+        call = _Call(
+            targets,
+            counted,
+            smoothing,
+            vocabulary,
+            origin,
+            self._steps,
+            chunk_rows(len(whole), len(weight) * whole.itemsize, self.chunk_bytes),
+            torch.is_grad_enabled(),
+            self._name,
+            self._gathered,
+            self._state.gradients,
+        )
+        found = _HeadAndLoss.apply(whole, self.weight, weight, call)
+        self._gathered.read("forward", weave.place()[1])
+        if self._lone_matmul:
+            weave.pause()
+        return found
+
+
+def chunk_rows(rows: int, row_bytes: int, most: int) -> int:
+    """Rows of a chunk: all of them, halved until their logits are small enough, so that chunks are alike."""
+    while rows > 1 and rows * row_bytes > most:
+        rows = -(-rows // 2)
+    return rows
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One use of the head."""
+
+    targets: Tensor
+    counted: Tensor
+    smoothing: float
+    vocabulary: Axis
+    origin: str
+    steps: Steps
+    chunk: int  # rows
+    wants_gradients: bool
+    layer: str
+    weight: Weight
+    gradients: Gradients
+
+    def loss_of(self, logits: Tensor, rows: slice) -> Tensor:
+        """Of a chunk; its logits become slopes, if anybody wants gradients."""
+        axis, steps, entries = self.vocabulary, self.steps, logits.shape[-1]
+        counted = self.counted[rows]
+        local = self.targets[rows] - axis.index * entries
+        here = (local >= 0) & (local < entries)
+        safe = local.clamp(0, entries - 1)
+        if axis.size == 1:
+            loss, at_target = steps.alone(logits, safe, here, counted, self.smoothing, self.wants_gradients)
+        else:
+            classes, at_target = entries * axis.size, None
+            largest = axis.all_reduce(steps.largest(logits), f"{self.origin} largest", largest=True).wait()
+            sums = steps.sums(logits, largest, safe, here, self.smoothing)
+            sums = axis.all_reduce(sums, f"{self.origin} sums").wait()
+            loss = steps.losses(sums, counted, self.smoothing, classes)
+            if self.wants_gradients:
+                at_target = steps.slope(logits, largest, sums, counted, self.smoothing, classes)
+        if at_target is not None:
+            put_target(logits, safe, here, at_target)
+        return loss
+
+    def chunks(self) -> Iterator[slice]:
+        for first in range(0, len(self.targets), self.chunk):
+            yield slice(first, first + self.chunk)
+
+
+class _HeadAndLoss(torch.autograd.Function):
+    """The parameter is here for the graph; `weight` has its values."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parameter: nn.Parameter, weight: Tensor, call: _Call) -> Tensor:
+        wanted = [call.wants_gradients and each for each in ctx.needs_input_grad[:2]]
+        dx = torch.empty_like(x) if wanted[0] else None
+        dw: Tensor | None = None
+        losses = []
+        for rows in call.chunks():
+            part = x[rows]
+            logits = part @ weight.t()
+            losses.append(call.loss_of(logits, rows))
+            if dx is not None:
+                torch.mm(logits, weight, out=dx[rows])
+            if wanted[1]:
+                dw = logits.t() @ part if dw is None else dw.addmm_(logits.t(), part)
+        # Kept here and not with save_for_backward: a stage that is recomputed would throw them away, and compute them twice.
+        ctx.found = dx, dw
+        ctx.parameter, ctx.call = parameter, call
+        return torch.stack(losses).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+        (dx, dw), ctx.found = ctx.found, None
+        call: _Call = ctx.call
+        scale, dtype = call.steps.scale, ctx.parameter.dtype
+        if dw is not None:
+            call.gradients.weight_gradient(
+                WeightGradient(ctx.parameter, call.layer, lambda: scale(dw, gradient).to(dtype), call.weight.scatter)
+            )
+        return None if dx is None else scale(dx, gradient), None, None, None

@@ -1,0 +1,99 @@
+"""Compiled, a model computes the same: as a whole on one device, between collectives on a cube, in any schedule."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cubeloom import Grid
+from cubeloom.comm import Network
+from cubeloom.cube import Batch, Rest, apply, initial_values, resolve
+from cubeloom.cube import compiled as compiled_layers
+from cubeloom.cube.compiled import compile_local, whole_blocks
+from cubeloom.cube.parameter import local_of
+from cubeloom.cube.state import CubeState
+from cubeloom.launch import RankPool
+from cubeloom.models import build, config, cut_of
+from cubeloom.pipeline import generate
+from cubeloom.runtime import build as building
+from cubeloom.runtime.build import hold, lay_out
+
+BATCH = Batch(4, 12)
+BACKEND = "aot_eager"  # what the compiler does to the graph, without the minutes of making kernels
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def skeleton(name: str) -> Any:
+    with torch.device("meta"):
+        return build(config(name))
+
+
+@pytest.mark.parametrize(
+    ("model", "grid", "blocks"),
+    [
+        ("gpt-tiny", "data=2", {"blocks.0", "blocks.1", "norm"}),
+        ("gpt-tiny", "y=2", set()),
+        ("llama-tiny", "x=1", {"blocks.0", "blocks.1", "norm"}),
+    ],
+)
+def test_which_blocks_are_compiled_as_a_whole(model: str, grid: str, blocks: set[str]) -> None:
+    plain, on = skeleton(model), Grid.parse(grid)
+    forms = resolve(plain, cut_of(plain), on, Rest(), Batch(4, 12))
+    assert set(whole_blocks(plain, forms, on)) == blocks
+
+
+def test_a_block_with_dropout_is_not() -> None:
+    plain = skeleton("gpt-tiny")
+    for module in plain.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.1
+    forms = resolve(plain, cut_of(plain), Grid(), Rest(), BATCH)
+    assert set(whole_blocks(plain, forms, Grid())) == {"norm"}
+
+
+def gradients(model: nn.Module, network: Network) -> list[Tensor]:
+    """Of two passes, summed."""
+    tokens = (torch.arange(BATCH.samples * BATCH.sequence).view(BATCH.samples, -1) * 7) % 50
+    for shift in (0, 1):
+        model(network.share(tokens.roll(shift)), network.share(tokens)).backward()
+    return [local_of(cast(Tensor, parameter.grad)).clone() for parameter in model.parameters()]
+
+
+def differences(name: str, grid: Grid) -> float:
+    found = []
+    for compiles in (False, True):
+        network, model = Network(grid), skeleton(name)
+        plain = whole_blocks(model, resolve(model, cut_of(model), grid, Rest(), BATCH), grid)
+        state: CubeState = apply(model, cut_of(model), network, BATCH, initial_values(model, 0, torch.float64))
+        if compiles:
+            compile_local(model, plain, state, BACKEND)
+        found.append(gradients(model, network))
+    return max(float((a - b).abs().max()) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(("name", "grid"), [("gpt-tiny", "x=1"), ("llama-tiny", "data=2"), ("llama-tiny", "x=2,y=2")])
+def test_gradients(ranks: RankPool, name: str, grid: str) -> None:
+    on = Grid.parse(grid)
+    assert max(ranks.run(on.world, differences, name, on)) <= 1e-12
+
+
+def held_blocks(schedule: str, recompute: Any) -> int:
+    """How many blocks of a stage are compiled as a whole."""
+    building.compile_local = partial(compile_local, backend=BACKEND)  # type: ignore[attr-defined]
+    model, network = skeleton("gpt-tiny"), Network(Grid())
+    layout = lay_out(model, cut_of(model), Grid(), BATCH, generate(schedule, 1, 2), Rest())
+    held = hold(model, layout, network, initial_values(model, 0, torch.float64), Rest(), recompute, 1, compile=True)
+    whole = compiled_layers._Block
+    return sum(isinstance(module.forward, whole) for each in held.models.values() for module in each.modules())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "recompute", "blocks"), [("1f1b", False, 3), ("1f1b", "attention", 0), ("zb-h1", False, 0)]
+)
+def test_a_split_backward_keeps_layers_apart(ranks: RankPool, schedule: str, recompute: Any, blocks: int) -> None:
+    assert ranks.run(1, held_blocks, schedule, recompute) == [blocks]

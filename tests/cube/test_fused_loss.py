@@ -1,0 +1,132 @@
+"""A head computed together with its loss, in chunks, is the head and then the loss: loss, gradients, weights and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from cubeloom import Grid
+from cubeloom.comm import Network
+from cubeloom.cube import Batch, Rest, apply, initial_values, resolve
+from cubeloom.cube.forms import LinearForm
+from cubeloom.cube.head import CubeHead, chunk_rows
+from cubeloom.cube.loss import CubeCrossEntropy
+from cubeloom.cube.parameter import local_of
+from cubeloom.launch import RankPool
+from cubeloom.models import GPTConfig, build, config, cut_of
+
+TINY = cast(GPTConfig, config("gpt-tiny"))
+BATCH = Batch(4, 12)
+BACKEND = "aot_eager"  # of the compiler: what it does to the graph, without the minutes of making kernels
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def head_form(grid: Grid, rest: Rest, size: GPTConfig = TINY) -> LinearForm:
+    with torch.device("meta"):
+        model = build(size)
+    forms = resolve(model, cut_of(model), grid, rest, Batch(8, 24))
+    return next(form for form in forms if isinstance(form, LinearForm) and form.name == "head")
+
+
+@pytest.mark.parametrize(
+    ("grid", "rest", "fits"),
+    [
+        ("x=1", Rest(), True),
+        ("y=2", Rest(), True),
+        ("data=2,y=2", Rest(), True),
+        ("x=2", Rest(), False),  # logits are summed over x
+        ("z=2", Rest(), False),  # the weight is gathered for the backward
+        ("z=2", Rest(weights="replicated"), True),
+        ("y=2", Rest(inputs="regathered"), False),  # the input is gathered for the backward
+        ("y=2", Rest(activations="replicated", inputs="regathered"), True),
+    ],
+)
+def test_where_head_and_loss_are_one(grid: str, rest: Rest, fits: bool) -> None:
+    assert head_form(Grid.parse(grid), rest).with_loss is fits
+
+
+def test_chunks_are_halved_until_they_are_small_enough() -> None:
+    assert chunk_rows(16384, 100, 10**9) == 16384
+    assert chunk_rows(16384, 50304 * 2, 2**29) == 4096
+    assert chunk_rows(10, 100, 300) == 3
+    assert chunk_rows(10, 100, 1) == 1
+
+
+Found = tuple[list[Tensor], float]
+
+
+def train(size: GPTConfig, grid: Grid, rest: Rest, fused: bool, chunk: int, compiled: bool = False) -> Found:
+    """The loss and the gradients of this rank, and the bytes it received; ignored targets and a second backward among it."""
+    network = Network(grid)
+    with torch.device("meta"):
+        model = build(size)
+    state = apply(model, cut_of(model), network, BATCH, initial_values(model, 0, torch.float64), rest)
+    head = model.head
+    assert isinstance(head, CubeHead)
+    head.chunk_bytes = chunk
+    if compiled:
+        head.compile_local(BACKEND)
+    if not fused:
+        loss = model.loss
+        assert isinstance(loss, CubeCrossEntropy)
+        # As if the form did not say so.
+        loss.from_hidden = lambda hidden, head, targets: loss(head(hidden), targets)  # type: ignore[method-assign]
+    torch.manual_seed(0)
+    tokens = torch.randint(size.vocab, (BATCH.samples, BATCH.sequence))
+    targets = tokens.roll(-1, 1).masked_fill(torch.rand(tokens.shape) < 0.2, -100)
+    found = []
+    with network.recording() as ledger:
+        for tokens_part, targets_part in ((tokens, targets), (targets.clamp(min=0), tokens)):
+            loss_now = model(network.share(tokens_part), network.share(targets_part))
+            with state.gradients.putting_off() as noted:
+                loss_now.backward()
+            state.gradients.drain(noted)
+            found.append(loss_now.detach())
+    found += [local_of(cast(Tensor, parameter.grad)).clone() for parameter in model.parameters()]
+    return found, sum(float(entry.received) for entry in ledger.entries)
+
+
+def alike(one: list[Found], other: list[Found]) -> None:
+    for (mine, moved), (theirs, moved_too) in zip(one, other, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+        assert moved == moved_too
+
+
+@pytest.mark.parametrize("grid", ["x=1", "y=2", "y=4", "data=2,y=2"])
+@pytest.mark.parametrize(("smoothing", "tied"), [(0.0, True), (0.2, False)])
+def test_as_head_and_then_loss(ranks: RankPool, grid: str, smoothing: float, tied: bool) -> None:
+    size, on = replace(TINY, label_smoothing=smoothing, tied=tied), Grid.parse(grid)
+    small = 7 * size.vocab * 8  # several chunks, the last one shorter
+    one = ranks.run(on.world, train, size, on, Rest(), True, small)
+    other = ranks.run(on.world, train, size, on, Rest(), False, small)
+    alike(one, other)
+
+
+@pytest.mark.parametrize("grid", ["x=1", "y=2"])
+def test_compiled(ranks: RankPool, grid: str) -> None:
+    on = Grid.parse(grid)
+    one = ranks.run(on.world, train, TINY, on, Rest(), True, 7 * TINY.vocab * 8, True)
+    other = ranks.run(on.world, train, TINY, on, Rest(), True, 2**28)
+    alike(one, other)
+
+
+def test_nobody_asks_for_gradients(ranks: RankPool) -> None:
+    with_, without = ranks.run(1, evaluate)[0]
+    torch.testing.assert_close(with_, without, rtol=0, atol=1e-12)
+
+
+def evaluate() -> tuple[Tensor, Tensor]:
+    network = Network(Grid())
+    with torch.device("meta"):
+        model = build(TINY)
+    apply(model, cut_of(model), network, BATCH, initial_values(model, 0, torch.float64))
+    tokens = torch.arange(BATCH.samples * BATCH.sequence).view(BATCH.samples, -1) % TINY.vocab
+    with_ = model(tokens, tokens).detach()
+    with torch.no_grad():
+        return with_, model(tokens, tokens)
