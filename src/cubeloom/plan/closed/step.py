@@ -69,6 +69,7 @@ class Carried(NamedTuple):
     weight_grad: Any
     saved: Any
     computed: Any
+    again: Any
     numbers: Any  # parameters
     states: Any  # of them, what it keeps optimizer states of if those are cut over all replicas
     activations: Any
@@ -96,11 +97,12 @@ def _carried(load: Load, pieces: Pieces) -> Carried:
         numbers = numbers + weighted(load.held, rooms["shared"])
         states = states + weighted(load.held, rooms["shared_states"])
     return Carried(
-        forward=times.forward,
-        input_grad=times.input_grad,
+        forward=times.forward + pieces.times[some[0]].first,
+        input_grad=times.input_grad + pieces.times[some[-1]].last,
         weight_grad=times.weight_grad,
         saved=times.saved,
         computed=times.computed,
+        again=times.again,
         numbers=numbers,
         states=states,
         activations=weighted(load.passed, rooms["activations"]),
@@ -165,7 +167,7 @@ def memory(shape: Shape, workers: int, worker: int, count: Any, c: Carried, item
 
 def passes(shape: Shape, c: Carried, recompute: bool) -> tuple[Any, Any, Any]:
     """Seconds of a forward, of an input gradient and of a weight gradient, as the schedule runs them."""
-    i = c.input_grad + c.forward if recompute else c.input_grad
+    i = c.input_grad + c.again if recompute else c.input_grad
     return c.forward, i if shape.split else i - c.saved, c.weight_grad
 
 

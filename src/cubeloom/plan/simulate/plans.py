@@ -36,10 +36,14 @@ def stage_times(model: Model, alike: Alike, pieces: Pieces, cluster: Cluster) ->
     def each(values: Sequence[Any]) -> Any:
         return np.asarray(rows, dtype=float) @ np.stack([np.broadcast_to(value, s.z.shape) for value in values])
 
-    f, i, w, saved = (each([getattr(time, name) for time in pieces.times]) for name in Times._fields[:4])
+    f, i, w, saved, _, again = (each([getattr(time, name) for time in pieces.times]) for name in Times._fields[:6])
+    ends = model.cuts[len(rows)]
+    first, last = ([model.row[place] for place in places] for places in ((0, *ends[:-1]), [end - 1 for end in ends]))
+    f = f + np.stack([np.broadcast_to(pieces.times[kind].first, s.z.shape) for kind in first])
+    i = i + np.stack([np.broadcast_to(pieces.times[kind].last, s.z.shape) for kind in last])
     numbers = each([room.parameters for room in pieces.rooms])
     if alike.recompute:
-        i = i + f
+        i = i + again
     message = costs.send(cluster, pieces.handed, alike.workers, s.inner["pipe"]) if alike.workers > 1 else 0.0 * s.z
     return StageTimes(f, i + w - saved, i, w, message, _reduction(numbers, alike.shape, s, cluster))
 
