@@ -25,7 +25,7 @@ def test_there_are_enough_and_all_kinds() -> None:
     assert titles >= {"1f1b", "gpipe", "zb-h1", "chimera direct", "chimera-zb"}
 
 
-@pytest.mark.parametrize("decomposition", [PIPED, CUBED], ids=str)
+@pytest.mark.parametrize("decomposition", [PIPED, pytest.param(CUBED, marks=pytest.mark.long)], ids=str)
 def test_both_times_are_there(ranks: RankPool, decomposition: Decomposition) -> None:
     row = compare(ranks, decomposition, 1)
     assert row.predicted > 0 and row.measured > 0

@@ -52,6 +52,7 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[st
     return [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
 
 
+@pytest.mark.long
 def test_pipelines_of_both_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
     (told,) = told_by(capsys, "pipe", "--ranks", "2")
     assert {each["name"] for each in told["timed"]} == {
@@ -61,6 +62,7 @@ def test_pipelines_of_both_are_timed(capsys: pytest.CaptureFixture[str]) -> None
     assert told["against"] in schedules.RECIPES
 
 
+@pytest.mark.long
 def test_tensor_parallelism_of_both_trains_alike(capsys: pytest.CaptureFixture[str]) -> None:
     for told, theirs, ours in zip(told_by(capsys, "tp", "--ranks", "2"), sharded.TENSOR, OUR_CUBES, strict=True):
         losses = {each["name"]: each["loss"] for each in told["timed"]}

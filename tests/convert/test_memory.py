@@ -59,7 +59,9 @@ def make(folder: Path, config: LanguageConfig) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "config", [GPT, LLAMA, pytest.param(BILLION, marks=pytest.mark.long)], ids=["GPT", "Llama", "Llama of a billion"]
+    "config",
+    [GPT, pytest.param(LLAMA, marks=pytest.mark.long), pytest.param(BILLION, marks=pytest.mark.long)],
+    ids=["GPT", "Llama", "Llama of a billion"],
 )
 def test_the_peak_is_that_of_a_few_tensors(tmp_path: Path, config: LanguageConfig) -> None:
     folders.saved(tmp_path / "small" / "theirs", folders.prepare(folders.gpt2()))

@@ -43,7 +43,10 @@ def _as_measured(run: RankRun, real: Memory) -> bool:
     return abs(run.memory.peak - real.peak) <= near and all(part <= near for part in parts)
 
 
-@pytest.mark.parametrize("name", JOBS)
+SHORT = {"cube", "kept", "chimera-woven-zero", "split-backward"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in SHORT else pytest.mark.long) for name in JOBS])
 def test_bytes_and_memory(ranks: RankPool, name: str) -> None:
     agrees(ranks, JOBS[name])
 

@@ -70,8 +70,10 @@ ON = {
 }
 
 
-@pytest.mark.parametrize("name", ON)
-@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize(
+    ("name", "zero"),
+    [("accumulating", False), ("cube", True), ("chimera", False), ("chimera-zb", True), ("data", True)],
+)
 def test_every_grid_trains_as_one_process_does(
     ranks: RankPool, tmp_path: Path, serial: list[Record], name: str, zero: bool
 ) -> None:
@@ -100,7 +102,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> DataSettings:
 GOES_ON = [("z=4", "1f1b", 2), ("pipe=4", "chimera", 4), ("x=1", "1f1b", 1)]
 
 
-@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_any_grid_goes_on(ranks: RankPool, tmp_path: Path, text: DataSettings, asynchronous: bool) -> None:
     """Weights, optimizer, place in the data, dropout and learning rate all go on."""
     more: dict[str, Any] = {
