@@ -76,7 +76,10 @@ def differences(name: str, grid: Grid) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize(("name", "grid"), [("gpt-tiny", "x=1"), ("llama-tiny", "data=2"), ("llama-tiny", "x=2,y=2")])
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [("gpt-tiny", "x=1"), pytest.param("llama-tiny", "data=2", marks=pytest.mark.long), ("llama-tiny", "x=2,y=2")],
+)
 def test_gradients(ranks: RankPool, name: str, grid: str) -> None:
     on = Grid.parse(grid)
     assert max(ranks.run(on.world, differences, name, on)) <= 1e-12

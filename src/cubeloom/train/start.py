@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 
@@ -57,13 +58,19 @@ def _rank_of_agent(refusals: elastic.Refusals, job: Job) -> Ended:
     assert here is not None
     make_ready(here.local_rank, job.device, here.world)
     try:
-        return _join_and_train(job, here)
+        ended = _join_and_train(job, here)
     except UserError as error:
         elastic.refuse(refusals, error)
         raise
     except Exception as error:
         sys.stderr.write(f"rank {here.rank} of {here.world}: {type(error).__name__}: {str(error).splitlines()[0]}\n")
         raise
+    if ended.why == "asked to stop":
+        # An agent that was asked to stop takes no results: a rank that waited to hand its own over would be killed in the end.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    return ended
 
 
 def _join_and_train(job: Job, here: Membership) -> Ended:
