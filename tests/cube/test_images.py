@@ -46,6 +46,7 @@ def test_unet(ranks: RankPool, grid: str, rest: str) -> None:
     holds(verify(experiment("unet-tiny", grid, rest), pool=ranks))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("grid", "rest"), [("x=3,y=2", "sharded"), ("x=2,y=2,z=2", "replicated"), ("y=8", "sharded")])
 def test_unet_on_larger_cubes(ranks: RankPool, grid: str, rest: str) -> None:
     """On eight ranks there are more of them than groups of a norm: groups lie on several ranks."""
