@@ -17,6 +17,7 @@ from rich.table import Table
 
 from cubeloom.comm import devices
 from cubeloom.errors import UserError
+from cubeloom.files import write_asked
 from cubeloom.launch import RankPool
 from cubeloom.plan.hardware import Cluster, Dtype, written
 from cubeloom.plan.hardware.calibrate import fitted_cluster, fitted_device, missed_transfers
@@ -53,7 +54,7 @@ class Calibrate:
         begin = time.monotonic()
         machine, errors = self._measured(kind)
         if self.out is not None:
-            self.out.write_text(written(machine))
+            write_asked(self.out, written(machine))
         spent = time.monotonic() - begin
         console = Console(stderr=self.json)
         console.print(facts_table(machine))

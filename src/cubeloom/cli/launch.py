@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import tempfile
@@ -14,6 +13,7 @@ import tyro
 
 from cubeloom.comm import devices
 from cubeloom.errors import UserError
+from cubeloom.files import write_asked
 from cubeloom.job import Job, check
 from cubeloom.launch.kubernetes import TrainJob
 from cubeloom.launch.slurm import SlurmScript
@@ -158,17 +158,5 @@ def give(text: str, out: Path | None) -> None:
     if out is None:
         print(text, end="")
         return
-    if out.is_dir():
-        raise UserError(f"-o {out} is a folder; name a file in it")
-    beside: str | None = None
-    try:
-        handle, beside = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(beside).chmod(0o644)
-        Path(beside).replace(out)
-    except OSError as error:
-        if beside is not None:
-            Path(beside).unlink(missing_ok=True)
-        raise UserError(f"-o {out} cannot be written: {error.strerror or error}") from None
+    write_asked(out, text)
     print(out)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cubeloom.errors import UserError
+from cubeloom.files import write_asked
 from cubeloom.grid import Grid
 from cubeloom.plan.model import Model
 from cubeloom.plan.search import Answer, configuration, explain, on_devices, search, why
@@ -55,12 +56,12 @@ class Plan:
         explained = None if self.explain is None else explain(answer, Grid.parse(self.explain))
         if self.output is not None:
             self._needs_one(answer)
-            _write(self.output, configuration(answer, answer.plans[0], self.file))
+            write_asked(self.output, configuration(answer, answer.plans[0], self.file))
         if self.html is not None:
             self._needs_one(answer)
             from cubeloom.plan.report import page
 
-            _write(self.html, page(answer, [on_devices(answer, count) for count in self._counts(answer)]))
+            write_asked(self.html, page(answer, [on_devices(answer, count) for count in self._counts(answer)]))
         if self.json:
             print(json.dumps(answer.as_json(self.top)))
         elif explained is not None:
@@ -133,10 +134,3 @@ def _words(answer: Answer) -> list[str]:
     if len(answer.plans) > 1:
         lines.append(f"the first beats the second by {why(best, answer.plans[1])}")
     return [*lines, f"its memory, GB: {room}", f"its bytes received by rank 0, GB: {moved}"]
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cubeloom.errors import UserError
+from cubeloom.files import write_asked
 from cubeloom.plan.reproduce import Paper, Report, Row, reproduce, to_svg
 
 
@@ -35,7 +36,7 @@ class Reproduce:
             raise UserError(f"no folder {self.svg.parent} to write {self.svg.name} in")
         report = reproduce(self.paper)
         if self.svg is not None:
-            self.svg.write_text(to_svg(report), encoding="utf-8")
+            write_asked(self.svg, to_svg(report))
         console = Console(stderr=self.json, width=None if sys.stdout.isatty() else 140)
         console.print(rows_table(report), seconds_table(report), sep="\n")
         for line in report.words:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from cubeloom import pipeline, settings, show
 from cubeloom.errors import UserError
+from cubeloom.files import write_asked
 from cubeloom.job import Job
 from cubeloom.pipeline.costs import Costs, parse_costs, scaled
 from cubeloom.pipeline.files import as_dict
@@ -77,10 +78,7 @@ class Schedule:
         if self.output is None:
             sys.stdout.write(text if text.endswith("\n") else text + "\n")
         else:
-            try:
-                self.output.write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise UserError(f"cannot write {self.output}: {error.strerror}") from None
+            write_asked(self.output, text)
         return 0
 
     def _names(self) -> list[str]:

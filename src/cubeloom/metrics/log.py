@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cubeloom.files import replace_text
 from cubeloom.metrics.record import Record
 
 NAME = "metrics.jsonl"
@@ -72,19 +72,6 @@ def forget_from(file: Path, step: int) -> None:
         if isinstance(line, Event) or (isinstance(line, Record) and line.step < step)
     ]
     replace_text(file, "".join(f"{text}\n" for text in kept))
-
-
-def replace_text(file: Path, text: str) -> None:
-    """Write a file so that under its name there is always the old text or the new."""
-    beside = file.with_name(f".{file.name}.partial")
-    try:
-        with beside.open("w", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        beside.rename(file)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _lines(file: Path) -> Iterator[tuple[str, Record | Event | None]]:

@@ -13,10 +13,9 @@ from pathlib import Path
 from statistics import median
 
 from cubeloom import show
-from cubeloom.errors import UserError
+from cubeloom.files import write_asked
 from cubeloom.metrics.chart import LEFT, WIDTH, Chart
 from cubeloom.metrics.charts import charts
-from cubeloom.metrics.log import replace_text
 from cubeloom.metrics.run import Run, read_run
 from cubeloom.metrics.units import bytes_, count
 
@@ -28,10 +27,7 @@ def write_report(folder: Path, file: Path | None = None) -> Path:
     """One HTML file that needs no other, `report.html` in the run's folder unless another is named."""
     run = read_run(folder)
     file = folder / NAME if file is None else file
-    try:
-        replace_text(file, page(run))
-    except OSError as error:
-        raise UserError(f"cannot write {file}: {error.strerror}") from None
+    write_asked(file, page(run))
     return file
 
 

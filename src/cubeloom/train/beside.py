@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from cubeloom.errors import UserError
+from cubeloom.files import replace_text
 from cubeloom.job import Job
-from cubeloom.metrics.log import replace_text
 from cubeloom.settings import write
 
 SETTINGS, ENVIRONMENT = "settings.toml", "environment.json"

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from cubeloom.comm import Network, devices
+from cubeloom.files import replace_text
 from cubeloom.job import Job
 from cubeloom.metrics import Metrics, Record, flops_per_token, mfu, peak_of, progress, write_report
-from cubeloom.metrics.log import replace_text
 from cubeloom.metrics.timeline import NAME as TIMELINE
 from cubeloom.train.step_times import Waiting
 from cubeloom.train.trainer import Stepped, Trainer
