@@ -24,10 +24,11 @@ from cubeloom.plan import costs
 from cubeloom.plan.closed.compute import optimizer
 from cubeloom.plan.hardware import Cluster, Dtype
 from cubeloom.rehearse.boundaries import boundaries
-from cubeloom.rehearse.program import Job, build, empty_values
+from cubeloom.rehearse.program import empty_values
 from cubeloom.rehearse.roles import line_of
 from cubeloom.rehearse.without_values import without_values
 from cubeloom.verify import Experiment
+from cubeloom.verify.live import Live, build
 
 _SUMS = ("gradients", "parameters")  # of replicas: they have links of their own
 _aten = torch.ops.aten
@@ -66,23 +67,23 @@ def _program(experiment: Experiment, rank: int, known: Any, cluster: Cluster, dt
         network = Network(experiment.grid)
         with network.recording() as ledger, without_values():
             tape.ledger = ledger
-            job = build(experiment, network, empty_values(experiment.dtype, network.device), known)
+            live = build(experiment, network, empty_values(experiment.dtype, network.device), known)
             with _Prices(tape, cluster, dtype) as prices:
                 for number in range(2):  # weights are gathered ahead in an order that the first step learns
                     prices.begin()
-                    _train(job, number, prices)
+                    _train(live, number, prices)
     tape.ledger = None
     return _Reader(experiment, rank, cluster).read(tape, prices)
 
 
-def _train(job: Job, number: int, prices: _Prices) -> None:
+def _train(live: Live, number: int, prices: _Prices) -> None:
     """A step and its update. The optimizer's operators are priced as one that reads and writes everything once."""
-    data = job.data(number)
-    cast(Any, job.step)(data, number, observer=prices)
-    numbers = sum(part.tensor.numel() for part in job.optimizer.parts.values())
-    prices.note(Compute(float(optimizer(numbers, job.experiment.dtype.itemsize, prices.cluster.device))))
+    data = live.data(number)
+    cast(Any, live.step)(data, number, observer=prices)
+    numbers = sum(part.tensor.numel() for part in live.optimizer.parts.values())
+    prices.note(Compute(float(optimizer(numbers, live.experiment.dtype.itemsize, prices.cluster.device))))
     prices.free = True
-    job.update()
+    live.update()
     prices.free = False
 
 

@@ -11,11 +11,12 @@ from cubeloom.comm.recording_backend import rehearsed
 from cubeloom.cube import Batch, apply
 from cubeloom.models.pieces import Carry, Piece
 from cubeloom.pipeline import Schedule
-from cubeloom.rehearse.program import Known, empty_values
+from cubeloom.rehearse.program import empty_values
 from cubeloom.rehearse.without_values import without_values
 from cubeloom.runtime.channels import Shape
 from cubeloom.runtime.microbatches import cut_up, portions
 from cubeloom.verify import Experiment
+from cubeloom.verify.live import Known
 
 
 def boundaries(experiment: Experiment, schedule: Schedule) -> Known:

@@ -16,11 +16,11 @@ from cubeloom.errors import UserError
 from cubeloom.rehearse.boundaries import boundaries
 from cubeloom.rehearse.match import match, misnamed, unlike
 from cubeloom.rehearse.memory import Memory, Tracker
-from cubeloom.rehearse.program import Known, build, compute_time, empty_values, watch
+from cubeloom.rehearse.program import compute_time, empty_values, watch
 from cubeloom.rehearse.roles import Roles
 from cubeloom.rehearse.without_values import without_values
 from cubeloom.verify import Experiment
-from cubeloom.verify.runs import fill_of
+from cubeloom.verify.live import Known, build, fill_of
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,10 @@ def _run(experiment: Experiment, rank: int, known: Known | None, kind: devices.K
         with network.recording() as ledger, without_values() if kind is None else nullcontext():
             tape.ledger = ledger
             with Tracker() as tracker:
-                job = build(experiment, network, fill, known)
-                seen = watch(job, tracker, ledger)
+                live = build(experiment, network, fill, known)
+                seen = watch(live, tracker, ledger)
             done = len(tape.events)
-            compute_s = None if kind is None else compute_time(job)
+            compute_s = None if kind is None else compute_time(live)
             del tape.events[done:]  # of the steps that were only timed
     tape.ledger = None
     if kind is not None:

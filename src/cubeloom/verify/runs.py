@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,14 +16,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from cubeloom.comm import Network, devices
-from cubeloom.cube import Batch, CubeState, apply, initial_values, materialise
-from cubeloom.cube.apply import Fill
+from cubeloom.cube import apply, materialise
 from cubeloom.cube.parameter import block_of, local_of
-from cubeloom.models.weights import stored_values
-from cubeloom.runtime import Pipeline
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
 from cubeloom.verify.experiment import Experiment
-from cubeloom.weave import Weave
+from cubeloom.verify.live import Train, adamw, build, fill_of, plainly
 
 
 @dataclass
@@ -38,25 +34,6 @@ class Outcome:
     counted: dict[str, Fraction] = field(default_factory=dict)
     parameters: int = 0
     digests: dict[tuple[str, tuple[int, ...]], str] = field(default_factory=dict)  # of each block's bits, at the end
-
-
-def fill_of(experiment: Experiment, model: nn.Module, device: torch.device) -> Fill:
-    if experiment.weights is not None:
-        return stored_values(experiment.weights, model, experiment.dtype, device)
-    return initial_values(model, experiment.initial_seed, experiment.dtype, device)  # type: ignore[arg-type]
-
-
-# AdamW divides a gradient by its own size, and so shows at full scale the rounding of one that is zero but for rounding (an
-# attention key's bias is such a one). Its epsilon must lie above that rounding.
-EPSILON = {torch.float64: 1e-8, torch.float32: 1e-5, torch.bfloat16: 1e-3}
-
-
-def adamw(parameters: Iterable[nn.Parameter], experiment: Experiment) -> Optimizer:
-    return torch.optim.AdamW(parameters, lr=experiment.learning_rate, eps=EPSILON[experiment.dtype])
-
-
-# One forward and backward of a step on a rank's samples, and the loss.
-Train = Callable[[dict[str, Tensor], int], float]
 
 
 def serial_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome:
@@ -94,45 +71,12 @@ def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome
     device = devices.current(kind)
     devices.compute_in_full()
     network = Network(experiment.grid, device, experiment.patience)
-    model = experiment.skeleton()
-    fill = fill_of(experiment, model, device)
-
-    def update() -> None:
-        optimizer.step()
-        optimizer.zero_grad()
-
-    step_on: Train
-    if experiment.schedule is None:
-        strand = Batch(experiment.batch.samples // experiment.ways, experiment.batch.sequence)
-        state = apply(model, experiment.cut(), network, strand, fill, experiment.rest)
-        woven = Weave(model, experiment.ways, state.staggers)
-        step_on, parameters, gradients = plainly(woven, state), dict(model.named_parameters()), state.gradients
-    else:
-        pipeline = Pipeline(
-            model,
-            experiment.cut(),
-            network,
-            experiment.batch,
-            fill,
-            experiment.schedule,
-            experiment.rest,
-            recompute=experiment.recompute,
-            ways=experiment.ways,
-        )
-        first = experiment.share(0, network.coordinates)
-        pipeline.learn({name: tensor.to(device) for name, tensor in first.items()})
-        step_on, parameters, gradients = pipeline.step, pipeline.parameters, pipeline.gradients
-        if experiment.asynchronous:
-            step_on = partial(pipeline.step, update=update)
-    make = partial(adamw, experiment=experiment)
-    optimizer: BlockOptimizer | ShardedOptimizer = (
-        ShardedOptimizer(parameters.values(), gradients, make)
-        if experiment.zero
-        else BlockOptimizer(parameters.values(), make)
-    )
+    fill = fill_of(experiment, experiment.skeleton(), device)
+    live = build(experiment, network, fill)
+    parameters, optimizer = live.parameters, live.optimizer
     outcome = Outcome(parameters=sum(local_of(parameter).numel() for parameter in parameters.values()))
     with network.recording() as ledger:
-        for step in train(step_on, optimizer, experiment, network.coordinates, device, outcome):
+        for step in train(live.step, optimizer, experiment, network.coordinates, device, outcome):
             if experiment.asynchronous:
                 continue  # its gradients went into updates within the step
             difference, name = _compare(
@@ -149,19 +93,6 @@ def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome
         for name, parameter in parameters.items()
     }
     return outcome
-
-
-def plainly(model: Callable[..., Tensor], state: CubeState | None) -> Train:
-    """Forward and backward without a pipeline."""
-
-    def step_on(data: dict[str, Tensor], step: int) -> float:
-        if state is not None:
-            state.clock.step = step
-        loss = model(**data)
-        loss.backward()
-        return loss.item()
-
-    return step_on
 
 
 def train(

@@ -20,7 +20,8 @@ from cubeloom.pipeline.memory import versions
 from cubeloom.runtime.build import Layout
 from cubeloom.runtime.microbatches import cut_up, portions
 from cubeloom.verify.experiment import Experiment
-from cubeloom.verify.runs import Outcome, adamw, fill_of, whole
+from cubeloom.verify.live import adamw, fill_of
+from cubeloom.verify.runs import Outcome, whole
 
 
 def stale_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome:
