@@ -81,9 +81,12 @@ def test_print_settings_prints_them_all_and_does_nothing(file: Path) -> None:
     assert sorted(each.name for each in file.parent.iterdir()) == ["job.toml"]
 
 
-def test_one_clear_error(file: Path) -> None:
-    done = cubeloom("train", "job.toml", "--grid.x=7", folder=file.parent)
-    assert done.returncode == 2
+@pytest.mark.parametrize(
+    ("set_so", "told"), [("--grid.x=7", "7"), ("--model.start=nowhere", "nowhere is not a checkpoint")]
+)
+def test_one_clear_error(file: Path, set_so: str, told: str) -> None:
+    done = cubeloom("train", "job.toml", set_so, folder=file.parent)
+    assert done.returncode == 2 and told in done.stderr
     assert "Traceback" not in done.stderr and done.stderr.startswith("cubeloom: ")
     assert sorted(each.name for each in file.parent.iterdir()) == ["job.toml"]
 

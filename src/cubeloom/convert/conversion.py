@@ -18,7 +18,7 @@ from cubeloom.convert.importing import Import
 from cubeloom.convert.place import check_place, written_whole
 from cubeloom.errors import UserError
 from cubeloom.models.description import describe
-from cubeloom.train.checkpoint import checkpoints
+from cubeloom.train.checkpoint import newest
 
 SHARD_SIZE = 5 * 10**9
 Progress = Callable[[str, int, int], None]
@@ -91,9 +91,9 @@ def find(source: Path) -> Path:
         raise UserError(f"no folder {source}")
     if is_hugging_face(source) or is_checkpoint(source):
         return source
-    for folder in (source, source / "checkpoints"):
-        if found := checkpoints(folder):
-            return found[-1]
+    found = newest(source)
+    if found is not None:
+        return found
     raise UserError(
         f"{source} is neither a Hugging Face folder, which has {CONFIG}, nor a checkpoint of cubeloom or a run with one, "
         "which have step-* with a manifest"

@@ -17,7 +17,7 @@ from cubeloom.models import build
 from cubeloom.models.decoder import Decoder
 from cubeloom.models.description import config_from
 from cubeloom.settings import load
-from cubeloom.train.trainer import newest
+from cubeloom.train.checkpoint import newest
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Trained:
         if not job.data.sources:
             raise UserError(f"{run} was trained on random tokens: there is no text in it")
         checkpoint = newest(run)
-        if checkpoint == run:
+        if checkpoint is None:
             raise UserError(f"{run} has no checkpoint yet")
         weights = CheckpointWeights(checkpoint)
         with torch.device("meta"):

@@ -15,6 +15,7 @@ from cubeloom.launch.ready import join, make_ready
 from cubeloom.launch.share_gpu import sharing
 from cubeloom.metrics import check_sinks
 from cubeloom.train.beside import write_beside
+from cubeloom.train.checkpoint import newest, read_manifest
 from cubeloom.train.loop import Ended, train
 
 
@@ -26,6 +27,8 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
     """
     check(job)
     check_sinks(job.metrics)
+    if job.model.start is not None:
+        read_manifest(newest(job.model.start) or job.model.start)
     here = membership(current())
     if here is None:
         have = devices.count(job.device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -22,9 +21,9 @@ from cubeloom.pipeline import Updates
 from cubeloom.runtime import Pipeline
 from cubeloom.train.checkpoint import (
     CheckpointWriter,
-    checkpoints,
     load_checkpoint,
     load_weights,
+    newest,
     save_checkpoint,
 )
 from cubeloom.train.clipping import norm, pieces, scale
@@ -78,16 +77,13 @@ class Trainer:
 
     def _take_up(self) -> tuple[int, dict[str, Any]]:
         """Fill the weights; how many steps are done, and what was in progress."""
-        if self.resumed_from is not None:
-            return load_checkpoint(self.resumed_from, self.parameters, self.optimizer, self.network)
+        found = newest(self.job.folder)
+        if found is not None:
+            return load_checkpoint(found, self.parameters, self.optimizer, self.network)
         if self.job.model.start is not None:
-            load_weights(newest(self.job.model.start), self.parameters, self.optimizer, self.network)
+            start = newest(self.job.model.start) or self.job.model.start
+            load_weights(start, self.parameters, self.optimizer, self.network)
         return 0, {}
-
-    @property
-    def resumed_from(self) -> Path | None:
-        found = checkpoints(self.job.checkpoints)
-        return found[-1] if found else None
 
     def step(self) -> Stepped:
         data = self._to_device(next(self._loader))
@@ -170,11 +166,3 @@ class Trainer:
 
     def _to_device(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.to(self.network.device, non_blocking=True) for name, tensor in data.items()}
-
-
-def newest(folder: Path) -> Path:
-    """A checkpoint, or the newest of those in a folder of them or of a run."""
-    for place in (folder, folder / "checkpoints"):
-        if found := checkpoints(place):
-            return found[-1]
-    return folder

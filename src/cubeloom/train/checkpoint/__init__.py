@@ -10,6 +10,7 @@ from cubeloom.train.checkpoint.entries import WEIGHTS as WEIGHTS
 from cubeloom.train.checkpoint.load import load_checkpoint as load_checkpoint
 from cubeloom.train.checkpoint.load import load_weights as load_weights
 from cubeloom.train.checkpoint.manifest import checkpoints as checkpoints
+from cubeloom.train.checkpoint.manifest import newest as newest
 from cubeloom.train.checkpoint.manifest import read_manifest as read_manifest
 from cubeloom.train.checkpoint.manifest import seal as seal
 from cubeloom.train.checkpoint.save import CheckpointWriter as CheckpointWriter

@@ -38,6 +38,12 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if (path / _MANIFEST).exists())
 
 
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint in a folder of them, or in that of a run."""
+    found = checkpoints(folder) or checkpoints(folder / "checkpoints")
+    return found[-1] if found else None
+
+
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint says of itself, once its files are what they were when it was written."""
     try:
