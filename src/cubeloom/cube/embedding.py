@@ -70,7 +70,7 @@ class TableWeight(Weight):
         self._part = own_part(network.axis("y"))
         self._shards = network.axis("z")
 
-    def scatter(self, gradient: Tensor) -> Pending:
+    def _scatter(self, gradient: Tensor) -> Pending:
         return self._shards.reduce_scatter(self._part(gradient), 0, f"{self._origin} weight gradient")
 
 
@@ -93,8 +93,8 @@ class _Lookup(torch.autograd.Function):
         index, inside = ctx.saved_tensors
         weight: Weight = ctx.weight
 
-        def product() -> Tensor:
-            table = gradient.new_zeros(ctx.entries, gradient.shape[-1])
+        def product(into: Tensor | None) -> Tensor:
+            table = gradient.new_zeros(ctx.entries, gradient.shape[-1]) if into is None else into
             table.index_add_(0, index, gradient.masked_fill(~inside.unsqueeze(-1), 0))
             return table
 

@@ -22,21 +22,23 @@ from torch.autograd import Variable
 
 from cubeloom.comm import Axis, Pending
 from cubeloom.cube.parameter import like, local_of
+from cubeloom.cube.products import add_to
 
 BUCKET_BYTES = 25 * 2**20
 
 
 @dataclass(frozen=True)
 class WeightGradient:
-    """How to get a weight's gradient: its matmul, and the scatter of the result where the weight is sharded over z.
+    """How to get a parameter's gradient: its matmul, and the scatter of the result where a weight is sharded over z.
 
-    Of several strands of a weave the products are summed before they are scattered, once.
+    The product is given what there is already, and adds to it. Of several strands of a weave the products are summed before
+    they are scattered, once.
     """
 
     parameter: nn.Parameter
     layer: str  # two layers may share a weight
-    product: Callable[[], Tensor]
-    scatter: Callable[[Tensor], Pending]
+    product: Callable[[Tensor | None], Tensor]
+    scatter: Callable[[Tensor], Pending] | None = None
     strands: int = 1
 
 
@@ -97,6 +99,9 @@ class Gradients:
 
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Add a local gradient to the parameter's."""
+        self._add(parameter, lambda into: add_to(into, gradient))
+
+    def _add(self, parameter: nn.Parameter, product: Callable[[Tensor | None], Tensor]) -> None:
         self._hear_of_the_end()
         held = parameter.grad
         summed = self._summed.pop(parameter, None)
@@ -105,9 +110,9 @@ class Gradients:
             self._earlier[parameter] = held
             held = None
         if held is None:
-            parameter.grad = like(parameter, gradient)
+            parameter.grad = like(parameter, product(None))
         else:
-            local_of(held).add_(gradient)
+            product(local_of(held))
 
     def weight_gradient(self, wanted: WeightGradient) -> None:
         """Compute a gradient now, or note it for `drain`."""
@@ -126,11 +131,12 @@ class Gradients:
             self._arrive()
 
     def _compute(self, wanted: WeightGradient) -> None:
-        product = wanted.product()
+        if wanted.scatter is None:
+            self._add(wanted.parameter, wanted.product)
+            return
         key = (wanted.parameter, wanted.layer)
         earlier, strands = self._sums.pop(key, (None, 0))
-        if earlier is not None:
-            product = earlier.add_(product)
+        product = wanted.product(earlier)
         if strands + 1 < wanted.strands:
             self._sums[key] = product, strands + 1
             return

@@ -23,7 +23,7 @@ from cubeloom.cube.forms import LinearForm
 from cubeloom.cube.gradients import Gradients, WeightGradient
 from cubeloom.cube.head_rows import Steps, put_target
 from cubeloom.cube.linear import CubeLinear
-from cubeloom.cube.products import Product
+from cubeloom.cube.products import Product, add_to
 from cubeloom.cube.state import CubeState
 from cubeloom.cube.weight import Weight
 
@@ -150,7 +150,9 @@ class _HeadAndLoss(torch.autograd.Function):
         call: _Call = ctx.call
         scale, dtype = call.steps.scale, ctx.parameter.dtype
         if dw is not None:
-            call.gradients.weight_gradient(
-                WeightGradient(ctx.parameter, call.layer, lambda: scale(dw, gradient).to(dtype), call.weight.scatter)
-            )
+
+            def product(into: Tensor | None) -> Tensor:
+                return add_to(into, scale(dw, gradient).to(dtype))
+
+            call.gradients.weight_gradient(WeightGradient(ctx.parameter, call.layer, product, call.weight.scatter))
         return None if dx is None else scale(dx, gradient), None, None, None

@@ -23,7 +23,7 @@ from cubeloom.cube.collective import Collective, Kind, hollow
 from cubeloom.cube.forms import LinearForm, Spread
 from cubeloom.cube.gradients import Gradients, WeightGradient
 from cubeloom.cube.parameter import local_of, own_part
-from cubeloom.cube.products import Product
+from cubeloom.cube.products import Product, add_to
 from cubeloom.cube.state import CubeState
 from cubeloom.cube.turn import Turn
 from cubeloom.cube.weight import Weight
@@ -49,6 +49,8 @@ class CubeLinear(nn.Module):
         self._own_features = own_part(along_k) if form.outputs == Spread.FEATURES else None
         # Rows are gathered before one matmul and scattered after another: a strand that waits between them has its turn here.
         self._lone_matmul = form.inputs == Spread.ROWS and along_n.size > 1 and along_k.size == 1
+        # Nothing happens to the product but that a bias is added: then the matmul adds it.
+        self._adds_bias = bias is not None and along_k.size == 1 and not form.turn
         self._name = form.name
         self._turn = Turn(form.name, state.network, form.k_axis) if form.turn else None
 
@@ -62,22 +64,23 @@ class CubeLinear(nn.Module):
         regather = self._input if self._regather else None
         call = _Call(self._name, self._product, self._gathered, self._state.gradients, regather, weave.place()[1])
         behind = self._state.hides_weight_gradients
-        token = _WeightGradient.apply(self.weight, call) if behind else None
+        bias = self.bias if self._adds_bias else None
+        token = _WeightGradient.apply(self.weight, bias, call) if behind else None
         # The first layer of a model may have an input that wants no gradient. Without a graph nobody knows.
         weight = self._gathered.forward(backward_needs_it=x.requires_grad or not torch.is_grad_enabled())
         whole = started.finish()
         if token is None:
-            token = _WeightGradient.apply(self.weight, call)
-        partial = _Matmul.apply(whole, x.detach() if self._regather else None, token, weight, call)
+            token = _WeightGradient.apply(self.weight, bias, call)
+        partial = _Matmul.apply(whole, x.detach() if self._regather else None, token, weight, bias, call)
         self._gathered.read("forward", call.ways)
         if self._lone_matmul:
             weave.pause()
         y = self._output(partial)
         if self._turn is not None:
             y = self._turn(y)
-        if self.bias is not None:
-            bias = self._state.local(self.bias).to(y.dtype)
-            y = y + self._product.bias(bias if self._own_features is None else self._own_features(bias))
+        if self.bias is not None and not self._adds_bias:
+            added = self._state.local(self.bias).to(y.dtype)
+            y = y + self._product.bias(added if self._own_features is None else self._own_features(added))
         return y
 
 
@@ -100,29 +103,34 @@ class _Call:
 
 
 class _WeightGradient(torch.autograd.Function):
-    """In the backward: dW = dYᵀ X, after the matmul's node has left the operands, or put off."""
+    """In the backward: dW = dYᵀ X, after the matmul's node has left the operands, or put off; and that of the bias."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: nn.Parameter, call: _Call) -> Tensor:
-        ctx.parameter, ctx.call = parameter, call
+    def forward(ctx: Any, parameter: nn.Parameter, bias: nn.Parameter | None, call: _Call) -> Tensor:
+        ctx.parameter, ctx.bias, ctx.call = parameter, bias, call
         token = hollow(local_of(parameter))
         rows, *rest = token.shape
         ctx.shape = torch.Size([rows * call.weight.parts, *rest])  # gathered
         return token
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[None, None]:
+    def backward(ctx: Any, _: Tensor) -> tuple[None, None, None]:
         call: _Call = ctx.call
         assert call.operands is not None
         (x, gradient), call.operands = call.operands, None
 
-        def product() -> Tensor:
-            return call.product.weight_gradient(gradient, x.wait(), ctx.shape).to(ctx.parameter.dtype)
+        def product(into: Tensor | None) -> Tensor:
+            return call.product.weight_gradient(gradient, x.wait(), ctx.shape, into).to(ctx.parameter.dtype)
+
+        def bias_product(into: Tensor | None) -> Tensor:
+            return add_to(into, call.product.bias_gradient(gradient).to(ctx.bias.dtype))
 
         weight = call.weight
         strands = call.ways if weight.sharded else 1
         call.gradients.weight_gradient(WeightGradient(ctx.parameter, call.layer, product, weight.scatter, strands))
-        return None, None
+        if ctx.bias is not None:
+            call.gradients.weight_gradient(WeightGradient(ctx.bias, call.layer, bias_product))
+        return None, None, None
 
 
 class _Matmul(torch.autograd.Function):
@@ -132,15 +140,23 @@ class _Matmul(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: Tensor | None, token: Tensor, weight: Tensor, call: _Call) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        shard: Tensor | None,
+        token: Tensor,
+        weight: Tensor,
+        bias: nn.Parameter | None,
+        call: _Call,
+    ) -> Tensor:
         ctx.call = call
         ctx.save_for_backward(x if shard is None else shard)
-        ctx.token = hollow(token)
+        ctx.token = token.detach()
         ctx.shape = x.shape
-        return call.product.forward(x, weight.to(x.dtype))
+        return call.product.forward(x, weight.to(x.dtype), None if bias is None else local_of(bias).to(x.dtype))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None, None]:
         call: _Call = ctx.call
         (saved,) = ctx.saved_tensors
         gradient = gradient.contiguous()
@@ -154,4 +170,4 @@ class _Matmul(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = call.product.input_gradient(gradient, call.weight.backward().to(gradient.dtype), ctx.shape)
             call.weight.read("backward", call.ways)
-        return dx, None, token, None, None
+        return dx, None, token, None, None, None

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from cubeloom.cube.cut import CutError
@@ -19,30 +20,49 @@ Convolution = _ConvNd  # of any dimension, transposed or not
 
 
 class Product(Protocol):
-    """Y of X and W, and its two gradients."""
+    """Y of X, W and perhaps a bias, and their gradients."""
 
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor: ...
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
 
     def input_gradient(self, gradient: Tensor, weight: Tensor, shape: torch.Size) -> Tensor: ...
 
-    def weight_gradient(self, gradient: Tensor, x: Tensor, shape: torch.Size) -> Tensor: ...
+    def weight_gradient(self, gradient: Tensor, x: Tensor, shape: torch.Size, into: Tensor | None = None) -> Tensor:
+        """Added to `into`, where there is an earlier one."""
+        ...
+
+    def bias_gradient(self, gradient: Tensor) -> Tensor: ...
 
     def bias(self, bias: Tensor) -> Tensor:
         """A bias, shaped so that it can be added to Y."""
         ...
 
 
+def add_to(into: Tensor | None, found: Tensor) -> Tensor:
+    """A gradient, added to an earlier one if there is one."""
+    return found if into is None else into.add_(found)
+
+
+def add_product(into: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """`left @ right`, added to an earlier gradient: by the matmul itself, in one pass over it, where numbers are alike."""
+    if into is None or into.dtype != left.dtype:
+        return add_to(into, left @ right)
+    return into.addmm_(left, right)
+
+
 class Matmul:
     """`X[…, K] · W[N, K]ᵀ`."""
 
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        return x @ weight.t()
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return functional.linear(x, weight, bias)
 
     def input_gradient(self, gradient: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
         return gradient @ weight
 
-    def weight_gradient(self, gradient: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
-        return gradient.flatten(0, -2).t() @ x.flatten(0, -2)
+    def weight_gradient(self, gradient: Tensor, x: Tensor, shape: torch.Size, into: Tensor | None = None) -> Tensor:
+        return add_product(into, gradient.flatten(0, -2).t(), x.flatten(0, -2))
+
+    def bias_gradient(self, gradient: Tensor) -> Tensor:
+        return gradient.flatten(0, -2).sum(0)
 
     def bias(self, bias: Tensor) -> Tensor:
         return bias
@@ -70,15 +90,18 @@ class Convolve:
             groups,
         )
 
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        return torch.convolution(x, weight, None, *self._options)
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return torch.convolution(x, weight, bias, *self._options)
 
     def input_gradient(self, gradient: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
         # Only the shape of the input matters for its gradient.
         return self._backward(gradient, gradient.new_empty(1).expand(shape), weight, [True, False, False])[0]
 
-    def weight_gradient(self, gradient: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
-        return self._backward(gradient, x, gradient.new_empty(1).expand(shape), [False, True, False])[1]
+    def weight_gradient(self, gradient: Tensor, x: Tensor, shape: torch.Size, into: Tensor | None = None) -> Tensor:
+        return add_to(into, self._backward(gradient, x, gradient.new_empty(1).expand(shape), [False, True, False])[1])
+
+    def bias_gradient(self, gradient: Tensor) -> Tensor:
+        return gradient.transpose(0, 1).flatten(1).sum(1)
 
     def bias(self, bias: Tensor) -> Tensor:
         return bias.view(-1, *[1] * len(self.stride))

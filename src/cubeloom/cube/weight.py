@@ -5,6 +5,7 @@ The gather of the next layer's weight starts before it is needed: a `Chain` reme
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -106,10 +107,12 @@ class Weight:
         self._uses = 0
         self._full = None
 
-    def scatter(self, gradient: Tensor) -> Pending:
-        """The gradient of the whole weight, on its way to be this rank's part of the sum over the axis."""
-        if not self.sharded:
-            return Pending(gradient)
+    @property
+    def scatter(self) -> Callable[[Tensor], Pending] | None:
+        """Takes the gradient of the whole weight on its way to be this rank's part of the sum over the axis."""
+        return self._scatter if self.sharded else None
+
+    def _scatter(self, gradient: Tensor) -> Pending:
         return self._axis.reduce_scatter(gradient, 0, f"{self._origin} weight gradient")
 
     def prefetch(self, direction: Direction) -> None:

@@ -7,9 +7,10 @@ from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from cubeloom.cube.cut import CutError
-from cubeloom.cube.products import Convolution, Convolve, Matmul, Product
+from cubeloom.cube.products import Convolution, Convolve, Matmul, Product, add_product
 
 # These types and no others: a subclass may compute something else.
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -81,14 +82,17 @@ def _is_conv1d(module: nn.Module) -> bool:
 class _StoredByInput:
     """`X[…, K] · W[K, N]`."""
 
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        return x @ weight
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return functional.linear(x, weight.t(), bias)
 
     def input_gradient(self, gradient: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
         return gradient @ weight.t()
 
-    def weight_gradient(self, gradient: Tensor, x: Tensor, shape: torch.Size) -> Tensor:
-        return x.flatten(0, -2).t() @ gradient.flatten(0, -2)
+    def weight_gradient(self, gradient: Tensor, x: Tensor, shape: torch.Size, into: Tensor | None = None) -> Tensor:
+        return add_product(into, x.flatten(0, -2).t(), gradient.flatten(0, -2))
+
+    def bias_gradient(self, gradient: Tensor) -> Tensor:
+        return gradient.flatten(0, -2).sum(0)
 
     def bias(self, bias: Tensor) -> Tensor:
         return bias
