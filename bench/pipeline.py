@@ -28,7 +28,7 @@ from cubeloom.cube import CubeState, Rest
 from cubeloom.cube.gradients import Gradients
 from cubeloom.emulate import EmulatedPipeline
 from cubeloom.launch import RankPool
-from cubeloom.pipeline import Action, Costs, Schedule, generate, programme, simulate
+from cubeloom.pipeline import Action, Costs, Schedule, generate, simulate
 from cubeloom.runtime.channels import Channels, Shape
 from cubeloom.runtime.interpreter import Interpreter
 from cubeloom.runtime.stage import Carry, Stage
@@ -120,7 +120,7 @@ def overheads(workers: int, microbatches: int, rounds: int) -> tuple[float, floa
         y = module(carry["x"])
         return {"loss": y.pow(2).mean()} if last else {"x": y}
 
-    channels = Channels(network, programme(schedule))
+    channels = Channels(network, schedule)
     boundaries = {stage: {"x": Shape((1, WIDTH), torch.float32)} for stage in range(workers)}
     work = _Stages(Stage([run], CubeState(network, Rest(), Gradients())), list(batch.split(1)))
 

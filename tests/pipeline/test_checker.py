@@ -11,8 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cubeloom import UserError
-from cubeloom.pipeline import Action, Kind, Schedule, Sync, check, generate, problems, programme, synchronised
-from cubeloom.pipeline.messages import Receive, Send, edges, receiving_early, stuck
+from cubeloom.pipeline import Action, Costs, Kind, Schedule, Sync, check, generate, problems, programme, synchronised
+from cubeloom.pipeline.dependencies import needs
+from cubeloom.pipeline.messages import Receive, Send, edges, stuck
+from cubeloom.pipeline.receiving import receiving_early, receiving_in_time
 from cubeloom.pipeline.schedule import Row
 from pipeline.legal import SYNCHRONOUS, schedules
 
@@ -208,6 +210,38 @@ def test_early_receives_keep_every_order(schedule: Schedule) -> None:
         for step in steps:
             if isinstance(step, Receive):
                 assert early.index(step) <= steps.index(step)
+
+
+@settings(max_examples=60, deadline=None)
+@given(schedules())
+def test_receives_in_time_keep_the_order_of_sends_and_stand_before_what_needs_them(schedule: Schedule) -> None:
+    whole = programme(schedule)
+    sent = edges(whole)
+    for worker, steps in enumerate(whole):
+        in_time = receiving_in_time(schedule, worker)
+        assert [s for s in in_time if not isinstance(s, Receive)] == [s for s in steps if not isinstance(s, Receive)]
+        received = [s.message for s in in_time if isinstance(s, Receive)]
+        for (source, target), messages in sent.items():
+            if target == worker:
+                assert [message for message in received if message.source == source] == messages
+        asked, late = set(), {message.token for message in received}
+        for step in in_time:
+            if isinstance(step, Receive):
+                asked.add(step.message.token)
+            elif isinstance(step, Action):
+                assert set(needs(step, schedule.stages)) & late <= asked
+
+
+def test_a_receive_in_time_waits_until_its_message_has_been_sent_for_a_while() -> None:
+    """Where the second worker is behind, both messages are there when it begins its second forward."""
+    schedule = generate("gpipe", 2, 3)
+    assert " ".join(map(str, receiving_in_time(schedule, 1)[:6])) == (
+        "receive of output 0F0 1F0 receive of output 0F1 1F1 receive of output 0F2 1F2"
+    )
+    slow = Costs((1.0, 3.0), (1.0, 1.0), (1.0, 1.0))
+    assert " ".join(map(str, receiving_in_time(schedule, 1, slow)[:6])) == (
+        "receive of output 0F0 1F0 receive of output 0F1 receive of output 0F2 1F1 1F2"
+    )
 
 
 def test_a_receive_waits_for_its_send() -> None:

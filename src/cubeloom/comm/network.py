@@ -89,7 +89,7 @@ class Network:
         return self._axes[key]
 
     @property
-    def queues_messages(self) -> bool:
+    def waits_on_device(self) -> bool:
         """A receive that waits for its send holds up the device, as NCCL's do; gloo's only hold a buffer."""
         return self.device.type != "cpu"
 
@@ -99,7 +99,7 @@ class Network:
         No message may queue behind one that nobody has asked for yet. NCCL runs a communicator's messages in their order, so
         that each direction gets its own; gloo matches messages by sender and receiver, so that all can share one.
         """
-        if not self.queues_messages:
+        if not self.waits_on_device:
             line = self._line(self.rank, (source, target), ())
             if self.rank not in line:
                 return Axis("pipe", [self.rank], 0, None, self._recorder)

@@ -7,7 +7,7 @@ import time
 import torch
 
 from cubeloom.comm import Network
-from cubeloom.pipeline import Action, Costs, Schedule, programme
+from cubeloom.pipeline import Action, Costs, Schedule
 from cubeloom.pipeline.action import COMPUTE
 from cubeloom.runtime.channels import Channels, Shape
 from cubeloom.runtime.interpreter import Interpreter
@@ -21,7 +21,7 @@ class EmulatedPipeline:
         self._network = network
         self._stages = schedule.stages
         self._waits = _Waits(costs, numbers)
-        self._channels = Channels(network, programme(schedule, costs))
+        self._channels = Channels(network, schedule, costs)
         self._boundaries = {stage: {"x": Shape((numbers,), torch.float32)} for stage in range(schedule.stages)}
 
     def step(self) -> float:

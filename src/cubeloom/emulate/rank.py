@@ -17,7 +17,7 @@ import torch
 
 from cubeloom.comm import Axis, Network, Pending
 from cubeloom.emulate.events import Await, Compute, Events, Line, Program, Start
-from cubeloom.pipeline import Action, Schedule, programme
+from cubeloom.pipeline import Action, Schedule
 from cubeloom.runtime.channels import Channels, Shape
 from cubeloom.runtime.interpreter import Interpreter
 from cubeloom.runtime.stage import Carry
@@ -44,7 +44,7 @@ class EmulatedRank:
         self._program = programs[network.coordinates["pipe"]]
         lines = sorted(set().union(*(program.lines() for program in programs)), key=str)
         self._groups = {line: _group(network, line) for line in lines}  # made by all ranks in one order
-        self._channels = Channels(network, programme(schedule))
+        self._channels = Channels(network, schedule)
         self._boundaries = {stage: {"clock": Shape((3,), torch.float64)} for stage in range(schedule.stages)}
 
     def step(self) -> Stepped:

@@ -70,24 +70,6 @@ def programme(schedule: Schedule, costs: Costs | None = None) -> Programme:
     return tuple(map(tuple, steps))
 
 
-def receiving_early(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """One worker's programme with each receive before the action that it stood behind, so that its buffer waits for the send.
-
-    For transfers that neither block nor queue; with others it could deadlock. Receives keep their order.
-    """
-    early: list[Step] = []
-    for step in steps:
-        place = len(early)
-        if isinstance(step, Receive):
-            # Behind the action before the last one: over sends, and over one action.
-            while place and isinstance(early[place - 1], Send):
-                place -= 1
-            if place and isinstance(early[place - 1], Action):
-                place -= 1
-        early.insert(place, step)
-    return tuple(early)
-
-
 def edges(programme: Programme) -> dict[tuple[int, int], list[Message]]:
     """For each directed edge its messages in order: that of the sends, and, in a right programme, of the receives."""
     found: dict[tuple[int, int], list[Message]] = {}

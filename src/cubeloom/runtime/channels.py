@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from cubeloom.comm import Axis, Network, Pending
+from cubeloom.pipeline import Costs, Schedule
 from cubeloom.pipeline.dependencies import Token
-from cubeloom.pipeline.messages import Message, Programme, edges, receiving_early
+from cubeloom.pipeline.messages import Message, edges, programme
+from cubeloom.pipeline.receiving import receiving_early, receiving_in_time
 from cubeloom.runtime.stage import Carry
 
 
@@ -30,18 +32,23 @@ Boundary = dict[str, Shape]  # what one stage hands to the next
 
 
 class Channels:
-    """The channels of all workers' programmes; `steps` is this worker's, with receives as early as channels allow.
+    """The channels of a schedule's workers; `steps` is this worker's programme, with receives where channels want them.
 
-    `existing` has channels that can be used again, for another programme between the same workers.
+    `costs` say who is ahead of whom. `existing` has channels that can be used again, for another schedule between the same
+    workers.
     """
 
-    def __init__(self, network: Network, programme: Programme, existing: Channels | None = None) -> None:
-        mine = programme[network.coordinates["pipe"]]
-        self.steps = mine if network.queues_messages else receiving_early(mine)
+    def __init__(
+        self, network: Network, schedule: Schedule, costs: Costs | None = None, existing: Channels | None = None
+    ) -> None:
+        here = network.coordinates["pipe"]
+        whole = programme(schedule, costs)
+        waits = network.waits_on_device
+        self.steps = receiving_in_time(schedule, here, costs) if waits else receiving_early(whole[here])
         # All ranks make all channels, in one order.
         known = existing._channels if existing is not None else {}
         self._channels: dict[tuple[int, int], Axis] = {
-            edge: known.get(edge) or network.edge(*edge) for edge in sorted(edges(programme))
+            edge: known.get(edge) or network.edge(*edge) for edge in sorted(edges(whole))
         }
         self._device = network.device
         self._arriving: dict[Token, dict[str, Pending]] = {}

@@ -13,7 +13,7 @@ from cubeloom.cube import Batch, Cut, Rest
 from cubeloom.cube.apply import Fill
 from cubeloom.cube.gradients import Gradients
 from cubeloom.errors import UserError
-from cubeloom.pipeline import Schedule, Updates, forwards, programme
+from cubeloom.pipeline import Schedule, Updates, forwards
 from cubeloom.runtime.build import Recompute, hold, lay_out
 from cubeloom.runtime.channels import Boundary, Channels, Shape
 from cubeloom.runtime.interpreter import Interpreter, Observer, Work
@@ -51,7 +51,7 @@ class Pipeline:
         self.layout = lay_out(model, cut, network.grid, batch, schedule, rest, stages, ways)
         self._here = network.coordinates["pipe"]
         self._held = hold(model, self.layout, network, fill, rest, recompute, ways, compile)
-        self._channels = Channels(network, programme(schedule))
+        self._channels = Channels(network, schedule)
         self._boundaries: dict[int, Boundary] = {}  # of each stage's output
         self._learned = False  # what they are; a single stage hands nothing on
 
@@ -104,7 +104,7 @@ class Pipeline:
     @cached_property
     def _forwards(self) -> Channels:
         """Messages of a step's forwards alone. Made at the first evaluation, by all ranks."""
-        return Channels(self.network, programme(forwards(self.schedule)), self._channels)
+        return Channels(self.network, forwards(self.schedule), existing=self._channels)
 
     def _run(self, work: Work, channels: Channels, observer: Observer | None = None) -> None:
         where = f"rank {self.network.rank}, worker {self._here}"
