@@ -100,7 +100,7 @@ class RankPool:
     def _answer(self, pipe: Connection, rank: int, ranks: int) -> Any:
         try:
             return pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             process = self._ranks[rank][0]
             process.join(1)
             died = RankFailed(f"rank {rank} of {ranks} died with exit code {process.exitcode}")
@@ -154,7 +154,7 @@ def _serve(pipe: Connection, port: int, local_rank: int, device: devices.Kind, s
     while True:
         try:
             function, arguments, rank, ranks, job, timeout = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             return
         try:
             world.join(store, job, rank, ranks, device, timeout)

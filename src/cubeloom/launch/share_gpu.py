@@ -42,8 +42,12 @@ def sharing(ranks: int, devices: int) -> Iterator[bool]:
 
 
 def _variables(folder: Path, each: int) -> dict[str, str]:
-    """Private places, so that jobs of one machine do not meet; an equal part of the multiprocessors for each rank of a GPU."""
-    found = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // each)}
+    """Private places, so that jobs of one machine do not meet; an equal part of the multiprocessors for each rank of a GPU.
+
+    A client of MPS has two queues into the GPU unless it asks for more: streams that share one wait for each other, and a
+    message that waits for its partner would hold up computation.
+    """
+    found = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // each), "CUDA_DEVICE_MAX_CONNECTIONS": "8"}
     for name in ("PIPE", "LOG"):
         place = folder / name.lower()
         place.mkdir()
