@@ -39,6 +39,7 @@ from cubeloom.models.pieces import Carry, Data, Piece
 from cubeloom.pipeline import generate
 from cubeloom.runtime import Pipeline
 from cubeloom.train.optimizers import optimizer_of
+from cubeloom.weave import Weave
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `bench` is found also where this file is run by its name
 from bench.peers import gpt as peer
@@ -93,6 +94,7 @@ def our_step(
     *,
     compiled: bool = False,
     recorded: bool = False,
+    ways: int = 1,
 ) -> Step:
     """The same with our layers: AdamW without masters, as the peer has none."""
     with torch.device("meta"):
@@ -105,7 +107,8 @@ def our_step(
         group["lr"] = 1e-4
     tokens, targets = tokens_of(size, network.device)
     data = {"tokens": tokens, "targets": targets}
-    passes = RecordedStep(model, model.parameters(), data) if recorded else Passes(model)
+    run = Weave(model, ways, state.staggers)
+    passes = RecordedStep(run, model.parameters(), data) if recorded else Passes(run)
 
     def step() -> Tensor:
         loss = passes(**data)
@@ -117,13 +120,13 @@ def our_step(
 
 
 class Passes:
-    """Forward and backward of a model."""
+    """Forward and backward."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, forward: Callable[..., Tensor]) -> None:
+        self._forward = forward
 
     def __call__(self, **data: Tensor) -> Tensor:
-        loss: Tensor = self._model(**data)
+        loss = self._forward(**data)
         loss.backward()
         return loss
 
@@ -228,7 +231,9 @@ class ForwardAndBackward(Pipeline):
             parameter.grad = None
 
 
-def our_passes(name: str, size: Stacked, network: Network, data: dict[str, Tensor]) -> Callable[[], None]:
+def our_passes(
+    name: str, size: Stacked, network: Network, data: dict[str, Tensor], compile: bool = False
+) -> Callable[[], None]:
     with torch.device("meta"):
         model = Stack(size)
     schedule = generate(name, network.grid.pipe, len(data["x"]))
@@ -243,7 +248,7 @@ def our_passes(name: str, size: Stacked, network: Network, data: dict[str, Tenso
         return (drawn + float("norm" in name and name.endswith("weight"))).to(data["x"].dtype)
 
     batch = Batch(len(data["x"]), size.sequence)
-    pipeline = ForwardAndBackward(model, used, network, batch, fill, schedule, Rest(), stages)
+    pipeline = ForwardAndBackward(model, used, network, batch, fill, schedule, Rest(), stages, compile=compile)
     return lambda: pipeline.passes(data)
 
 
