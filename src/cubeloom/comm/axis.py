@@ -5,7 +5,7 @@ The only module, with `network` and `devices` beside it, that calls torch.distri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -23,6 +23,8 @@ _scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 _SUM, _MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 
+LANE_BYTES = 2**20  # the least that is worth a lane of its own
+
 
 class CommunicationError(RuntimeError):
     """A communication that failed or took too long: says which, over which axis, with which ranks."""
@@ -36,7 +38,7 @@ class Pending:
     def __init__(
         self,
         result: Tensor,
-        work: dist.Work | None = None,
+        work: dist.Work | _Together | None = None,
         axis: Axis | None = None,
         about: tuple[str, ...] = (),
         transfer: Transfer | None = None,
@@ -59,11 +61,24 @@ class Pending:
         return self._result if self._finish is None else self._finish(self._result)
 
 
+class _Together:
+    """The parts of one collective, each in a lane of its own."""
+
+    def __init__(self, works: list[dist.Work]) -> None:
+        self._works = works
+
+    def wait(self, *limit: timedelta) -> None:
+        for work in self._works:
+            work.wait(*limit)
+
+
 class Axis:
     """The ranks along one axis (or several, as one group), seen from this rank.
 
     `name` is what the ledger says, for instance `x` or `data+z`; `index` is this rank's place among `size`.
-    Tensors are the local ones; `origin` says for the ledger which layer asked.
+    Tensors are the local ones; `origin` says for the ledger which layer asked. Large sums and gathers are cut over `groups`,
+    which have the same ranks: each has connections and a thread of its own, of which one alone does not fill a network of
+    sockets.
     """
 
     def __init__(
@@ -71,7 +86,7 @@ class Axis:
         name: str,
         ranks: list[int],
         index: int,
-        group: dist.ProcessGroup | None,
+        groups: Sequence[dist.ProcessGroup],
         recorder: Recorder,
         limit: timedelta | Watch | None = None,
     ) -> None:
@@ -79,7 +94,8 @@ class Axis:
         self.size = len(ranks)
         self.index = index
         self._ranks = ranks
-        self._group = group
+        self._groups = groups
+        self._group = groups[0] if groups else None
         self._recorder = recorder
         self._limit = limit  # on every wait, where the host is who waits; otherwise who watches the stream
         self._words = f"over {name} with ranks {ranks}"
@@ -87,7 +103,7 @@ class Axis:
         ordered = sorted(ranks)
         self._members = None if ranks == ordered else [ranks.index(rank) for rank in ordered]
 
-    def wait(self, work: dist.Work, about: tuple[str, ...], transfer: Transfer | None) -> None:
+    def wait(self, work: dist.Work | _Together, about: tuple[str, ...], transfer: Transfer | None) -> None:
         if transfer is not None:
             self._recorder.wait(transfer)
         waits = self._recorder.waits
@@ -111,15 +127,22 @@ class Axis:
     def _record(self, operation: str, size: int, origin: str) -> Transfer | None:
         return self._recorder.start(operation, self.name, self.size, size, origin)
 
+    def _lanes(self, tensor: Tensor, numbers: int) -> Sequence[dist.ProcessGroup]:
+        """The groups over which so many of the tensor's numbers are cut: all where they are many, otherwise one."""
+        count = len(self._groups)
+        enough = numbers * tensor.element_size() >= count * LANE_BYTES
+        return self._groups if enough and numbers % count == 0 and tensor.is_contiguous() else self._groups[:1]
+
     def _by_index(self, parts: Tensor) -> Tensor:
         """Parts in the process group's order, put into the axis's."""
         if self._members is None:
             return parts
-        return parts[[self._members.index(index) for index in range(self.size)]]
+        # Stacked and not indexed: a list of indices would first be copied to the device, and the host would wait.
+        return torch.stack([parts[self._members.index(index)] for index in range(self.size)])
 
     def _by_member(self, parts: Tensor) -> Tensor:
         """The reverse."""
-        return parts if self._members is None else parts[self._members]
+        return parts if self._members is None else torch.stack([parts[member] for member in self._members])
 
     def all_gather(self, shard: Tensor, dim: int = 0, origin: str = "") -> Pending:
         """Shards of all ranks, joined along `dim` in the order of the ranks."""
@@ -127,18 +150,22 @@ class Axis:
             return Pending(shard)
         dim %= shard.dim()
         shard = shard.contiguous()
-        whole = shard.new_empty((self.size, *shard.shape))
+        lanes = self._lanes(shard, shard.numel())
+        whole = shard.new_empty((len(lanes), self.size, shard.numel() // len(lanes)))
         transfer = self._record("all_gather", whole.nbytes, origin)
-        work = _gather_single(whole.flatten(0, 1) if shard.dim() else whole, shard, group=self._group, async_op=True)
-        return Pending(
-            whole,
-            work,
-            self,
-            ("all_gather", origin, self._words),
-            transfer,
-            lambda parts: self._by_index(parts).movedim(0, dim).flatten(dim, dim + 1),
-            keep=shard,
+        parts = shard.view(len(lanes), -1)
+        work = _Together(
+            [
+                _gather_single(whole[lane].flatten(), parts[lane], group=group, async_op=True)
+                for lane, group in enumerate(lanes)
+            ]
         )
+
+        def joined(found: Tensor) -> Tensor:
+            by_rank = found.transpose(0, 1).reshape(self.size, *shard.shape)
+            return self._by_index(by_rank).movedim(0, dim).flatten(dim, dim + 1)
+
+        return Pending(whole, work, self, ("all_gather", origin, self._words), transfer, joined, keep=shard)
 
     def reduce_scatter(self, whole: Tensor, dim: int = 0, origin: str = "") -> Pending:
         """This rank's part, along `dim`, of the sum over the ranks."""
@@ -148,8 +175,17 @@ class Axis:
         parts = self._by_member(whole.unflatten(dim, (self.size, -1)).movedim(dim % whole.dim(), 0)).contiguous()
         transfer = self._record("reduce_scatter", parts.nbytes, origin)
         part = torch.empty_like(parts[0])
-        work = _scatter_single(part, parts.flatten(0, 1), group=self._group, async_op=True)
-        return Pending(part, work, self, ("reduce_scatter", origin, self._words), transfer, keep=parts)
+        lanes = self._lanes(part, part.numel())
+        # [size, lanes, numbers of a lane] -> [lanes, size, numbers]
+        cut = parts.view(self.size, len(lanes), -1).transpose(0, 1).contiguous()
+        pieces = part.view(len(lanes), -1)
+        work = _Together(
+            [
+                _scatter_single(pieces[lane], cut[lane].flatten(), group=group, async_op=True)
+                for lane, group in enumerate(lanes)
+            ]
+        )
+        return Pending(part, work, self, ("reduce_scatter", origin, self._words), transfer, keep=cut)
 
     def all_reduce(self, tensor: Tensor, origin: str = "", *, largest: bool = False) -> Pending:
         """The sum over the ranks (or the largest), in a new tensor."""
@@ -162,7 +198,14 @@ class Axis:
             return Pending(tensor)
         transfer = self._record("all_reduce", tensor.nbytes, origin)
         operation = _MAX if largest else _SUM
-        work = dist.all_reduce(tensor, operation, group=self._group, async_op=True)
+        lanes = self._lanes(tensor, tensor.numel())
+        parts = tensor.view(len(lanes), -1) if len(lanes) > 1 else [tensor]
+        work = _Together(
+            [
+                dist.all_reduce(part, operation, group=group, async_op=True)
+                for part, group in zip(parts, lanes, strict=True)
+            ]
+        )
         return Pending(tensor, work, self, ("all_reduce", origin, self._words), transfer)
 
     def all_to_all(self, parts: list[Tensor], sizes: list[int], origin: str = "") -> Pending:

@@ -30,6 +30,7 @@ class Network:
 
     `patience`: no wait for another rank may last longer, in seconds; by default torch's own limit holds. On a GPU waits
     are the stream's, not ours: there a `watch` looks after them. `wire` slows all communication down, for measurements.
+    Large collectives are cut over `lanes` communicators.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Network:
         device: torch.device | None = None,
         patience: float | None = None,
         wire: Wire | None = None,
+        lanes: int = 1,
     ) -> None:
         if not dist.is_initialized():
             raise UserError("join a process group first: run under `cubeloom`, torchrun, or cubeloom.launch.run")
@@ -60,7 +62,11 @@ class Network:
             mesh_dim_names=MESH_AXES,
         )
         self.cube_mesh = self.mesh[CUBE]
+        self._lanes = lanes
         self._axes: dict[tuple[str, ...], Axis] = {}
+        if self._lanes > 1:
+            for name in MESH_AXES[1:]:
+                self.axis(name)
 
     def axis(self, *names: str) -> Axis:
         """The axis of this name; of several names, one group over all of them, the last varying fastest.
@@ -102,10 +108,10 @@ class Network:
         if not self.waits_on_device:
             line = self._line(self.rank, (source, target), ())
             if self.rank not in line:
-                return Axis("pipe", [self.rank], 0, None, self._recorder)
-            return Axis("pipe", line, line.index(self.rank), self.mesh.get_group("pipe"), self._recorder, self._limit)
+                return Axis("pipe", [self.rank], 0, (), self._recorder)
+            return Axis("pipe", line, line.index(self.rank), [self.mesh.get_group("pipe")], self._recorder, self._limit)
         lines = [self._line(rank, (source, target), ()) for rank in range(self.grid.world)]
-        return self._join("pipe", lines)
+        return self._join("pipe", lines, lanes=1)
 
     def _line(self, rank: int, workers: tuple[int, ...], names: tuple[str, ...]) -> list[int]:
         """The ranks at these places of the pipe axis that else differ from `rank` only along the axes named."""
@@ -116,27 +122,30 @@ class Network:
     def _make(self, names: tuple[str, ...]) -> Axis:
         if len(names) > 1:
             return self._join("+".join(names), [self.grid.line(rank, names) for rank in range(self.grid.world)])
+        if self._lanes > 1 and self.grid.size(names[0]) > 1 and names[0] != "pipe":
+            return self._join(names[0], [self.grid.line(rank, names) for rank in range(self.grid.world)])
         ranks = self.grid.line(self.rank, names)
-        group = self.mesh.get_group(names[0]) if len(ranks) > 1 else None
-        return Axis(names[0], ranks, ranks.index(self.rank), group, self._recorder, self._limit)
+        groups = [self.mesh.get_group(names[0])] if len(ranks) > 1 else []
+        return Axis(names[0], ranks, ranks.index(self.rank), groups, self._recorder, self._limit)
 
-    def _join(self, name: str, lines: list[list[int]]) -> Axis:
-        """Make the group of every line of ranks, and give this rank's. A rank on none of them gets an axis of its own.
+    def _join(self, name: str, lines: list[list[int]], lanes: int | None = None) -> Axis:
+        """Make the groups of every line of ranks, and give this rank's. A rank on none of them gets an axis of its own.
 
         torch names a group by how many there are, so that all ranks must make all groups, their own or not.
         """
-        mine = Axis(name, [self.rank], 0, None, self._recorder)
+        mine = Axis(name, [self.rank], 0, (), self._recorder)
         for line in dict.fromkeys(map(tuple, lines)):
-            group = dist.new_group(sorted(line))
+            groups = [dist.new_group(sorted(line)) for _ in range(lanes or self._lanes)]
             if self.rank in line:
-                mine = Axis(name, list(line), line.index(self.rank), group, self._recorder, self._limit)
+                mine = Axis(name, list(line), line.index(self.rank), groups, self._recorder, self._limit)
         return mine
 
     @property
     def everybody(self) -> Axis:
         """All ranks of the grid."""
-        ranks = list(range(self.grid.world))
-        return Axis("+".join(AXES), ranks, self.rank, dist.group.WORLD, self._recorder, self._limit)
+        ranks, group = list(range(self.grid.world)), dist.group.WORLD
+        assert group is not None
+        return Axis("+".join(AXES), ranks, self.rank, [group], self._recorder, self._limit)
 
     def share(self, samples: torch.Tensor) -> torch.Tensor:
         """This rank's samples of a batch that all ranks have."""

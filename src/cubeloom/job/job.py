@@ -46,6 +46,8 @@ class Job:
     """Only operations that give the same bits each time."""
     patience: float = 300
     """Seconds that a rank waits for another before it ends the job."""
+    lanes: int | None = None
+    """Communicators over which large sums and gathers are cut; by default two where ranks share a GPU, otherwise one."""
     restarts: int = 3
     """How often a job that failed is begun again from its last checkpoint."""
 
@@ -64,6 +66,8 @@ class Job:
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
 
     def __post_init__(self) -> None:
+        if self.lanes is not None and self.lanes < 1:
+            raise UserError(f"lanes = {self.lanes}: at least one communicator is needed")
         if self.steps < 1 or self.restarts < 0 or self.patience <= 0:
             raise UserError(
                 f"steps = {self.steps}, restarts = {self.restarts} and patience = {self.patience:g} must be at least 1, 0 "

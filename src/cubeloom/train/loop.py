@@ -31,7 +31,7 @@ def train(job: Job, restart: int = 0) -> Ended:
     """
     if job.deterministic:
         devices.repeat_exactly()
-    network = Network(job.grid, devices.current(job.device), job.patience)
+    network = Network(job.grid, devices.current(job.device), job.patience, lanes=job.lanes or 1)
     if network.rank == 0:
         write_beside(job)
     trainer = Trainer(job, network)

@@ -38,6 +38,7 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
                 "--share-gpu lets them share"
             )
         write_beside(job)
+        job = replace(job, lanes=job.lanes or devices.lanes(job.device, job.grid.world))
         with sharing(job.grid.world, have if job.device != devices.CPU else job.grid.world):
             found = elastic.start(job.grid.world, job.restarts, _rank_of_agent, job)
         ended: Ended = found[0]

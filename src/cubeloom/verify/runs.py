@@ -70,7 +70,7 @@ def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome
     """Train on the grid, and compare each rank's blocks with the serial model's."""
     device = devices.current(kind)
     devices.compute_in_full()
-    network = Network(experiment.grid, device, experiment.patience)
+    network = Network(experiment.grid, device, experiment.patience, lanes=devices.lanes(kind, experiment.grid.world))
     fill = fill_of(experiment, experiment.skeleton(), device)
     live = build(experiment, network, fill)
     parameters, optimizer = live.parameters, live.optimizer
