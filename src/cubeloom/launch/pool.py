@@ -10,6 +10,7 @@ returns or raises comes back pickled. A rank that fails or hangs ends the job, a
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import time
 import traceback
@@ -66,7 +67,9 @@ class RankPool:
             ours, theirs = context.Pipe()
             rank = len(self._ranks)
             process = context.Process(
-                target=_serve, args=(theirs, self._store.port, rank, self.device, self.size), daemon=True
+                target=_serve,
+                args=(theirs, self._store.port, rank, self.device, self.size, dict(os.environ)),
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -146,8 +149,13 @@ def _raise(failures: dict[int, _Failure], silent: list[int], ranks: int) -> NoRe
     raise begin.error from RankFailed(begin.trace) if begin.trace else None
 
 
-def _serve(pipe: Connection, port: int, local_rank: int, device: devices.Kind, size: int) -> None:
+def _serve(
+    pipe: Connection, port: int, local_rank: int, device: devices.Kind, size: int, variables: dict[str, str]
+) -> None:
     """A rank's life: wait for a job, join its process group, run it, answer."""
+    # The server that forks ranks has the variables of when it began.
+    os.environ.clear()
+    os.environ.update(variables)
     make_ready(local_rank, device, size)
     watch.tell_last_words_to(lambda words: pipe.send(_Failure(CommunicationError(words), "", blames_others=True)))
     store = world.visit(port)
