@@ -38,6 +38,7 @@ from cubeloom.models.gpt import Block as GPTBlock
 from cubeloom.models.pieces import Carry, Data, Piece
 from cubeloom.pipeline import generate
 from cubeloom.runtime import Pipeline
+from cubeloom.runtime.recorded import GraphRecord
 from cubeloom.train.optimizers import optimizer_of
 from cubeloom.weave import Weave
 
@@ -58,6 +59,7 @@ RECORDED = "cubeloom, compiled and recorded"
 RECIPES = ("torch", PEER, "cubeloom", "cubeloom, compiled", RECORDED)
 OUR_SCHEDULES = ("1f1b", "zb-h1", "zbv", "chimera", "chimera-zb")
 OUR_CUBES = {"cubeloom y, replicated": "replicated", "cubeloom y, sharded": "sharded"}  # activations at rest
+WAYS = {"": 1, ", two strands": 2}
 
 
 def number_type(kind: devices.Kind) -> torch.dtype:
@@ -226,13 +228,15 @@ class ForwardAndBackward(Pipeline):
         if not self._boundaries:
             self.learn(data)
         with self.gradients.accumulating():
+            if self._recorded is not None:
+                self._recorded.begin()
             self._run(self._work(data, 0, None), self._channels)
         for parameter in self.parameters.values():
             parameter.grad = None
 
 
 def our_passes(
-    name: str, size: Stacked, network: Network, data: dict[str, Tensor], compile: bool = False
+    name: str, size: Stacked, network: Network, data: dict[str, Tensor], record: bool = False
 ) -> Callable[[], None]:
     with torch.device("meta"):
         model = Stack(size)
@@ -248,11 +252,24 @@ def our_passes(
         return (drawn + float("norm" in name and name.endswith("weight"))).to(data["x"].dtype)
 
     batch = Batch(len(data["x"]), size.sequence)
-    pipeline = ForwardAndBackward(model, used, network, batch, fill, schedule, Rest(), stages, compile=compile)
+    on_gpu = network.device.type != devices.CPU
+    pipeline = ForwardAndBackward(
+        model,
+        used,
+        network,
+        batch,
+        fill,
+        schedule,
+        Rest(),
+        stages,
+        record=GraphRecord() if record and on_gpu else None,
+    )
     return lambda: pipeline.passes(data)
 
 
-def measure_pipe(size: Stacked, kind: devices.Kind, ranks: int, count: int, rounds: int, steps: int) -> list[Timed]:
+def measure_pipe(
+    size: Stacked, kind: devices.Kind, ranks: int, count: int, names: tuple[str, ...], rounds: int, steps: int
+) -> list[Timed]:
     """On this rank, with so many micro-batches of one sequence each."""
     network = Network(Grid(pipe=ranks), devices.current(kind))
     numbers = torch.Generator(network.device).manual_seed(0)
@@ -264,19 +281,23 @@ def measure_pipe(size: Stacked, kind: devices.Kind, ranks: int, count: int, roun
         for name, recipe in schedules.RECIPES.items()
         if count >= recipe.least * ranks
     }
-    for name in OUR_SCHEDULES:
-        recipes[f"cubeloom {name}"] = our_passes(name, size, network, {"x": x, "targets": targets})
+    for name in names:
+        for record in (False, True):
+            told = f"cubeloom {name}{', recorded' if record else ''}"
+            recipes[told] = our_passes(name, size, network, {"x": x, "targets": targets}, record)
     return take_turns(recipes, network.device, rounds, steps, network.barrier)
 
 
 def measure_tp(size: Size, kind: devices.Kind, ranks: int, rounds: int, steps: int) -> list[Timed]:
-    network = Network(Grid(y=ranks), devices.current(kind))
+    network = Network(Grid(y=ranks), devices.current(kind), lanes=devices.lanes(kind, ranks))
     values = peer.weights(size, number_type(kind), network.device)
     batch = tokens_of(size, network.device)
     mesh = network.mesh["y"]
     recipes: dict[str, Step] = {name: sharded.step(name, size, values, mesh, *batch) for name in sharded.RECIPES}
     for name, activations in OUR_CUBES.items():
-        recipes[name] = our_step(size, values, network, Rest(activations=activations))  # type: ignore[arg-type]
+        rest = Rest(activations=activations)  # type: ignore[arg-type]
+        for strands, ways in WAYS.items():
+            recipes[name + strands] = our_step(size, values, network, rest, ways=ways)
     return take_turns(recipes, network.device, rounds, steps, network.barrier)
 
 
@@ -332,12 +353,13 @@ class Pipe(Common):
 
     ranks: int = 4
     microbatches: tuple[int, ...] = (4, 8, 16)
+    schedules: tuple[str, ...] = OUR_SCHEDULES
 
     def __call__(self, console: Console) -> list[Compared]:
         size = Stacked(blocks=8, hidden=16, heads=2, sequence=8, classes=8) if self.quick else Stacked()
         found = []
         for count in (2 * self.ranks,) if self.quick else self.microbatches:
-            timed = self.ranks_run(self.ranks, measure_pipe, size, self.kind, self.ranks, count)
+            timed = self.ranks_run(self.ranks, measure_pipe, size, self.kind, self.ranks, count, self.schedules)
             best = min((each for each in timed if each.name.startswith("torch")), key=lambda each: each.step_ms)
             title = f"{size.blocks} blocks of {size.hidden} on {self.ranks} ranks, N={count}, {self.kind}"
             found.append(Compared(title, timed, best.name, count * size.sequence, count * size.teraflops))
@@ -360,7 +382,9 @@ class Tp(Common):
             title = f"GPT {name}, {size.samples} × {size.sequence} tokens, {self.ranks} ranks, {self.kind}"
             # Each of ours beside the peer that cuts as it does.
             for theirs, ours in zip(sharded.TENSOR, OUR_CUBES, strict=True):
-                alike = [each for each in timed if each.name in (theirs, ours, *sharded.SHARDED)]
+                alike = [
+                    each for each in timed if each.name in (theirs, *sharded.SHARDED) or each.name.startswith(ours)
+                ]
                 found.append(Compared(title, alike, theirs, size.tokens, size.teraflops))
                 console.print(found[-1].table())
         return found

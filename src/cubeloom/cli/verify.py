@@ -68,6 +68,8 @@ class Verify:
     """Strands of a weave: while one waits for a collective, another computes."""
     recompute: bool = False
     """Keep only what a stage was given, and compute the rest once more in its backward."""
+    record: bool = False
+    """Launch what a stage computes as a whole (CUDA graphs); on a GPU."""
     layers: int | None = None
     """Instead of the preset's: a stage needs at least one of them, or the embedding, or the head."""
     steps: int = 3
@@ -108,6 +110,8 @@ class Verify:
             raise UserError(f"--steps must be at least 1, got {self.steps}")
         if not devices.available(self.device):
             raise UserError(f"--device {self.device}: torch sees none here; use --device {devices.CPU}")
+        if self.record and self.device == devices.CPU:
+            raise UserError("--record: stages are recorded on a GPU only; use --device cuda")
         if self.file is not None:
             return self._of_job(load(Job, self.file, self.overrides))
         grid = Grid.parse(self.grid, tuple(axis.strip() for axis in self.placement.split(",")))
@@ -133,6 +137,7 @@ class Verify:
             schedule=schedule,
             ways=self.ways,
             recompute=self.recompute,
+            record=self.record,
             patience=self.patience,
         )
 
@@ -154,6 +159,7 @@ class Verify:
             schedule=job.schedule.schedule(job.grid.pipe),
             ways=job.layout.ways,
             recompute=RECOMPUTE[job.layout.recompute],
+            record=job.layout.record and self.device != devices.CPU,
             patience=self.patience,
         )
 

@@ -81,6 +81,11 @@ class Gradients:
         """The ranks that sum the parameter's gradient."""
         return self._axes[parameter]
 
+    def add_up_in(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """Let the coming passes add the parameter's gradient to this tensor, as if nothing had been summed before."""
+        self._summed.pop(parameter, None)
+        parameter.grad = gradient
+
     @contextmanager
     def accumulating(self) -> Iterator[None]:
         outer, self._accumulating = self._accumulating, True

@@ -21,7 +21,7 @@ from cubeloom.cube.image_forms import (
     SquaredLossForm,
     StayForm,
 )
-from cubeloom.cube.loss import Mean
+from cubeloom.cube.loss import Mean, share_of
 from cubeloom.cube.norm import at_least_float32
 from cubeloom.cube.parameter import own_part
 from cubeloom.cube.products import Matmul, Product
@@ -144,16 +144,16 @@ class CubeSquaredLoss(nn.Module):
         self._origin = form.name
         self._shares = state.shares
 
-    def count(self, target: Tensor) -> int:
+    def count(self, target: Tensor) -> Tensor:
         """How many numbers are compared."""
-        return target.numel()
+        return target.new_full((), target.numel(), dtype=torch.float64)
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
         """`prediction` of the own samples, `target` of all samples of z."""
         target = target if self._rows is None else self._rows(target)
         total = (at_least_float32(prediction) - at_least_float32(target)).square().sum()
-        count = total.new_tensor(prediction.numel())
-        return self._shares.get(self._origin, 1.0) * weave.meet(self._mean, total, count)
+        count = total.new_full((), prediction.numel())
+        return share_of(weave.meet(self._mean, total, count), self._shares.get(self._origin))
 
     def _mean(self, total: Tensor, count: Tensor) -> Tensor:
         return Mean.apply(total, count, self._everybody, self._origin)

@@ -46,9 +46,9 @@ class CubeCrossEntropy(nn.Module):
             lambda own, counted: head.loss_sum(hidden, own, counted, self._smoothing, vocabulary, self._origin), targets
         )
 
-    def count(self, targets: Tensor) -> int:
+    def count(self, targets: Tensor) -> Tensor:
         """How many of these targets are not ignored."""
-        return int((targets != self._ignored).sum().item())
+        return (targets != self._ignored).sum().double()
 
     def _mean_loss(self, sum_of: Callable[[Tensor, Tensor], Tensor], targets: Tensor) -> Tensor:
         """From the sum over this rank's targets and which of them count."""
@@ -58,7 +58,7 @@ class CubeCrossEntropy(nn.Module):
         total = sum_of(targets, counted)
         # The strands of a weave have one loss together.
         mean = weave.meet(self._mean, total, counted.sum().to(total.dtype))
-        return self._shares.get(self._origin, 1.0) * mean
+        return share_of(mean, self._shares.get(self._origin))
 
     def _sum(self, logits: Tensor, targets: Tensor, counted: Tensor) -> Tensor:
         if self._vocabulary is None:
@@ -69,6 +69,11 @@ class CubeCrossEntropy(nn.Module):
 
     def _mean(self, total: Tensor, count: Tensor) -> Tensor:
         return Mean.apply(total, count, self._everybody, self._origin)
+
+
+def share_of(mean: Tensor, share: Tensor | None) -> Tensor:
+    """A micro-batch's loss as its part of the batch's; the whole, where that is one."""
+    return mean if share is None else share.to(mean.dtype) * mean
 
 
 class Mean(torch.autograd.Function):

@@ -33,7 +33,7 @@ class CubeState:
     chain: Chain = field(default_factory=Chain)
     clock: Clock = field(default_factory=Clock)
     # Of each loss in the whole batch's mean, where that is cut up.
-    shares: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, Tensor] = field(default_factory=dict)
     hides_weight_gradients: bool = True  # behind the input gradient's collective; not, only to see what that is worth
     # Weights change between a forward and its backward, so that what the forward saved must not share memory with a parameter.
     updates_under_way: bool = False

@@ -9,7 +9,9 @@ from cubeloom.comm import devices
 from cubeloom.errors import UserError
 from cubeloom.job.job import Job
 from cubeloom.job.samples import samples_of
+from cubeloom.job.settings import RECOMPUTE
 from cubeloom.pipeline import Updates
+from cubeloom.runtime.recorded import check_recordable
 
 
 def check(job: Job) -> None:
@@ -25,6 +27,14 @@ def check(job: Job) -> None:
         raise UserError(
             f"schedule.name = {job.schedule.name!r} updates weights within a step: it takes no optimizer.zero, and no "
             "optimizer.clip, since there is no gradient of a whole step"
+        )
+    if job.layout.record:
+        if job.device == devices.CPU:
+            raise UserError(
+                "layout.record = true: stages are recorded on a GPU only; use device = 'cuda', or leave it out"
+            )
+        check_recordable(
+            layout.forms, job.grid, layout.schedule, job.layout.ways, RECOMPUTE[job.layout.recompute] is not False
         )
     _check_folder(job.folder)
 

@@ -101,6 +101,8 @@ class LayoutSettings:
     """Activations computed once more in the backward: none, those inside attention, or all but what a stage was given."""
     compile: bool = False
     """Let torch compile what is computed between collectives. The first steps then take longer."""
+    record: bool = False
+    """Record what a stage computes and launch it as a whole (CUDA graphs): for a GPU that would wait for Python."""
 
     @property
     def rest(self) -> Rest:

@@ -27,6 +27,7 @@ from cubeloom.pipeline import Kind, Schedule, Updates, check
 from cubeloom.runtime.handed import Handed, handed_on
 from cubeloom.runtime.microbatches import portions
 from cubeloom.runtime.partition import belongs, counted_costs, partition
+from cubeloom.runtime.recorded import Record, RecordedStage
 from cubeloom.runtime.stage import Stage
 from cubeloom.weave import recompute as again
 
@@ -159,6 +160,7 @@ def hold(
     recompute: Recompute,
     ways: int,
     compile: bool = False,
+    record: Record | None = None,
 ) -> Held:
     """Build the stages of this rank's worker. A name is one parameter, also where two of the stages share it.
 
@@ -188,7 +190,10 @@ def hold(
             whole = False
         else:
             whole = recompute if isinstance(recompute, bool) else stage in recompute
-        held.stages[replica, stage] = Stage(runs, state, whole, ways)
+        if record is None:
+            held.stages[replica, stage] = Stage(runs, state, whole, ways)
+        else:
+            held.stages[replica, stage] = RecordedStage(runs, state, record=record, home=(replica, stage))
         held.models[replica, stage] = own
     return held
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -32,20 +31,22 @@ def shares(
     losses: Mapping[str, str],
     layers: Mapping[str, CubeCrossEntropy | CubeSquaredLoss],
     network: Network,
-) -> dict[Portion, dict[str, float]]:
+) -> dict[Portion, dict[str, Tensor]]:
     """What part each portion's mean loss has in the mean of its group: as many as it has targets that count.
 
-    `losses` says which of the data each loss has its targets from; `groups` the group of each micro-batch.
+    `losses` says which of the data each loss has its targets from; `groups` the group of each micro-batch. Numbers stay on
+    the device, so that nobody waits for it.
     """
-    found: dict[Portion, dict[str, float]] = {portion: {} for portion in data}
+    found: dict[Portion, dict[str, Tensor]] = {portion: {} for portion in data}
     for name, key in losses.items():
         if any(key not in each for each in data.values()):
             continue
-        mine = torch.tensor([layers[name].count(each[key]) for each in data.values()], dtype=torch.float64)
-        counts = network.axis("data", "z").all_reduce(mine.to(network.device), f"{name} counts").wait().tolist()
-        totals: Counter[int] = Counter()
+        mine = torch.stack([layers[name].count(each[key]) for each in data.values()])
+        counts = network.axis("data", "z").all_reduce(mine, f"{name} counts").wait().unbind()
+        totals: dict[int, Tensor] = {}
         for (microbatch, _), count in zip(data, counts, strict=True):
-            totals[groups[microbatch]] += count
+            group = groups[microbatch]
+            totals[group] = totals[group] + count if group in totals else count
         for portion, count in zip(data, counts, strict=True):
             found[portion][name] = count / totals[groups[portion[0]]]
     return found

@@ -18,6 +18,7 @@ from cubeloom.runtime.build import Recompute, hold, lay_out
 from cubeloom.runtime.channels import Boundary, Channels, Shape
 from cubeloom.runtime.interpreter import Interpreter, Observer, Work
 from cubeloom.runtime.microbatches import cut_up, portions
+from cubeloom.runtime.recorded import Record, RecordedSteps, check_recordable
 from cubeloom.runtime.stage import Carry
 from cubeloom.runtime.work import EvaluationWork, StepWork, Update
 
@@ -28,7 +29,8 @@ class Pipeline:
     `model` is built on the meta device and says its pieces; `batch` is the whole one. `stages` may say which pieces each stage
     gets, otherwise they are balanced; `recompute` says which stages, or whether all, or whether attention alone, compute their
     forward once more in their backward instead of keeping it; each micro-batch runs as `ways` strands; `compile`d are the
-    pieces between collectives. Raises UserError before anything is allocated.
+    pieces between collectives; `record` makes recordings of stages' actions (`GraphRecord()` on a GPU). Raises UserError
+    before anything is allocated.
     """
 
     def __init__(
@@ -44,13 +46,19 @@ class Pipeline:
         recompute: Recompute = False,
         ways: int = 1,
         compile: bool = False,
+        record: Record | None = None,
     ) -> None:
         rest = rest or Rest()
         self.network = network
         self.schedule = schedule
         self.layout = lay_out(model, cut, network.grid, batch, schedule, rest, stages, ways)
+        if record is not None:
+            check_recordable(self.layout.forms, network.grid, schedule, ways, bool(recompute))
         self._here = network.coordinates["pipe"]
-        self._held = hold(model, self.layout, network, fill, rest, recompute, ways, compile)
+        held = self._held = hold(model, self.layout, network, fill, rest, recompute, ways, compile, record)
+        self._recorded: RecordedSteps | None = None
+        if record is not None:
+            self._recorded = RecordedSteps(held.stages.values(), held.parameters.values(), held.gradients)
         self._channels = Channels(network, schedule)
         self._boundaries: dict[int, Boundary] = {}  # of each stage's output
         self._learned = False  # what they are; a single stage hands nothing on
@@ -76,6 +84,16 @@ class Pipeline:
         `number` of the step, for dropout. A schedule that updates weights within the step calls `update` where it does:
         that lets an optimizer step on the parameters, and clears their gradients. `observer` hears of every action.
         """
+        return self.launch(data, number, update, observer).item()
+
+    def launch(
+        self,
+        data: Mapping[str, Tensor],
+        number: int = 0,
+        update: Update | None = None,
+        observer: Observer | None = None,
+    ) -> Tensor:
+        """As `step`, but the loss stays on the device: on a GPU all is under way then, and nothing has been waited for."""
         if (self.schedule.updates is Updates.FLUSH) is not (update is None):
             raise UserError(
                 f"{self.schedule.name} updates weights {'after' if update else 'within'} a step: "
@@ -85,8 +103,13 @@ class Pipeline:
             self.learn(data)
         work = self._work(data, number, update)
         with self.gradients.accumulating():
+            if self._recorded is not None:
+                self._recorded.begin()
             self._run(work, self._channels, observer)
-        return work.finish()
+        loss = work.finish()
+        if self._recorded is not None:
+            self._recorded.finish()
+        return loss
 
     def evaluate(self, data: Mapping[str, Tensor]) -> float:
         """The mean loss of the whole batch, of a forward without dropout; nothing is kept for a backward."""
@@ -99,7 +122,7 @@ class Pipeline:
             self._run(work, self._forwards)
         for model in self._held.models.values():
             model.train()
-        return work.loss()
+        return work.loss().item()
 
     @cached_property
     def _forwards(self) -> Channels:

@@ -79,19 +79,19 @@ class StepWork:
                 self._held.gradients.finish_reduce()
                 self._versions.update(self._update)
 
-    def finish(self) -> float:
+    def finish(self) -> Tensor:
         """Sum what gradients are left to sum; the mean loss."""
         if self._versions is None:
             self._reduce(self._held.parameters.values())
             self._held.gradients.finish_reduce()
         return self.loss()
 
-    def loss(self) -> float:
+    def loss(self) -> Tensor:
         """The mean of the whole batch, on every rank."""
         groups = 1 + self._schedule.groups[-1]
-        mine = torch.stack(self._losses).double().sum() if self._losses else torch.zeros((), dtype=torch.float64)
-        total = self._network.axis("pipe").all_reduce(mine.to(self._network.device), "loss").wait()
-        return total.item() / groups
+        nothing = torch.zeros((), dtype=torch.float64, device=self._network.device)
+        mine = torch.stack(self._losses).double().sum() if self._losses else nothing
+        return self._network.axis("pipe").all_reduce(mine, "loss").wait() / groups
 
     def stage_for(self, replica: int, stage: int, portion: Portion) -> Stage:
         """A stage, made ready for a portion."""
@@ -139,7 +139,7 @@ class StepWork:
             before += size
         return found
 
-    def _loss_shares(self) -> dict[Portion, dict[str, float]]:
+    def _loss_shares(self) -> dict[Portion, dict[str, Tensor]]:
         last = [home for home in self._held.stages if home[1] == self._schedule.stages - 1]
         if not last:
             return {}

@@ -19,6 +19,7 @@ from cubeloom.models import cut_of
 from cubeloom.models.description import describe
 from cubeloom.pipeline import Updates
 from cubeloom.runtime import Pipeline
+from cubeloom.runtime.recorded import GraphRecord
 from cubeloom.train.checkpoint import (
     CheckpointWriter,
     load_checkpoint,
@@ -64,6 +65,7 @@ class Trainer:
             recompute=RECOMPUTE[job.layout.recompute],
             ways=job.layout.ways,
             compile=job.layout.compile,
+            record=GraphRecord() if job.layout.record else None,
         )
         self.parameters = self.pipeline.parameters
         self.optimizer = optimizer_of(job.optimizer, self.parameters, self.pipeline.gradients)

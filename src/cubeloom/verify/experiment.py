@@ -14,6 +14,7 @@ from cubeloom.grid import Grid
 from cubeloom.models import Config, build, cut_of
 from cubeloom.pipeline import Schedule, Updates
 from cubeloom.runtime.build import Layout, Recompute, lay_out
+from cubeloom.runtime.recorded import check_recordable
 from cubeloom.verify import data
 
 
@@ -35,6 +36,7 @@ class Experiment:
     patience: float = 120  # seconds that a rank waits for another
     ways: int = 1  # strands of a weave
     recompute: Recompute = False  # each stage's forward, or attention, once more in its backward
+    record: bool = False  # stages' actions as CUDA graphs
 
     def skeleton(self) -> nn.Module:
         """The model without values."""
@@ -47,8 +49,12 @@ class Experiment:
     def forms(self) -> list[Form]:
         """The form of each layer on the grid; raises UserError if it cannot be cut."""
         if self.schedule is None:
+            if self.record:
+                raise UserError("what is recorded are the stages of a pipeline: give a schedule")
             return self._strand_forms()
         forms = list(self.layout(self.schedule).forms)
+        if self.record:
+            check_recordable(forms, self.grid, self.schedule, self.ways, bool(self.recompute))
         if self.asynchronous and self.drops:
             raise UserError(f"{self.schedule.name} can be compared without dropout only: use --dropout 0")
         tied = any(isinstance(form, LinearForm) and form.shares is not None for form in forms)
@@ -83,7 +89,7 @@ class Experiment:
     @property
     def serial(self) -> Experiment:
         """The same on one device."""
-        return replace(self, grid=Grid(), zero=False, schedule=None, recompute=False, ways=1)
+        return replace(self, grid=Grid(), zero=False, schedule=None, recompute=False, record=False, ways=1)
 
     def samples(self, step: int) -> dict[str, Tensor]:
         """The global batch of a step."""

@@ -17,6 +17,7 @@ from cubeloom.cube.parameter import local_of
 from cubeloom.models.weights import stored_values
 from cubeloom.runtime import Pipeline
 from cubeloom.runtime.channels import Boundary
+from cubeloom.runtime.recorded import GraphRecord
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
 from cubeloom.verify.experiment import Experiment
 from cubeloom.weave import Weave
@@ -117,6 +118,7 @@ def build(experiment: Experiment, network: Network, fill: Fill, known: Known | N
             experiment.rest,
             recompute=experiment.recompute,
             ways=experiment.ways,
+            record=GraphRecord() if experiment.record else None,
         )
         first = experiment.share(0, network.coordinates)
         pipeline.learn({name: tensor.to(network.device) for name, tensor in first.items()}, known)

@@ -1,0 +1,131 @@
+"""Recorded stages train as others do. Here recordings call again what was recorded; on a GPU they are graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cubeloom import Grid, UserError
+from cubeloom.comm import Network, devices
+from cubeloom.cube import Batch, initial_values
+from cubeloom.cube.parameter import local_of
+from cubeloom.launch import RankPool
+from cubeloom.models import GPTConfig, build, cut_of
+from cubeloom.pipeline import generate
+from cubeloom.runtime import Pipeline
+from cubeloom.runtime.recorded import Function, GraphRecord, Record, Recording
+from cubeloom.runtime.stage import Carry
+
+pytestmark = pytest.mark.timeout(180)
+SMALL: dict[str, Any] = {"vocab": 48, "positions": 16, "hidden": 16, "layers": 4, "heads": 2}
+
+
+class CallAgain:
+    """As graphs do: nothing happens when a recording is made, and inputs lie where they lay."""
+
+    slots: dict[Hashable, list[Function]]
+
+    def __init__(self) -> None:
+        self.slots = {}
+
+    def __call__(self, function: Function, given: tuple[Carry, ...], slot: Hashable) -> Recording:
+        self.slots.setdefault(slot, []).append(function)
+        still = tuple({name: tensor.clone() for name, tensor in each.items()} for each in given)
+
+        def again(*values: Mapping[str, Tensor]) -> Carry:
+            for held, new in zip(still, values, strict=True):
+                for name, tensor in held.items():
+                    tensor.detach().copy_(new[name])
+            return function(*still)
+
+        return again
+
+
+def losses_and_weights(
+    record: Record | None, schedule: str, kind: devices.Kind
+) -> tuple[list[float], dict[str, Tensor]]:
+    network = Network(Grid(pipe=2), devices.current(kind))
+    dtype = torch.float64 if kind == devices.CPU else torch.float32
+    with torch.device("meta"):
+        model = build(GPTConfig(**SMALL))
+    fill = initial_values(model, 0, dtype, network.device)
+    pipeline = Pipeline(model, cut_of(model), network, Batch(6, 12), fill, generate(schedule, 2, 6), record=record)
+    numbers = torch.Generator().manual_seed(1)
+    losses = []
+    for step in range(4):
+        tokens = torch.randint(48, (6, 13), generator=numbers)
+        targets = tokens[:, 1:].clone()
+        targets[: 1 + step % 3, :5] = -100  # micro-batches have other shares of the loss in every step
+        data = {"tokens": tokens[:, :-1].contiguous(), "targets": targets}
+        losses.append(pipeline.step({name: tensor.to(network.device) for name, tensor in data.items()}))
+        for parameter in pipeline.parameters.values():
+            assert parameter.grad is not None
+            local_of(parameter).sub_(local_of(parameter.grad), alpha=0.5)
+            # In one step gradients are left, so that those of the next are added to them.
+            if step != 2:
+                parameter.grad = None
+    return losses, {name: local_of(each).cpu() for name, each in pipeline.parameters.items()}
+
+
+def _both(schedule: str, kind: devices.Kind) -> tuple[float, float, list[str]]:
+    """The largest differences of losses and weights; and what each slot recorded."""
+    plain, weights = losses_and_weights(None, schedule, kind)
+    record: Record = CallAgain() if kind == devices.CPU else GraphRecord()
+    again, changed = losses_and_weights(record, schedule, kind)
+    worst = max(float((weights[name] - changed[name]).abs().max()) for name in weights)
+    made = record.slots if isinstance(record, CallAgain) else {}
+    actions = ["".join(function.args[0] for function in slot) for slot in made.values()]  # type: ignore[attr-defined]
+    return max(abs(a - b) for a, b in zip(plain, again, strict=True)), worst, actions
+
+
+@pytest.mark.parametrize(
+    ("schedule", "first", "second"),
+    [("1f1b", ["FB"] * 2, ["FB"]), ("zb-h1", ["FIW"] * 2, ["FIW"] * 2), ("chimera-zb", None, None)],
+)
+def test_recorded_stages_train_alike(
+    ranks: RankPool, schedule: str, first: list[str] | None, second: list[str] | None
+) -> None:
+    for (loss, weight, actions), slots in zip(ranks.run(2, _both, schedule, "cpu"), (first, second), strict=True):
+        assert loss <= 1e-12 and weight <= 1e-12
+        assert set(actions) <= {"FB", "FIW"}  # each slot has one portion's actions, also where a worker has two stages
+        assert slots is None or actions == slots
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not devices.available("cuda"), reason="needs a CUDA device")
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "chimera-zb"])
+def test_graphs_train_alike(schedule: str) -> None:
+    with RankPool(2, "cuda") as pool:
+        for loss, weight, _ in pool.run(2, _both, schedule, "cuda", timeout=150):
+            assert loss <= 1e-5 and weight <= 1e-5
+
+
+def _refused(grid: str, changes: dict[str, Any]) -> str:
+    with torch.device("meta"):
+        model = build(GPTConfig(**SMALL, dropout=changes.pop("dropout", 0.0)))
+    network = Network(Grid.parse(grid))
+    fill = initial_values(model, 0, torch.float64, network.device)
+    schedule = generate(changes.pop("schedule", "1f1b"), network.grid.pipe, 2)
+    try:
+        Pipeline(model, cut_of(model), network, Batch(4, 12), fill, schedule, record=CallAgain(), **changes)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("grid", "changes", "reason"),
+    [
+        ("x=2", {}, "has no collectives"),
+        ("pipe=2", {"dropout": 0.1}, "dropout draws other numbers"),
+        ("pipe=2", {"schedule": "pipedream-2bw"}, "several versions of weights"),
+        ("pipe=2", {"ways": 2}, "ways = 2"),
+        ("pipe=2", {"recompute": True}, "recomputed"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused(ranks: RankPool, grid: str, changes: dict[str, Any], reason: str) -> None:
+    assert all(reason in said for said in ranks.run(2, _refused, grid, changes))
