@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,12 +33,14 @@ class CubeEmbedding(nn.Module):
         self._gradients = state.gradients
         along_y = state.network.axis("y")
         self._first = along_y.index * (form.entries // along_y.size)
+        self._cut = along_y.size > 1
         self._sum = Collective("scatter" if form.rows == Spread.ROWS else "reduce", along_y, form.name)
 
     def forward(self, tokens: Tensor) -> Tensor:
         table = self._gathered.forward(backward_needs_it=False)
         ways = weave.place()[1]
-        rows = _Lookup.apply(self.weight, tokens - self._first, table, self._gathered, self._gradients, ways)
+        call = _Call(self._gathered, self._gradients, ways, self._cut)
+        rows = _Lookup.apply(self.weight, tokens - self._first if self._cut else tokens, table, call)
         self._gathered.read("forward", ways)
         return self._sum(rows)
 
@@ -57,7 +60,7 @@ class CubeTable(nn.Module):
             entries = self._rows(entries)
         table = self._gathered.forward(backward_needs_it=False)
         ways = weave.place()[1]
-        rows = _Lookup.apply(self.weight, entries, table, self._gathered, self._gradients, ways)
+        rows = _Lookup.apply(self.weight, entries, table, _Call(self._gathered, self._gradients, ways))
         self._gathered.read("forward", ways)
         return rows
 
@@ -74,30 +77,41 @@ class TableWeight(Weight):
         return self._shards.reduce_scatter(self._part(gradient), 0, f"{self._origin} weight gradient")
 
 
+@dataclass(frozen=True)
+class _Call:
+    """One use of a table."""
+
+    weight: Weight
+    gradients: Gradients
+    ways: int  # strands that use it alike
+    cut: bool = False  # other ranks have the rest of its entries
+
+
 class _Lookup(torch.autograd.Function):
-    """Rows of the table, zero for indices outside it. The parameter is here for the graph; `table` has its values."""
+    """Rows of the table; of one that is cut, zero for indices outside. The parameter is here for the graph."""
 
     @staticmethod
-    def forward(
-        ctx: Any, parameter: nn.Parameter, index: Tensor, table: Tensor, weight: Weight, gradients: Gradients, ways: int
-    ) -> Tensor:
+    def forward(ctx: Any, parameter: nn.Parameter, index: Tensor, table: Tensor, call: _Call) -> Tensor:
+        ctx.parameter, ctx.call, ctx.entries = parameter, call, table.shape[0]
+        if not call.cut:
+            ctx.save_for_backward(index)
+            return functional.embedding(index, table)
         inside = (index >= 0) & (index < table.shape[0])
         safe = index.clamp(0, table.shape[0] - 1)
-        ctx.save_for_backward(safe, inside)
-        ctx.parameter, ctx.weight, ctx.gradients, ctx.entries = parameter, weight, gradients, table.shape[0]
-        ctx.ways = ways
+        ctx.save_for_backward(safe, ~inside.unsqueeze(-1))
         return functional.embedding(safe, table).masked_fill_(~inside.unsqueeze(-1), 0)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None, None, None]:
-        index, inside = ctx.saved_tensors
-        weight: Weight = ctx.weight
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
+        index, *outside = ctx.saved_tensors
+        call: _Call = ctx.call
 
         def product(into: Tensor | None) -> Tensor:
             table = gradient.new_zeros(ctx.entries, gradient.shape[-1]) if into is None else into
-            table.index_add_(0, index, gradient.masked_fill(~inside.unsqueeze(-1), 0))
-            return table
+            rows = gradient.masked_fill(outside[0], 0) if outside else gradient
+            return table.index_add_(0, index, rows)
 
-        strands = ctx.ways if weight.sharded else 1
-        ctx.gradients.weight_gradient(WeightGradient(ctx.parameter, "lookup", product, weight.scatter, strands))
-        return None, None, None, None, None, None
+        strands = call.ways if call.weight.sharded else 1
+        wanted = WeightGradient(ctx.parameter, "lookup", product, call.weight.scatter, strands)
+        call.gradients.weight_gradient(wanted)
+        return None, None, None, None
