@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -16,6 +18,10 @@ from cubeloom.files import write_asked
 from cubeloom.grid import Grid
 from cubeloom.plan.model import Model
 from cubeloom.plan.search import Answer, configuration, explain, on_devices, search, why
+
+if TYPE_CHECKING:
+    from cubeloom.job import Job
+    from cubeloom.rehearse import Rehearsed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +47,9 @@ class Plan:
     """The share of a device's memory that is left to what lies below tensors."""
     top: int = 10
     """How many plans to show."""
+    rehearse: int = 0
+    """Run the true programs of so many of the best plans, without a network and values: what each moves and holds. A plan
+    that needs more memory than a device has, or whose ranks do not fit together, is refused, and the next moves up."""
     explain: str | None = None
     """A grid, as pipe=8,data=16,z=1,y=2,x=4: say why it lost."""
     html: Path | None = None
@@ -53,6 +62,8 @@ class Plan:
     def __call__(self) -> int:
         model, devices, samples, sequence = self._asked()
         answer = search(model, self.cluster, devices, samples, sequence, self.dtype, reserve=self.reserve)
+        tried = self._rehearsed(answer) if self.rehearse else None
+        answer = answer if tried is None else tried.answer
         explained = None if self.explain is None else explain(answer, Grid.parse(self.explain))
         if self.output is not None:
             self._needs_one(answer)
@@ -63,15 +74,19 @@ class Plan:
 
             write_asked(self.html, page(answer, [on_devices(answer, count) for count in self._counts(answer)]))
         if self.json:
-            print(json.dumps(answer.as_json(self.top)))
+            print(json.dumps((answer if tried is None else tried).as_json(self.top)))
         elif explained is not None:
             print(explained.text)
         else:
             self._show(answer)
+            for line in [] if tried is None else _compared(tried):
+                print(line)
         return 0 if answer.plans else 1
 
     def _asked(self) -> tuple[Model | str, int, int, int | None]:
         """Model, devices, samples and sequence: of the options, or of a file."""
+        if self.rehearse < 0:
+            raise UserError(f"--rehearse {self.rehearse}: a number of plans, from 0 up")
         if self.file is not None:
             if self.model is not None:
                 raise UserError("give a FILE or --model, not both")
@@ -80,16 +95,26 @@ class Plan:
             raise UserError("give a FILE, or --model, --devices and --global-batch")
         return self.model, self.devices, self.global_batch, self.sequence
 
-    def _of_job(self, file: Path) -> tuple[Model, int, int, int]:
+    def _job(self, file: Path) -> Job:
         # Here and not above: with a preset nothing of torch is needed, and its import takes longer than planning.
         from cubeloom.job import Job
-        from cubeloom.plan.model.derive import derive
         from cubeloom.settings import load
 
-        job = load(Job, file, self.overrides)
+        return load(Job, file, self.overrides)
+
+    def _of_job(self, file: Path) -> tuple[Model, int, int, int]:
+        from cubeloom.plan.model.derive import derive
+
+        job = self._job(file)
         model = derive(file.stem, job.model.config())
         devices, samples = self.devices or job.grid.world, self.global_batch or job.batch.samples
         return model, devices, samples, self.sequence or job.batch.sequence
+
+    def _rehearsed(self, answer: Answer) -> Rehearsed:
+        from cubeloom.rehearse import rehearsed
+
+        base = None if self.file is None else self._job(self.file)
+        return rehearsed(answer, self.rehearse, base, _Told())
 
     def _needs_one(self, answer: Answer) -> None:
         if not answer.plans:
@@ -121,6 +146,44 @@ class Plan:
         console.print(table)
         for line in _words(answer):
             console.print(line, highlight=False, soft_wrap=True)
+
+
+class _Told:
+    """A line on the error stream for each rank that is run, once that takes longer than a few seconds."""
+
+    def __init__(self, patience: float = 3.0) -> None:
+        self._began = time.perf_counter()
+        self._patience = patience
+
+    def __call__(self, text: str) -> None:
+        took = time.perf_counter() - self._began
+        if took > self._patience:
+            print(f"rehearsing {text}, {took:.0f} s so far", file=sys.stderr, flush=True)
+
+
+def _compared(found: Rehearsed) -> list[str]:
+    """What came of each plan that was rehearsed, beside what was predicted."""
+    lines = []
+    for tried in (*found.passed, *found.failed):
+        plan, ran = tried.plan, tried.rehearsal
+        verdict = f"refused: {tried.refused}" if tried.refused else "runs"
+        lines.append(
+            f"rehearsed {plan.grid} {plan.shape.title}: {verdict}; {len(ran.runs)} ranks run in {ran.seconds:.1f} s"
+        )
+        lines.append(
+            f"  peak of tensors {tried.peak / 1e9:.4g} GB, predicted {plan.total_memory / 1e9:.4g}, "
+            f"room for {tried.room / 1e9:.4g}"
+        )
+        moved = ", ".join(
+            f"{axis} {float(counted):,.0f}" + ("" if counted == expected else f" (predicted {float(expected):,.0f})")
+            for axis, (counted, expected) in tried.bytes.items()
+        )
+        agree = "are at most" if plan.recompute else "are"
+        lines.append(
+            f"  bytes {agree if tried.bytes_agree else 'ARE NOT'} as predicted on all of them; rank 0: {moved}"
+        )
+        lines += [f"  {problem}" for problem in ran.problems]
+    return lines
 
 
 def _words(answer: Answer) -> list[str]:

@@ -21,7 +21,6 @@ from cubeloom.errors import UserError
 from cubeloom.grid import AXES, Grid
 from cubeloom.job import Job
 from cubeloom.job.job import DTYPES
-from cubeloom.job.settings import RECOMPUTE
 from cubeloom.launch.share_gpu import sharing
 from cubeloom.models import Config, LanguageConfig, config
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
@@ -146,22 +145,10 @@ class Verify:
         for field in fields(self):
             if field.name not in _OUR_OWN and getattr(self, field.name) != field.default:
                 raise UserError(f"with a file, --{field.name.replace('_', '-')} is the file's to say: use --a.b=c")
-        return Experiment(
-            model=job.model.config(),
-            grid=job.grid,
-            batch=job.batch,
-            rest=job.layout.rest,
-            steps=self.steps,
-            dtype=DTYPES[self.dtype],
-            seed=self.seed,
-            initial_seed=self.seed,
-            zero=job.optimizer.zero,
-            schedule=job.schedule.schedule(job.grid.pipe),
-            ways=job.layout.ways,
-            recompute=RECOMPUTE[job.layout.recompute],
-            record=job.layout.record and self.device != devices.CPU,
-            patience=self.patience,
+        found = Experiment.of_job(
+            job, steps=self.steps, dtype=DTYPES[self.dtype], seed=self.seed, patience=self.patience
         )
+        return replace(found, record=job.layout.record and self.device != devices.CPU)
 
     def _sequence(self, model: Config) -> int:
         if not isinstance(model, LanguageConfig):

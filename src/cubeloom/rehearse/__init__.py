@@ -2,6 +2,8 @@
 
 from cubeloom.rehearse.memory import Memory as Memory
 from cubeloom.rehearse.memory import Tracker as Tracker
+from cubeloom.rehearse.plans import Rehearsed as Rehearsed
+from cubeloom.rehearse.plans import rehearsed as rehearsed
 from cubeloom.rehearse.program import measure as measure
 from cubeloom.rehearse.rehearsal import RankRun as RankRun
 from cubeloom.rehearse.rehearsal import Rehearsal as Rehearsal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
@@ -78,10 +78,12 @@ def rehearse(
     *,
     real: bool = False,
     device: devices.Kind = devices.CPU,
+    tell: Callable[[int, int], None] = lambda number, of: None,
 ) -> Rehearsal:
     """Run these ranks of the job, and one of every role that they leave out: the first rank of each, if none are named.
 
-    On tensors without values; or `real` ones, on this device. Raises UserError for what cannot work.
+    On tensors without values; or `real` ones, on this device. `tell` hears, before a rank is run, which it is of how many.
+    Raises UserError for what cannot work.
     """
     began = time.perf_counter()
     schedule, size = experiment.schedule, experiment.grid.world
@@ -97,11 +99,15 @@ def rehearse(
     kind = device if real else None
     try:
         known = None if schedule is None else boundaries(experiment, schedule)
-        runs = tuple(_run(experiment, rank, known, kind) for rank in roles.distinct(wanted))
+        runs = []
+        distinct = roles.distinct(wanted)
+        for number, rank in enumerate(distinct):
+            tell(number, len(distinct))
+            runs.append(_run(experiment, rank, known, kind))
     finally:
         world.forget()
     chosen = runs[0] if wanted else max(runs, key=lambda run: run.memory.peak)
-    return Rehearsal(experiment, runs, chosen, tuple(_problems(runs, roles)), time.perf_counter() - began)
+    return Rehearsal(experiment, tuple(runs), chosen, tuple(_problems(runs, roles)), time.perf_counter() - began)
 
 
 def _refuse_values(experiment: Experiment) -> None:

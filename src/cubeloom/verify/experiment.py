@@ -11,6 +11,8 @@ from cubeloom.cube import Batch, Cut, Rest, resolve
 from cubeloom.cube.forms import Form, LinearForm
 from cubeloom.errors import UserError
 from cubeloom.grid import Grid
+from cubeloom.job import Job
+from cubeloom.job.settings import RECOMPUTE
 from cubeloom.models import Config, build, cut_of
 from cubeloom.pipeline import Schedule, Updates
 from cubeloom.runtime.build import Layout, Recompute, lay_out
@@ -37,6 +39,25 @@ class Experiment:
     ways: int = 1  # strands of a weave
     recompute: Recompute = False  # each stage's forward, or attention, once more in its backward
     record: bool = False  # stages' actions as CUDA graphs
+
+    @classmethod
+    def of_job(cls, job: Job, *, steps: int, dtype: torch.dtype, seed: int = 0, patience: float = 120) -> Experiment:
+        """The decomposition of a job."""
+        return cls(
+            model=job.model.config(),
+            grid=job.grid,
+            batch=job.batch,
+            rest=job.layout.rest,
+            steps=steps,
+            dtype=dtype,
+            seed=seed,
+            initial_seed=seed,
+            zero=job.optimizer.zero,
+            schedule=job.schedule.schedule(job.grid.pipe),
+            ways=job.layout.ways,
+            recompute=RECOMPUTE[job.layout.recompute],
+            patience=patience,
+        )
 
     def skeleton(self) -> nn.Module:
         """The model without values."""

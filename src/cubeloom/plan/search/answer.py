@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -44,10 +44,10 @@ class Answer:
         """Tokens, or samples of images."""
         return self.task.samples * self.task.sequence / plan.seconds
 
-    def bytes(self, plan: Plan, worker: int = 0) -> dict[str, Fraction]:
-        """What the ranks of a worker receive in a step, by axis: exactly what their ledger counts."""
+    def bytes(self, plan: Plan, worker: int = 0, place: tuple[int, int] = (0, 0)) -> dict[str, Fraction]:
+        """What a worker's ranks at this place of x and y receive in a step, by axis: exactly what their ledger counts."""
         schedule = schedule_of(plan.shape, plan.grid.pipe, plan.microbatches)
-        s = plan.settings(self.task.sequence, self.task.item, number=Fraction)
+        s = replace(plan.settings(self.task.sequence, self.task.item, number=Fraction), place=place)
         model = with_stages(self.model, schedule.stages)
         return named(pipeline_bytes(model, s, schedule, worker, plan.recompute), s)
 
@@ -55,11 +55,12 @@ class Answer:
         return {
             "considered": self.considered,
             "seconds": round(self.seconds, 3),
-            "plans": [self._plan(plan) for plan in self.plans[:top]],
+            "plans": [self.entry(plan) for plan in self.plans[:top]],
             "refused": dict(self.refused),
         }
 
-    def _plan(self, plan: Plan) -> dict[str, Any]:
+    def entry(self, plan: Plan) -> dict[str, Any]:
+        """A plan as JSON has it."""
         return {
             "grid": plan.grid.sizes,
             "placement": ",".join(plan.grid.placement),
