@@ -190,6 +190,7 @@ def experiment(d: Decomposition, grid: Grid) -> Experiment:
         schedule=synchronised(schedule, Sync.EAGER) if d.pipe > 1 else schedule,
         ways=d.ways,
         recompute=d.recompute,
+        zero=True,
     )
 
 

@@ -185,8 +185,8 @@ class Step(NamedTuple):
     bubble: Any
     exposed: Any
     message: Any
-    reduction: Any
-    update: Any
+    reduction: Any  # of gradients: each rank gets the sum of its share
+    update: Any  # of that share, and the gather of all shares
 
 
 def step(
@@ -195,11 +195,13 @@ def step(
     """Chimera's equation 1, for every schedule: the busiest worker's passes, the bubble, messages, the sum of gradients."""
     f, i, w, computed = busiest(shape, carried, recompute)
     numbers = _largest([c.numbers for c in carried])
-    message, reduction = network(shape, workers, carried[0].handed, numbers, s, cluster)
-    update = optimizer(numbers, s.item, cluster.device)
+    message, reduction, gather = network(shape, workers, carried[0].handed, numbers, s, cluster)
+    # Replicas update a share of their weights each (ZeRO-1).
+    own_share = optimizer(_largest([c.states for c in carried]) / shape.replicas, s.item, cluster.device)
+    update = own_share + gather
     pipeline = pipelined(shape, workers, count, f, i, w)
     total = pipeline + shape.messages(workers, count) * message + reduction + update
-    own = count * computed + update
+    own = count * computed + own_share
     bubble = pipeline - count * (f + i + w)
     return Step(total, own, bubble, total - own - bubble, message, reduction, update)
 
@@ -217,10 +219,21 @@ def busiest(shape: Shape, carried: Sequence[Carried], recompute: bool) -> tuple[
     return f, i, w, computed
 
 
-def network(shape: Shape, workers: int, handed: Any, numbers: Any, s: Settings, cluster: Cluster) -> tuple[Any, Any]:
-    """Seconds of a message between stages, and of the sum of a worker's gradients over its replicas."""
+def network(
+    shape: Shape, workers: int, handed: Any, numbers: Any, s: Settings, cluster: Cluster
+) -> tuple[Any, Any, Any]:
+    """Seconds of a message between stages, of the sum of a worker's gradients, and of the gather of its updated weights."""
     message = costs.send(cluster, handed, workers, s.inner["pipe"]) if workers > 1 else 0.0 * handed
+    nbytes, (group, inner) = numbers * s.item, replicas(shape, s)
+    return (
+        message,
+        costs.reduce_scatter(cluster, nbytes, group, inner),
+        costs.all_gather(cluster, nbytes, group, inner),
+    )
+
+
+def replicas(shape: Shape, s: Settings) -> tuple[Any, Any]:
+    """How many ranks sum the gradients of a weight, and how far apart they lie."""
     z = np.where(s.weights == REPLICATED, s.z, 1)
-    group = s.data * z * shape.replicas
     inner = np.where(z > 1, s.inner["z"], np.where(np.asarray(s.data) > 1, s.inner["data"], s.inner["pipe"]))
-    return message, costs.all_reduce(cluster, numbers * s.item, group, inner)
+    return s.data * z * shape.replicas, inner

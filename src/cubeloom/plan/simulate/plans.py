@@ -10,8 +10,7 @@ import numpy as np
 
 from cubeloom.plan import costs
 from cubeloom.plan.closed.schedules import Shape
-from cubeloom.plan.closed.settings import REPLICATED, Settings
-from cubeloom.plan.closed.step import Pieces
+from cubeloom.plan.closed.step import Pieces, replicas
 from cubeloom.plan.closed.timing import Times
 from cubeloom.plan.hardware import Cluster
 from cubeloom.plan.model import Model
@@ -45,10 +44,5 @@ def stage_times(model: Model, alike: Alike, pieces: Pieces, cluster: Cluster) ->
     if alike.recompute:
         i = i + again
     message = costs.send(cluster, pieces.handed, alike.workers, s.inner["pipe"]) if alike.workers > 1 else 0.0 * s.z
-    return StageTimes(f, i + w - saved, i, w, message, _reduction(numbers, alike.shape, s, cluster))
-
-
-def _reduction(numbers: Any, shape: Shape, s: Settings, cluster: Cluster) -> Any:
-    z = np.where(s.weights == REPLICATED, s.z, 1)
-    inner = np.where(z > 1, s.inner["z"], np.where(s.data > 1, s.inner["data"], s.inner["pipe"]))
-    return costs.all_reduce(cluster, numbers * s.item, s.data * z * shape.replicas, inner)
+    reduction = np.asarray(costs.reduce_scatter(cluster, numbers * s.item, *replicas(alike.shape, s)))
+    return StageTimes(f, i + w - saved, i, w, message, reduction)
