@@ -11,7 +11,10 @@ import pytest
 
 from cubeloom.errors import UserError
 from cubeloom.grid import Grid
-from cubeloom.job import Job
+from cubeloom.job import Job, check
+from cubeloom.pipeline.schedules import FAMILIES
+from cubeloom.plan.closed.schedules import SHAPES
+from cubeloom.plan.closed.settings import RECOMPUTE
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model import load
 from cubeloom.plan.search import Answer, configuration, explain, search, why
@@ -88,10 +91,46 @@ def test_the_configuration_of_every_plan_can_run(small: Answer, tmp_path: Path) 
         file.write_text(configuration(small, plan))
         job = load_settings(Job, file)
         assert job.grid == plan.grid
+        check(job)
         layout = job.laid_out()
-        if not plan.recompute:
+        if plan.recompute is not True:
             assert small.bytes(plan) == pipeline_volume(layout, job.grid, job.batch, 2, 0), plan
     assert number > 20
+
+
+def test_every_schedule_is_weighed_but_those_that_search_or_train_something_else() -> None:
+    left_out = {"auto"} | {name for name, family in FAMILIES.items() if not family.synchronous}
+    assert {shape.name for shape in SHAPES} == set(FAMILIES) - left_out
+    assert {(shape.mode, shape.pairs) for shape in SHAPES if shape.name == "chimera"} == {
+        (mode, pairs) for mode in ("direct", "doubling", "halving") for pairs in (1, 2, 4)
+    }
+
+
+def test_every_schedule_and_recomputation_can_be_written_down(small: Answer, tmp_path: Path) -> None:
+    answer = replace(small, model=load("gpt-5b"), task=replace(small.task, samples=32, sequence=128))
+    plain = replace(small.plans[0], microbatches=4, microbatch=8, ways=1, recompute=False)
+    plans = [
+        replace(plain, shape=shape, grid=Grid(pipe=2 * (shape.pairs or 1)), microbatches=16 if shape.pairs == 4 else 4)
+        for shape in SHAPES
+    ]
+    for number, plan in enumerate([*plans, *(replace(plans[0], recompute=each) for each in RECOMPUTE)]):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(configuration(answer, plan))
+        job = load_settings(Job, file)
+        check(job)
+        assert (job.schedule.name, job.schedule.mode) == (plan.shape.name, plan.shape.mode)
+        assert job.layout.recompute == RECOMPUTE[plan.recompute]
+
+
+def test_recomputation_is_weighed_only_where_it_is_needed() -> None:
+    """In each case with as little as fits: more of it is never faster."""
+    machine = cluster("perlmutter")
+    machine = replace(machine, device=replace(machine.device, memory=20e9))
+    found, tally = find(load("llama-7b"), machine, Task(16, 512, 8), "bf16", keep=10**6)
+    seen = {replace(each, seconds=0.0) for each in found}
+    assert len(seen) == len({replace(each, recompute=False) for each in seen})
+    assert {each.recompute for each in found} == set(RECOMPUTE)
+    assert tally.considered == len(found) + sum(tally.refused.values())
 
 
 def test_one_grid_alone(small: Answer) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from cubeloom.errors import UserError
 from cubeloom.files import write_asked
 from cubeloom.grid import Grid
+from cubeloom.plan.closed.settings import RECOMPUTE
 from cubeloom.plan.model import Model
 from cubeloom.plan.search import Answer, configuration, explain, on_devices, search, why
 
@@ -138,7 +139,7 @@ class Plan:
             wide = [axis for axis in reversed(plan.grid.placement) if plan.grid.size(axis) > 1]
             table.add_row(
                 str(plan.grid), wide[0] if wide else "-", plan.shape.title, f"{plan.microbatches}×{plan.microbatch}",
-                plan.rest, str(plan.ways), "yes" if plan.recompute else "no", f"{plan.seconds:.4g}",
+                plan.rest, str(plan.ways), RECOMPUTE[plan.recompute], f"{plan.seconds:.4g}",
                 f"{plan.error:.0%}", f"{answer.per_second(plan):,.0f}", f"{answer.mfu(plan):.1%}",
                 f"{plan.total_memory / 1e9:.1f}", f"{plan.bubble / plan.seconds:.1%}",
                 f"{plan.exposed / plan.seconds:.1%}",
@@ -178,7 +179,7 @@ def _compared(found: Rehearsed) -> list[str]:
             f"{axis} {float(counted):,.0f}" + ("" if counted == expected else f" (predicted {float(expected):,.0f})")
             for axis, (counted, expected) in tried.bytes.items()
         )
-        agree = "are at most" if plan.recompute else "are"
+        agree = "are at most" if plan.recompute is True else "are"
         lines.append(
             f"  bytes {agree if tried.bytes_agree else 'ARE NOT'} as predicted on all of them; rank 0: {moved}"
         )

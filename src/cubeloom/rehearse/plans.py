@@ -58,7 +58,7 @@ class Tried:
             predicted = self.predicted[run.rank]
             for axis in run.bytes.keys() | predicted.keys():
                 counted, expected = run.bytes.get(axis, Fraction(0)), predicted.get(axis, Fraction(0))
-                if counted > expected or (counted < expected and not self.plan.recompute):
+                if counted > expected or (counted < expected and self.plan.recompute is not True):
                     return False
         return True
 

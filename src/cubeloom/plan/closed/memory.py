@@ -27,6 +27,7 @@ class Room(NamedTuple):
     shared: Any  # numbers of a weight that another piece owns
     shared_states: Any
     activations: Any  # bytes that one micro-batch keeps
+    inside: Any  # of them, what is inside attention
     noted: Any  # bytes of output gradients that a put-off weight gradient needs
     passing: Any  # bytes of its largest gathered tensors and gradients, while it is computed
     gathered: Any  # bytes of all its gathered weights
@@ -51,7 +52,10 @@ def room(piece: plan.Piece, s: Settings) -> Room:
             noted = noted + out * layer.n / s.size(layer.n_axis) * s.item
         passing = np.maximum(passing, _passing(layer, s, joined(piece, s)))
     kept = sum((saved(layer, s, joined(piece, s)) for layer in piece.layers), start=np.float64(0))
-    return Room(numbers, states, shared, shared_states, kept, noted, passing, gathered, largest)
+    inside = sum(
+        (_inside(layer, s) for layer in piece.layers if isinstance(layer, plan.Attention)), start=np.float64(0)
+    )
+    return Room(numbers, states, shared, shared_states, kept, inside, noted, passing, gathered, largest)
 
 
 def joined(piece: plan.Piece, s: Settings) -> Any:
@@ -103,10 +107,16 @@ def saved(layer: plan.Any, s: Settings, joined: Any = False) -> Any:
 
 
 def _attention(layer: plan.Attention, s: Settings) -> Any:
-    """Queries, keys and values where they were projected to, the logarithms of sums; and what is copied from them."""
+    """Queries, keys and values where they were projected to, and what is inside."""
+    rows = s.rows(layer.length) / s.size("x", "y")
+    return rows * (layer.heads + 2 * layer.kv_heads) * layer.head_dim * s.item + _inside(layer, s)
+
+
+def _inside(layer: plan.Attention, s: Settings) -> Any:
+    """What is copied from queries, keys and values, the logarithms of sums, and the output."""
     rows = s.rows(layer.length) / s.size("x", "y")
     queries, keys = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
-    numbers = queries + 2 * keys
+    numbers = 0
     if layer.rotary:
         numbers += queries + keys
     if layer.heads != layer.kv_heads:

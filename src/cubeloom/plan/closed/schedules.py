@@ -45,7 +45,7 @@ class Shape:
     @property
     def replicas(self) -> int:
         """Copies of every stage, on different workers."""
-        return 2 * self.pairs if self.pairs else (2 if self.name == "dualpipe" else 1)
+        return 2 * self.pairs if self.pairs else (2 if self.name in ("dualpipe", "gems") else 1)
 
 
 def _split_wait(D: int, N: Any, f: Any, i: Any, w: Any) -> Any:
@@ -126,7 +126,7 @@ def _chimera(mode: str, pairs: int) -> Shape:
                 np.where(N % (2 * D) == 0, D / (2 * pairs) - 1, np.maximum(0.0, 0.75 * D / pairs - 1))
                 * _gaps(pairs, N / (2 * D)) * (f + i + w)
             ),
-            messages=lambda D, N: (3 * D - 5) * N / (2 * D),
+            messages=lambda D, N: (3 * D - 5 if pairs == 1 else 3 * D / pairs - 3) * N / (2 * D),
             in_flight=lambda D, N, worker: np.minimum(N, 2 * D - D / (2 * pairs) + _inward(D, pairs, worker)),
         )  # fmt: skip
     return Shape(
@@ -134,7 +134,7 @@ def _chimera(mode: str, pairs: int) -> Shape:
         bubble=lambda D, N, f, i, w: (
             ((D / (4 * pairs) - 0.5) * _gaps(pairs, N / D) + 0.3 * (-np.asarray(N) % D)) * (f + i + w)
         ),
-        messages=lambda D, N: (1.5 * D - 2.5) * N / D,
+        messages=lambda D, N: (1.5 * D - 2.5 if pairs == 1 else 1.5 * D / pairs - 1.5) * N / D,
         in_flight=lambda D, N, worker: np.minimum(N, D - D / (4 * pairs) + _inward(D, pairs, worker) / 2),
     )  # fmt: skip
 
@@ -160,6 +160,23 @@ SHAPES: tuple[Shape, ...] = (
         in_flight=lambda D, N, worker: np.minimum(
             N, (2 * (D - 1 - worker) + np.asarray(N) / np.maximum(1, np.asarray(N) // D) + 1) / 2
         ),
+    ),
+    Shape(
+        name="gems", stages=_both_ways(1),
+        legal=lambda D, N: np.full(np.shape(N), D % 2 == 0) & (np.asarray(N) >= 2),
+        rule="gems needs an even number of workers, and a micro-batch for each of its two pipelines",
+        bubble=lambda D, N, f, i, w: (D - 1) * (N * (i + w) + f),
+        messages=lambda D, N: (D - 1) * (N + 1),
+        in_flight=lambda D, N, worker: np.minimum(N, 1),
+    ),
+    Shape(
+        # Its waves do not fit into each other: past one round it waits as long as 1F1B, and holds more.
+        name="hanayo", chunks=2, stages=lambda D, worker: (worker, 2 * D - 1 - worker),
+        legal=lambda D, N: np.asarray(N) <= D,
+        rule="hanayo with more micro-batches than workers waits as long as 1f1b, and holds more",
+        bubble=lambda D, N, f, i, w: (D - 1) * (i + w) + (D - N) * f,
+        messages=lambda D, N: 4 * D - 4 + np.minimum(2 * (N - 1), 4),
+        in_flight=lambda D, N, worker: (N + np.minimum(N, 2 * worker + 1)) / 2,
     ),
     Shape(
         name="zb-h1", split=True, round=2, bubble=_split_wait,
@@ -194,7 +211,7 @@ SHAPES: tuple[Shape, ...] = (
         messages=lambda D, N: 6 * D - 11,
         in_flight=lambda D, N, worker: np.minimum(N, D + 0.5),
     ),
-    *(_chimera(mode, pairs) for mode in ("direct", "doubling", "halving") for pairs in (1, 2)),
+    *(_chimera(mode, pairs) for mode in ("direct", "doubling", "halving") for pairs in (1, 2, 4)),
     Shape(
         name="chimera-zb", split=True, pairs=1, stages=_both_ways(1),
         legal=lambda D, N: (np.asarray(N) >= 2) & (D % 2 == 0),

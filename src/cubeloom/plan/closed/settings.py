@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from cubeloom.plan.costs import Quantity
 
 FREED, KEPT, REPLICATED = range(3)  # how weights rest along z
 WEIGHTS = ("freed", "kept", "replicated")
+# What is computed once more in a backward: nothing, what is inside attention, or a stage's whole forward.
+Recompute = Literal[False, "attention", True]
+RECOMPUTE: dict[Recompute, str] = {False: "none", "attention": "selective", True: "full"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from cubeloom.plan import costs
 from cubeloom.plan.closed.compute import optimizer
 from cubeloom.plan.closed.memory import Room, gathered_weights
 from cubeloom.plan.closed.schedules import Shape
-from cubeloom.plan.closed.settings import REPLICATED, Settings
+from cubeloom.plan.closed.settings import REPLICATED, Recompute, Settings
 from cubeloom.plan.closed.timing import Times
 from cubeloom.plan.hardware import Cluster
 from cubeloom.plan.model.layers import Model
@@ -70,9 +70,11 @@ class Carried(NamedTuple):
     saved: Any
     computed: Any
     again: Any
+    attention: Any
     numbers: Any  # parameters
     states: Any  # of them, what it keeps optimizer states of if those are cut over all replicas
     activations: Any
+    inside: Any
     noted: Any
     passing: Any
     gathered: Any
@@ -103,9 +105,11 @@ def _carried(load: Load, pieces: Pieces) -> Carried:
         saved=times.saved,
         computed=times.computed,
         again=times.again,
+        attention=times.attention,
         numbers=numbers,
         states=states,
         activations=weighted(load.passed, rooms["activations"]),
+        inside=weighted(load.passed, rooms["inside"]),
         noted=weighted(load.passed, rooms["noted"]),
         passing=rooms["passing"][some[-1]],  # where its backward begins, with all activations there
         gathered=gathered_weights(weighted(load.held, rooms["gathered"]), pieces.settings, largest),
@@ -141,7 +145,7 @@ class Memory(NamedTuple):
         return sum(self, start=np.float64(0))
 
 
-def memory(shape: Shape, workers: int, worker: int, count: Any, c: Carried, item: int, recompute: bool) -> Memory:
+def memory(shape: Shape, workers: int, worker: int, count: Any, c: Carried, item: int, recompute: Recompute) -> Memory:
     """Of one worker, with `count` micro-batches, at its peak: as the last forward before a backward ends, or in the update.
 
     Optimizer states are cut over all replicas (ZeRO-1), which moves no byte more.
@@ -149,7 +153,12 @@ def memory(shape: Shape, workers: int, worker: int, count: Any, c: Carried, item
     stages = workers * shape.chunks
     flying = shape.in_flight(workers, count, worker)
     ends = 2 * c.handed * shape.chunks * (1 - 1 / stages)  # what a stage was given and what it handed on
-    kept = flying * ends + c.activations if recompute else flying * (c.activations + ends)
+    if recompute is True:
+        kept = flying * ends + c.activations
+    elif recompute == "attention":
+        kept = flying * (c.activations - c.inside + ends)
+    else:
+        kept = flying * (c.activations + ends)
     # A split backward has noted all output gradients before the activations go.
     activations = kept + c.passing + (c.noted if shape.split else 0.0)
     # A weight's gradient is whole before it is added, or scattered while the next is computed; messages have buffers.
@@ -165,9 +174,11 @@ def memory(shape: Shape, workers: int, worker: int, count: Any, c: Carried, item
     return Memory(weights, gradients, states * state, activations, c.gathered, buffers, update)
 
 
-def passes(shape: Shape, c: Carried, recompute: bool) -> tuple[Any, Any, Any]:
+def passes(shape: Shape, c: Carried, recompute: Recompute) -> tuple[Any, Any, Any]:
     """Seconds of a forward, of an input gradient and of a weight gradient, as the schedule runs them."""
-    i = c.input_grad + c.again if recompute else c.input_grad
+    i = c.input_grad
+    if recompute:
+        i = i + (c.attention if recompute == "attention" else c.again)
     return c.forward, i if shape.split else i - c.saved, c.weight_grad
 
 
@@ -190,7 +201,13 @@ class Step(NamedTuple):
 
 
 def step(
-    shape: Shape, workers: int, count: Any, carried: Sequence[Carried], s: Settings, cluster: Cluster, recompute: bool
+    shape: Shape,
+    workers: int,
+    count: Any,
+    carried: Sequence[Carried],
+    s: Settings,
+    cluster: Cluster,
+    recompute: Recompute,
 ) -> Step:
     """Chimera's equation 1, for every schedule: the busiest worker's passes, the bubble, messages, the sum of gradients."""
     f, i, w, computed = busiest(shape, carried, recompute)
@@ -206,7 +223,7 @@ def step(
     return Step(total, own, bubble, total - own - bubble, message, reduction, update)
 
 
-def busiest(shape: Shape, carried: Sequence[Carried], recompute: bool) -> tuple[Any, Any, Any, Any]:
+def busiest(shape: Shape, carried: Sequence[Carried], recompute: Recompute) -> tuple[Any, Any, Any, Any]:
     """Forward, input gradient, weight gradient, and what is computed of them, of the worker that has most to do."""
     worst: list[Any] = []
     for c in carried:

@@ -18,14 +18,14 @@ from cubeloom.plan.closed.layer import moves
 from cubeloom.plan.closed.moves import Move
 from cubeloom.plan.closed.settings import Settings
 from cubeloom.plan.hardware import Cluster, Dtype
-from cubeloom.plan.model.layers import Embedding, Linear, Piece, Table
+from cubeloom.plan.model.layers import Attention, Embedding, Linear, Piece, Table
 
 
 class Times(NamedTuple):
     """`saved` is what a backward in one takes less than its two halves apart; `computed` what of all that is computation.
 
     A stage begins with a weight that nothing was computed before: `first` is its gather in a forward, `last` in a backward. In
-    `again`, a forward that is computed once more, no weight is gathered ahead.
+    `again`, a forward that is computed once more, no weight is gathered ahead; `attention` is what attention takes of it.
     """
 
     forward: Any
@@ -34,6 +34,7 @@ class Times(NamedTuple):
     saved: Any
     computed: Any
     again: Any
+    attention: Any
     first: Any
     last: Any
 
@@ -58,6 +59,10 @@ def times(piece: Piece, s: Settings, cluster: Cluster, dtype: Dtype) -> Times:
         np.where(woven, woven_i + woven_w - woven_both, i + w - both),
         forward + input_grad + weight_grad,
         forward + waits["F"] + waits["weights F"],
+        sum(
+            (own.forward for layer, own in zip(piece.layers, compute, strict=True) if isinstance(layer, Attention)),
+            start=np.float64(0),
+        ),
         each[_first(piece.layers)]["weights F"],
         each[-1 - _first(piece.layers[::-1])]["weights I"],
     )

@@ -9,7 +9,7 @@ from cubeloom.pipeline import Schedule
 from cubeloom.plan.closed.layer import moves, parameters
 from cubeloom.plan.closed.moves import Axes, Bytes, add, received, ring
 from cubeloom.plan.closed.part import Part, holders
-from cubeloom.plan.closed.settings import Settings
+from cubeloom.plan.closed.settings import Recompute, Settings
 from cubeloom.plan.costs import Quantity
 from cubeloom.plan.model.layers import Handed, Model, other
 
@@ -22,17 +22,17 @@ def step_bytes(model: Model, s: Settings) -> Bytes:
     return add([*_passes(model, s, counts, passes=1, gathers=1), *_sums(model, s, counts)])
 
 
-def pipeline_bytes(model: Model, s: Settings, schedule: Schedule, worker: int, recompute: bool = False) -> Bytes:
+def pipeline_bytes(model: Model, s: Settings, schedule: Schedule, worker: int, recompute: Recompute = False) -> Bytes:
     """One step of a worker's ranks. `s.samples` are those of one portion.
 
-    A recomputation runs forwards again; how far is torch's to decide, so that its bytes are an upper bound.
+    A recomputation runs forwards again; how far is torch's to decide, so that its bytes are an upper bound. Attention has none.
     """
     part = Part.of(schedule, worker)
     stages = model.stages(schedule.stages)
     found: list[tuple[Axes, Any]] = []
     for held in part.held:
         found += _passes(model, s, stages[held.stage], held.passes, held.gathers)
-        if recompute:
+        if recompute is True:
             found += _passes(model, s, stages[held.stage], held.passes, 0, ("F",))
     for stage in {held.stage for held in part.held}:
         found += _sums(model, s, stages[stage], holders(schedule, stage), tied=False)

@@ -7,6 +7,7 @@ from html import escape
 
 from cubeloom.pipeline import Costs
 from cubeloom.pipeline import simulate as simulated
+from cubeloom.plan.closed.settings import RECOMPUTE
 from cubeloom.plan.report.bars import Bar, stacked
 from cubeloom.plan.search import Answer, Plan, why
 from cubeloom.plan.search.refine import stage_costs
@@ -74,7 +75,7 @@ def _ranking(answer: Answer, plans: Sequence[Plan]) -> str:
             (
                 str(plan.grid), ",".join(plan.grid.placement), plan.shape.title,
                 f"{plan.microbatches} × {plan.microbatch}", plan.rest, str(plan.ways),
-                "yes" if plan.recompute else "no", f"{plan.seconds:.4g} ± {plan.error * plan.seconds:.2g}",
+                RECOMPUTE[plan.recompute], f"{plan.seconds:.4g} ± {plan.error * plan.seconds:.2g}",
                 f"{answer.per_second(plan):,.0f}", f"{answer.mfu(plan):.1%}", f"{plan.total_memory / 1e9:.1f}", after,
             )
         )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 
 from cubeloom.errors import UserError
 from cubeloom.grid import Grid
+from cubeloom.plan.closed.settings import RECOMPUTE
 from cubeloom.plan.closed.volume import named, pipeline_bytes
 from cubeloom.plan.hardware import Cluster, Dtype, cluster
 from cubeloom.plan.hardware.device import SIZES
@@ -69,7 +70,7 @@ class Answer:
             "microbatch": plan.microbatch,
             "rest": plan.rest,
             "ways": plan.ways,
-            "recompute": plan.recompute,
+            "recompute": RECOMPUTE[plan.recompute],
             "step_s": plan.seconds,
             "error_s": plan.error * plan.seconds,
             "per_second": self.per_second(plan),

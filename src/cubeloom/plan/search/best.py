@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cubeloom.plan.closed.schedules import Shape
-from cubeloom.plan.closed.settings import Settings
+from cubeloom.plan.closed.settings import Recompute, Settings
 from cubeloom.plan.search.space import Array
 
 
@@ -21,7 +21,7 @@ class Candidate:
     workers: int
     data: int
     microbatches: int
-    recompute: bool
+    recompute: Recompute
     cube: tuple[int, int, int]  # z, y, x
     microbatch: int
     sharded: bool
@@ -46,7 +46,9 @@ class Best:
         self.bar = float("inf")
         self.found: list[Candidate] = []
 
-    def offer(self, seconds: Array, s: Settings, count: Array, shape: Shape, workers: int, recompute: bool) -> None:
+    def offer(
+        self, seconds: Array, s: Settings, count: Array, shape: Shape, workers: int, recompute: Recompute
+    ) -> None:
         under = np.nonzero(seconds < self.bar)[0]
         if len(under) > self.keep:
             under = under[np.argpartition(seconds[under], self.keep)[: self.keep]]
@@ -61,7 +63,7 @@ class Best:
 
 
 def _candidate(
-    s: Settings, samples: Array, at: int, seconds: float, shape: Shape, workers: int, count: Array, recompute: bool
+    s: Settings, samples: Array, at: int, seconds: float, shape: Shape, workers: int, count: Array, recompute: Recompute
 ) -> Candidate:
     return Candidate(
         seconds=seconds,

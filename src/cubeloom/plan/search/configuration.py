@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cubeloom.errors import UserError
-from cubeloom.plan.closed.settings import WEIGHTS
+from cubeloom.plan.closed.settings import RECOMPUTE, WEIGHTS
 from cubeloom.plan.search.answer import Answer
 from cubeloom.plan.search.found import Plan
 
@@ -30,7 +30,7 @@ def configuration(answer: Answer, plan: Plan, extends: Path | None = None) -> st
             "weights": WEIGHTS[plan.weights],
             "inputs": "regathered" if plan.regathered else "kept",
             "ways": plan.ways,
-            "recompute": "full" if plan.recompute else "none",
+            "recompute": RECOMPUTE[plan.recompute],
         },
         "optimizer": {"zero": True},
     }

@@ -51,12 +51,6 @@ class Explanation:
         return "\n".join([*lines, f"{self.grid} loses by {slower:.1%}; the best has {why(self.best, self.own)}."])
 
 
-def _setting(plan: Plan) -> str:
-    again = ", recomputed" if plan.recompute else ""
-    parts = f"{plan.microbatches} micro-batches of {plan.microbatch}, {plan.rest}, ways {plan.ways}{again}"
-    return f"{plan.grid}, innermost {plan.grid.placement[-1]}, {plan.shape.title}, {parts}"
-
-
 def explain(answer: Answer, grid: Grid) -> Explanation:
     """Look for the best plan on this grid alone."""
     task = answer.task

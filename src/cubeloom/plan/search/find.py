@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from cubeloom.grid import Grid
 from cubeloom.plan.closed.legal import refusals
 from cubeloom.plan.closed.memory import Room, room
 from cubeloom.plan.closed.schedules import Shape, shapes
-from cubeloom.plan.closed.settings import Settings
+from cubeloom.plan.closed.settings import RECOMPUTE, Recompute, Settings
 from cubeloom.plan.closed.step import Carried, Load, Pieces, busiest, carry, loads, memory, pipelined, step, weighted
 from cubeloom.plan.closed.timing import Times, times
 from cubeloom.plan.closed.volume import handed_numbers
@@ -21,7 +21,7 @@ from cubeloom.plan.model import Model, with_stages
 from cubeloom.plan.search.best import Best, Candidate, Tally
 from cubeloom.plan.search.space import Array, Space, Task, at, divisors, flat, space
 
-RECOMPUTE = (False, True)
+NEEDLESS = "recomputation where it fits without: never faster"
 
 
 def find(
@@ -188,26 +188,54 @@ def _with_schedule(model: Model, shape: Shape, batch: _Batch, best: Best, tally:
     if model.has_batch_norm:
         allowed = allowed & (count == 1)
     tally.refused[f"schedule: {shape.rule or shape.name}"] += int((~allowed).sum()) * len(RECOMPUTE)
+    if not allowed.any():
+        return
     held = loads(model, shape, workers)
     carried = batch.carried(held)
+    left = allowed  # that do not fit with less recomputation: no action gets shorter by it, and so no step
+    room = _room(shape, batch, held, carried, count, False)
     for recompute in RECOMPUTE:
-        room = _most(
-            memory(shape, workers, load.first, count, c, s.item, recompute).total
-            for load, c in zip(held, carried, strict=True)
-        )
-        fits = allowed & (room <= batch.room)
-        tally.refused["memory"] += int((allowed & ~fits).sum())
+        tally.refused[NEEDLESS] += int((allowed & ~left).sum())
+        if recompute == "attention":
+            fits = left & (room - _inside(shape, batch, held, carried) <= batch.room)
+            index = np.nonzero(fits)[0]  # few, as fused attention keeps little
+            some = _room(shape, batch, held, [c.take(index) for c in carried], count[index], recompute)
+            fits[index] = some <= batch.room
+        else:
+            found = _room(shape, batch, held, carried, count, recompute) if recompute else room
+            fits = left & (found <= batch.room)
+        left = left & ~fits
+        tally.refused["memory"] += int(left.sum())
         # Without messages and sums of gradients a step is no slower: only what may be among the best has them timed.
         least = pipelined(shape, workers, count, *busiest(shape, carried, recompute)[:3])
         index = np.nonzero(fits & (least < best.bar))[0]
         if len(index):
-            some = at(s, index)
-            timed = step(shape, workers, count[index], [c.take(index) for c in carried], some, batch.cluster, recompute)
-            best.offer(timed.seconds, some, count[index], shape, workers, recompute)
+            own = at(s, index)
+            timed = step(shape, workers, count[index], [c.take(index) for c in carried], own, batch.cluster, recompute)
+            best.offer(timed.seconds, own, count[index], shape, workers, recompute)
 
 
-def _most(values: Iterator[Any]) -> Any:
+def _room(
+    shape: Shape, batch: _Batch, held: Sequence[Load], carried: Sequence[Carried], count: Array, recompute: Recompute
+) -> Array:
+    """Bytes of the worker that needs most."""
+    item = batch.settings.item
+    return _most(
+        memory(shape, batch.workers, load.first, count, c, item, recompute).total
+        for load, c in zip(held, carried, strict=True)
+    )
+
+
+def _inside(shape: Shape, batch: _Batch, held: Sequence[Load], carried: Sequence[Carried]) -> Array:
+    """Bytes that recomputed attention can spare at most."""
+    return _most(
+        shape.in_flight(batch.workers, batch.count, load.first) * c.inside
+        for load, c in zip(held, carried, strict=True)
+    )
+
+
+def _most(values: Iterator[Any]) -> Array:
     found = next(values)
     for value in values:
         found = np.maximum(found, value)
-    return found
+    return np.asarray(found)

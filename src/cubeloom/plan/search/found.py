@@ -7,7 +7,7 @@ from typing import Any
 
 from cubeloom.grid import Grid
 from cubeloom.plan.closed.schedules import Shape
-from cubeloom.plan.closed.settings import WEIGHTS, Settings
+from cubeloom.plan.closed.settings import WEIGHTS, Recompute, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Plan:
     weights: int
     regathered: bool
     ways: int
-    recompute: bool
+    recompute: Recompute
     seconds: float
     error: float  # as a share of the seconds
     computed: float

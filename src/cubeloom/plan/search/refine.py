@@ -79,9 +79,9 @@ def settings_of(candidates: Sequence[Candidate], apart: Sequence[Sequence[int]],
 
 
 def _groups(candidates: Sequence[Candidate]) -> Iterable[tuple[Alike, list[int]]]:
-    def key(place: int) -> tuple[str, int, int, bool]:
+    def key(place: int) -> tuple[str, int, int, str]:
         c = candidates[place]
-        return c.shape.title, c.workers, c.microbatches, c.recompute
+        return c.shape.title, c.workers, c.microbatches, str(c.recompute)
 
     for _, places in groupby(sorted(range(len(candidates)), key=key), key):
         some = list(places)

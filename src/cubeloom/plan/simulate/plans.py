@@ -10,8 +10,8 @@ import numpy as np
 
 from cubeloom.plan import costs
 from cubeloom.plan.closed.schedules import Shape
+from cubeloom.plan.closed.settings import Recompute
 from cubeloom.plan.closed.step import Pieces, replicas
-from cubeloom.plan.closed.timing import Times
 from cubeloom.plan.hardware import Cluster
 from cubeloom.plan.model import Model
 from cubeloom.plan.simulate.run import StageTimes
@@ -24,7 +24,7 @@ class Alike:
     shape: Shape
     workers: int
     microbatches: int
-    recompute: bool
+    recompute: Recompute
 
 
 def stage_times(model: Model, alike: Alike, pieces: Pieces, cluster: Cluster) -> StageTimes:
@@ -35,14 +35,16 @@ def stage_times(model: Model, alike: Alike, pieces: Pieces, cluster: Cluster) ->
     def each(values: Sequence[Any]) -> Any:
         return np.asarray(rows, dtype=float) @ np.stack([np.broadcast_to(value, s.z.shape) for value in values])
 
-    f, i, w, saved, _, again = (each([getattr(time, name) for time in pieces.times]) for name in Times._fields[:6])
+    names = ("forward", "input_grad", "weight_grad", "saved")
+    f, i, w, saved = (each([getattr(time, name) for time in pieces.times]) for name in names)
     ends = model.cuts[len(rows)]
     first, last = ([model.row[place] for place in places] for places in ((0, *ends[:-1]), [end - 1 for end in ends]))
     f = f + np.stack([np.broadcast_to(pieces.times[kind].first, s.z.shape) for kind in first])
     i = i + np.stack([np.broadcast_to(pieces.times[kind].last, s.z.shape) for kind in last])
     numbers = each([room.parameters for room in pieces.rooms])
     if alike.recompute:
-        i = i + again
+        again = "attention" if alike.recompute == "attention" else "again"
+        i = i + each([getattr(time, again) for time in pieces.times])
     message = costs.send(cluster, pieces.handed, alike.workers, s.inner["pipe"]) if alike.workers > 1 else 0.0 * s.z
     reduction = np.asarray(costs.reduce_scatter(cluster, numbers * s.item, *replicas(alike.shape, s)))
     return StageTimes(f, i + w - saved, i, w, message, reduction)
