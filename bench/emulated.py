@@ -41,7 +41,7 @@ from cubeloom.plan.model import Model
 from cubeloom.plan.model.derive import derive
 from cubeloom.plan.search.best import Candidate
 from cubeloom.plan.search.found import Plan
-from cubeloom.plan.search.refine import refined
+from cubeloom.plan.search.refine import placed, refined
 from cubeloom.plan.search.space import Task
 from cubeloom.plan.simulate import schedule_of
 from cubeloom.verify import Experiment
@@ -170,7 +170,8 @@ DECOMPOSITIONS = (
 def predicted(d: Decomposition) -> Plan:
     """What the planner says: the closed form, then the simulator."""
     task = Task(SAMPLES, SEQUENCE, d.ranks, item=4)
-    return refined(_layers(), CLUSTER, task, "fp32", [d.candidate], 1)[0]
+    plans = placed(_layers(), CLUSTER, task, "fp32", [d.candidate])
+    return refined(_layers(), CLUSTER, task, "fp32", plans, 1)[0]
 
 
 @cache

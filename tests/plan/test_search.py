@@ -18,8 +18,9 @@ from cubeloom.plan.closed.settings import RECOMPUTE
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model import load
 from cubeloom.plan.search import Answer, configuration, explain, search, why
-from cubeloom.plan.search.best import Tally
+from cubeloom.plan.search.best import Candidate, Tally
 from cubeloom.plan.search.find import find
+from cubeloom.plan.search.refine import as_candidate, placed
 from cubeloom.plan.search.space import Task
 from cubeloom.settings import load as load_settings
 
@@ -42,9 +43,23 @@ def tally_of(devices: int, memory: float) -> Tally:
 
 def test_refused_and_found_are_all_that_was_considered() -> None:
     machine = cluster("perlmutter")
+    machine = replace(machine, device=replace(machine.device, memory=20e9))
     found, tally = find(load("gpt-5b"), machine, Task(16, 512, 8), "bf16", keep=10**6)
     assert tally.considered == len(found) + sum(tally.refused.values())
     assert tally.refused["memory"] > 0 and len(found) > 100
+
+
+def test_what_is_refused_for_memory_is_what_needs_too_much() -> None:
+    """The memory that a search refuses by is that which its plans have, also where data cuts the optimizer's states."""
+    model, machine, task, grid = load("gpt-5b"), cluster("perlmutter"), Task(16, 512, 16), Grid(pipe=2, data=8)
+    every, _ = find(model, machine, task, "bf16", 10**6, grid)
+    plans = placed(model, machine, task, "bf16", every)
+    middle = sorted(plan.total_memory for plan in plans)[len(plans) // 2]
+    small = replace(machine, device=replace(machine.device, memory=1.001 * middle / (1 - task.reserve)))
+    fitting = {as_candidate(plan) for plan in plans if plan.total_memory <= task.room(small)}
+    found, _ = find(model, small, task, "bf16", 10**6, grid)
+    assert {replace(each, seconds=0.0) for each in found if not each.recompute} == fitting
+    assert 0 < len(fitting) < len(plans)
 
 
 def test_more_memory_never_makes_fewer_plans_legal() -> None:
@@ -61,6 +76,24 @@ def test_keeping_fewer_keeps_the_best() -> None:
     every, _ = find(load("gpt-5b"), machine, Task(16, 512, 8), "bf16", keep=10**6)
     some, _ = find(load("gpt-5b"), machine, Task(16, 512, 8), "bf16", keep=50)
     assert [each.seconds for each in some] == pytest.approx([each.seconds for each in every[:50]])
+
+
+def test_no_placement_is_faster_than_the_bound_and_none_of_the_best_is_lost() -> None:
+    """Here the best has data inside of z. By its time with data outside it would not have been among the few kept."""
+    model, machine, task = load("llama-7b"), cluster("dgx-h100"), Task(32, 512, 16)
+    grid = Grid(pipe=2, data=2, z=2, y=2)
+    every, _ = find(model, machine, task, "bf16", 10**6, grid)
+    least: dict[Candidate, float] = {}
+    for each in every:
+        same = replace(each, seconds=0.0)
+        least[same] = min(each.seconds, least.get(same, each.seconds))
+    plans = placed(model, machine, task, "bf16", every)
+    for plan in plans:
+        assert plan.closed >= least[as_candidate(plan)] * (1 - 1e-9), plan
+    found = search(model, machine, 16, 32, 512, only=grid, keep=20)
+    best = sorted(plan.closed for plan in found.plans)
+    assert best[:10] == pytest.approx([plan.closed for plan in plans[:10]])
+    assert plans[0].grid.placement == ("pipe", "z", "data", "y", "x")
 
 
 def test_the_best_by_closed_form_is_among_the_best_simulated(large: Answer) -> None:

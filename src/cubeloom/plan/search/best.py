@@ -16,7 +16,7 @@ from cubeloom.plan.search.space import Array
 class Candidate:
     """A decomposition by its place in the arrays it was found in, before anything else is known of it."""
 
-    seconds: float
+    seconds: float  # that it takes at least, however it is placed
     shape: Shape
     workers: int
     data: int

@@ -143,9 +143,11 @@ def _with_pipe(
         return
     own = data[index[0]]
     s = flat(mesh.space.settings, index, mesh.shape, data=own)
-    apart = s.z * s.y * s.x
-    s = replace(s, samples=s.samples * own, inner={**_inner(mesh.space, index), "data": apart, "pipe": apart})
+    s = replace(s, samples=s.samples * own, inner=_inner(mesh.space, index))
     some = taken(pieces, (place[index[0]], *index[1:]), (int(place[-1]) + 1, *mesh.shape[1:]), s)
+    # The mesh knows nothing of data, along which every weight has replicas.
+    rooms = [room._replace(states=room.states / own, shared_states=room.shared_states / own) for room in some.rooms]
+    some = replace(some, rooms=rooms)
     batch = _Batch(task.room(cluster), cluster, workers, count[index[:2]], s, some)
     for shape in shapes(workers):
         if workers * shape.chunks > len(model.row):
@@ -177,7 +179,9 @@ class _Batch:
 
 
 def _inner(whole: Space, index: tuple[Array, ...]) -> dict[str, Array]:
-    return dict(zip(("z", "y", "x"), whole.inner[index[0]].T, strict=True))
+    """How far apart neighbours lie along each axis: at least, as data and pipe may lie inside the cube or outside of it."""
+    near = np.ones(len(index[0]))
+    return {**dict(zip(("z", "y", "x"), whole.inner[index[0]].T, strict=True)), "data": near, "pipe": near}
 
 
 def _with_schedule(model: Model, shape: Shape, batch: _Batch, best: Best, tally: Tally) -> None:

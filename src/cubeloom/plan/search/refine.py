@@ -27,18 +27,16 @@ ACTIONS = 80_000  # that a search simulates, less than half a second's: schedule
 
 
 def refined(
-    model: Model, cluster: Cluster, task: Task, dtype: Dtype, candidates: Sequence[Candidate], simulated: int
+    model: Model, cluster: Cluster, task: Task, dtype: Dtype, plans: Sequence[Plan], simulated: int
 ) -> list[Plan]:
-    """Plans with their best placement, the best `simulated` of them simulated; best first, those simulated before others."""
-    placed = _placed(model, cluster, task, dtype, candidates)
-    placed.sort(key=lambda plan: plan.closed)
-    timed = _simulated(model, cluster, task, dtype, placed[:simulated])
+    """The first `simulated` of them simulated; best first, those simulated before others."""
+    timed = _simulated(model, cluster, task, dtype, plans[:simulated])
     order = sorted(timed, key=lambda plan: (not plan.simulated, plan.seconds))
-    return order + placed[simulated:]
+    return [*order, *plans[simulated:]]
 
 
-def _placed(model: Model, cluster: Cluster, task: Task, dtype: Dtype, candidates: Sequence[Candidate]) -> list[Plan]:
-    """Each candidate with the order of the axes on the ranks that is fastest."""
+def placed(model: Model, cluster: Cluster, task: Task, dtype: Dtype, candidates: Sequence[Candidate]) -> list[Plan]:
+    """Each candidate with the order of the axes on the ranks that is fastest; the best first."""
     if not candidates:
         return []
     unique = list({replace(each, seconds=0.0): each for each in candidates}.values())
@@ -54,7 +52,7 @@ def _placed(model: Model, cluster: Cluster, task: Task, dtype: Dtype, candidates
             number = tried[place][0]
             if number not in best or plan.closed < best[number].closed:
                 best[number] = plan
-    return list(best.values())
+    return sorted(best.values(), key=lambda plan: plan.closed)
 
 
 def settings_of(candidates: Sequence[Candidate], apart: Sequence[Sequence[int]], task: Task) -> Settings:
