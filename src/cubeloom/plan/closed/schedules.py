@@ -67,7 +67,13 @@ def _twice(D: int, N: Any) -> Any:
 
 def _rounds(D: int, N: Any) -> Any:
     """Micro-batches in equal rounds of at least D."""
-    return np.asarray(N) % np.maximum(1, np.asarray(N) // D) == 0
+    return _divides(np.maximum(1, np.floor(np.asarray(N) / D)), N)
+
+
+def _divides(part: Any, N: Any) -> Any:
+    """As N % part == 0, which numpy takes ten times as long for."""
+    parts = np.asarray(N) / part
+    return parts == np.floor(parts)
 
 
 def _chimera_bubble(pairs: int) -> Callable[[int, Any, Any, Any, Any], Any]:
@@ -78,7 +84,8 @@ def _chimera_bubble(pairs: int) -> Callable[[int, Any, Any, Any, Any], Any]:
 
     def bubble(D: int, N: Any, f: Any, i: Any, w: Any) -> Any:
         gap = D // pairs - 2
-        units, rest = np.asarray(N) // D, np.asarray(N) % D
+        units = np.floor(np.asarray(N) / D)
+        rest = N - units * D
         full = units * gap * (i + w) - np.maximum(units - 1, 0) * gap * f
         more = np.maximum(2 * (np.ceil(rest / (2 * pairs)) - 1), 0)  # backwards of the last unit behind its first
         last = (D - rest) * f + (D + more - rest) * (i + w) - np.where(units > 0, gap * f, 0.0)
@@ -123,7 +130,7 @@ def _chimera(mode: str, pairs: int) -> Shape:
         return Shape(
             name="chimera", mode=mode, pairs=pairs, stages=stages, legal=legal, rule=rule, round=2,
             bubble=lambda D, N, f, i, w: (
-                np.where(N % (2 * D) == 0, D / (2 * pairs) - 1, np.maximum(0.0, 0.75 * D / pairs - 1))
+                np.where(_divides(2 * D, N), D / (2 * pairs) - 1, np.maximum(0.0, 0.75 * D / pairs - 1))
                 * _gaps(pairs, N / (2 * D)) * (f + i + w)
             ),
             messages=lambda D, N: (3 * D - 5 if pairs == 1 else 3 * D / pairs - 3) * N / (2 * D),
@@ -132,7 +139,7 @@ def _chimera(mode: str, pairs: int) -> Shape:
     return Shape(
         name="chimera", mode=mode, pairs=pairs, stages=stages, legal=legal, rule=rule, halves=True,
         bubble=lambda D, N, f, i, w: (
-            ((D / (4 * pairs) - 0.5) * _gaps(pairs, N / D) + 0.3 * (-np.asarray(N) % D)) * (f + i + w)
+            ((D / (4 * pairs) - 0.5) * _gaps(pairs, N / D) + 0.3 * (np.ceil(np.asarray(N) / D) * D - N)) * (f + i + w)
         ),
         messages=lambda D, N: (1.5 * D - 2.5 if pairs == 1 else 1.5 * D / pairs - 1.5) * N / D,
         in_flight=lambda D, N, worker: np.minimum(N, D - D / (4 * pairs) + _inward(D, pairs, worker) / 2),
@@ -198,7 +205,7 @@ SHAPES: tuple[Shape, ...] = (
     ),
     Shape(
         name="dualpipe", split=True, round=2, stages=_both_ways(1),
-        legal=lambda D, N: _twice(D, N) & (D % 2 == 0) & (np.asarray(N) % 2 == 0),
+        legal=lambda D, N: _twice(D, N) & (D % 2 == 0) & _divides(2, N),
         rule="dualpipe needs an even number of workers, and an even number of micro-batches of at least twice that",
         bubble=lambda D, N, f, i, w: (D // 2 - 1) * np.maximum(f, f + i - w),
         messages=lambda D, N: 2.5 * D - 3,

@@ -206,10 +206,12 @@ def _with_schedule(model: Model, shape: Shape, batch: _Batch, best: Best, tally:
             some = _room(shape, batch, held, [c.take(index) for c in carried], count[index], recompute)
             fits[index] = some <= batch.room
         else:
-            found = _room(shape, batch, held, carried, count, recompute) if recompute else room
-            fits = left & (found <= batch.room)
+            most = _room(shape, batch, held, carried, count, recompute) if recompute and left.any() else room
+            fits = left & (most <= batch.room)
         left = left & ~fits
         tally.refused["memory"] += int(left.sum())
+        if not fits.any():
+            continue
         # Without messages and sums of gradients a step is no slower: only what may be among the best has them timed.
         least = pipelined(shape, workers, count, *busiest(shape, carried, recompute)[:3])
         index = np.nonzero(fits & (least < best.bar))[0]
