@@ -80,7 +80,7 @@ def verify(
 
 
 def _report(experiment: Experiment, serial: Outcome, outcomes: list[Outcome]) -> Report:
-    predicted = [_predict(experiment, rank) for rank in range(len(outcomes))]
+    predicted = _predict(experiment)
     counted = [{axis: size for axis, size in outcome.counted.items() if size} for outcome in outcomes]
     worst = max(outcomes, key=lambda outcome: outcome.weight_diff)
     return Report(
@@ -109,11 +109,13 @@ def _replicas_agree(outcomes: list[Outcome]) -> bool:
     return all(seen.setdefault(block, bits) == bits for outcome in outcomes for block, bits in outcome.digests.items())
 
 
-def _predict(experiment: Experiment, rank: int) -> dict[str, Fraction]:
-    """The closed form for all steps, for this rank."""
-    grid, item = experiment.grid, experiment.dtype.itemsize
+def _predict(experiment: Experiment) -> list[dict[str, Fraction]]:
+    """The closed form for all steps, for each rank."""
+    grid, batch, item = experiment.grid, experiment.batch, experiment.dtype.itemsize
     if experiment.schedule is None:
-        step = step_volume(experiment.forms(), grid, experiment.batch, item, grid.coordinates(rank))
+        forms = experiment.forms()
+        each = [step_volume(forms, grid, batch, item, grid.coordinates(rank)) for rank in range(grid.world)]
     else:
-        step = pipeline_volume(experiment.layout(experiment.schedule), grid, experiment.batch, item, rank)
-    return {axis: size * experiment.steps for axis, size in step.items()}
+        layout = experiment.layout(experiment.schedule)
+        each = [pipeline_volume(layout, grid, batch, item, rank) for rank in range(grid.world)]
+    return [{axis: size * experiment.steps for axis, size in step.items()} for step in each]
