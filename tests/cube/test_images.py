@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any, cast
 
 import pytest
@@ -20,7 +21,7 @@ from cubeloom.launch import RankPool
 from cubeloom.models import MeanSquaredError, UNetConfig, config
 from cubeloom.pipeline import generate
 from cubeloom.verify import Experiment, Report, verify
-from grids import CUBES, RESTS
+from grids import CUBES, RESTS, rest_is_long
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -40,8 +41,18 @@ def experiment(model: str, grid: str, rest: Any = "sharded", ways: int = 1, **ch
     return Experiment(model=config(model), grid=on, ways=ways, **settings)
 
 
-@pytest.mark.parametrize("rest", RESTS)
-@pytest.mark.parametrize("grid", ["x=2", "y=2", "z=2", "x=2,y=2", "data=2,x=2"])
+UNETS = [
+    ("x=2", "replicated"),
+    ("y=2", "sharded"),
+    ("z=2", "sharded"),
+    ("x=2,y=2", "sharded"),
+    ("x=2,y=2", "replicated"),
+]
+
+
+@pytest.mark.parametrize(
+    ("grid", "rest"), rest_is_long(product(["x=2", "y=2", "z=2", "x=2,y=2", "data=2,x=2"], RESTS), UNETS)
+)
 def test_unet(ranks: RankPool, grid: str, rest: str) -> None:
     holds(verify(experiment("unet-tiny", grid, rest), pool=ranks))
 
@@ -53,15 +64,25 @@ def test_unet_on_larger_cubes(ranks: RankPool, grid: str, rest: str) -> None:
     holds(verify(experiment("unet-tiny", grid, rest, steps=1), pool=ranks))
 
 
-@pytest.mark.parametrize("rest", RESTS)
-@pytest.mark.parametrize("grid", ["x=2", "y=2", "z=2,x=2", "data=2,y=2"])
+RESNETS = [("x=2", "sharded"), ("y=2", "replicated"), ("z=2,x=2", "replicated"), ("data=2,y=2", "sharded")]
+
+
+@pytest.mark.parametrize(
+    ("grid", "rest"), rest_is_long(product(["x=2", "y=2", "z=2,x=2", "data=2,y=2"], RESTS), RESNETS)
+)
 def test_resnet(ranks: RankPool, grid: str, rest: str) -> None:
     holds(verify(experiment("resnet-tiny", grid, rest), pool=ranks))
 
 
-@pytest.mark.parametrize("model", ["unet-tiny", "resnet-tiny"])
+WOVEN = [("x=2", 2, "sharded"), ("y=2", 4, "replicated"), ("z=2", 2, "sharded")]
+
+
 @pytest.mark.parametrize(
-    ("grid", "ways", "rest"), [("x=2", 2, "sharded"), ("y=2", 4, "replicated"), ("z=2", 2, "sharded")]
+    ("model", "grid", "ways", "rest"),
+    rest_is_long(
+        [(model, *case) for model in ("unet-tiny", "resnet-tiny") for case in WOVEN],
+        [("unet-tiny", *WOVEN[0]), ("resnet-tiny", *WOVEN[1]), ("resnet-tiny", *WOVEN[2])],
+    ),
 )
 def test_woven(ranks: RankPool, model: str, grid: str, ways: int, rest: str) -> None:
     holds(verify(experiment(model, grid, rest, ways), pool=ranks))

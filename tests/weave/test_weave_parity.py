@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from cubeloom.models.layers import MLP
 from cubeloom.pipeline import generate
 from cubeloom.verify import Experiment, verify
 from cubeloom.weave import Weave
-from grids import CUBES
+from grids import CUBES, RESTS, rest_is_long
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -41,9 +42,22 @@ def trains_as_serial(ranks: RankPool, model: Config, grid: str, ways: int, **cha
     assert report.replicas_agree
 
 
-@pytest.mark.parametrize("activations", ["sharded", "replicated"])
-@pytest.mark.parametrize("ways", [2, 4])
-@pytest.mark.parametrize("grid", ["x=2", "y=2", "z=2", "x=2,y=2"])
+# Each two of grid, ways and rest mode together.
+WOVEN = [
+    ("x=2", 2, "sharded"),
+    ("x=2", 4, "replicated"),
+    ("y=2", 2, "replicated"),
+    ("y=2", 4, "sharded"),
+    ("z=2", 2, "sharded"),
+    ("z=2", 4, "replicated"),
+    ("x=2,y=2", 2, "replicated"),
+    ("x=2,y=2", 4, "sharded"),
+]
+
+
+@pytest.mark.parametrize(
+    ("grid", "ways", "activations"), rest_is_long(product(["x=2", "y=2", "z=2", "x=2,y=2"], [2, 4], RESTS), WOVEN)
+)
 def test_every_axis_and_both_rest_modes(ranks: RankPool, grid: str, ways: int, activations: Any) -> None:
     trains_as_serial(ranks, GPT, grid, ways, rest=Rest(activations=activations))
 
