@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cubeloom.cli import main
 from cubeloom.errors import UserError
 from cubeloom.job import Job, check
 from cubeloom.launch import elastic
@@ -34,6 +36,9 @@ sources = []
 """
 
 
+Here = Callable[..., tuple[int, str, str]]
+
+
 def cubeloom(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "cubeloom", *arguments],
@@ -46,19 +51,44 @@ def cubeloom(*arguments: str, folder: Path, **variables: str) -> subprocess.Comp
 
 
 @pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Here:
+    """The same in this process, which has imported torch already: exit code, output and errors."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["cubeloom", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, errors = capfd.readouterr()
+        return int(left.value.code or 0), out, errors
+
+    return call
+
+
+@pytest.fixture
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To start one is an error."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(elastic, "elastic_launch", refuse)
+
+
+@pytest.fixture
 def file(tmp_path: Path) -> Path:
     (tmp_path / "job.toml").write_text(FILE)
     return tmp_path / "job.toml"
 
 
-def test_a_file_trains_and_the_same_command_goes_on(file: Path) -> None:
+def test_a_file_trains_and_the_same_command_goes_on(file: Path, here: Here) -> None:
     done = cubeloom("train", "job.toml", "--folder=run", "--json", folder=file.parent)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert (told["steps"], told["why"], told["grid"]["x"]) == (3, "done", 2)
     assert load(Job, file.parent / "run" / "settings.toml") == load(Job, file, ["folder=run"])
-    again = cubeloom("train", "job.toml", "--folder=run", "--steps=4", "--grid.x=1", folder=file.parent)
-    assert "going on with step 3" in again.stderr
+    code, _, errors = here("train", "job.toml", "--folder=run", "--steps=4", "--grid.x=1")
+    assert code == 0 and "going on with step 3" in errors
 
 
 def test_torchrun_s_ranks_are_joined(file: Path) -> None:
@@ -75,19 +105,21 @@ def test_torchrun_s_ranks_are_joined(file: Path) -> None:
     assert (file.parent / "run" / "report.html").exists()
 
 
-def test_print_settings_prints_them_all_and_does_nothing(file: Path) -> None:
-    done = cubeloom("train", "job.toml", "--print-settings", "--rate.peak=0.5", folder=file.parent)
-    assert "peak = 0.5" in done.stdout
+@pytest.mark.usefixtures("no_process")
+def test_print_settings_prints_them_all_and_does_nothing(file: Path, here: Here) -> None:
+    _, out, _ = here("train", "job.toml", "--print-settings", "--rate.peak=0.5")
+    assert "peak = 0.5" in out
     assert sorted(each.name for each in file.parent.iterdir()) == ["job.toml"]
 
 
+@pytest.mark.usefixtures("no_process")
 @pytest.mark.parametrize(
     ("set_so", "told"), [("--grid.x=7", "7"), ("--model.start=nowhere", "nowhere is not a checkpoint")]
 )
-def test_one_clear_error(file: Path, set_so: str, told: str) -> None:
-    done = cubeloom("train", "job.toml", set_so, folder=file.parent)
-    assert done.returncode == 2 and told in done.stderr
-    assert "Traceback" not in done.stderr and done.stderr.startswith("cubeloom: ")
+def test_one_clear_error(file: Path, here: Here, set_so: str, told: str) -> None:
+    code, _, errors = here("train", "job.toml", set_so)
+    assert code == 2 and told in errors
+    assert "Traceback" not in errors and errors.startswith("cubeloom: ")
     assert sorted(each.name for each in file.parent.iterdir()) == ["job.toml"]
 
 
@@ -139,10 +171,11 @@ def test_any_file_is_read_or_refused(tmp_path: Path, text: bytes) -> None:
         assert "any.toml" in str(error)
 
 
-def test_a_folder_that_cannot_be_written_to(file: Path) -> None:
-    done = cubeloom("train", "job.toml", "--folder=/proc/1/run", folder=file.parent)
-    assert done.returncode == 2
-    assert "cannot be written to" in done.stderr
+@pytest.mark.usefixtures("file", "no_process")
+def test_a_folder_that_cannot_be_written_to(here: Here) -> None:
+    code, _, errors = here("train", "job.toml", "--folder=/proc/1/run")
+    assert code == 2
+    assert "cannot be written to" in errors
 
 
 def test_a_full_disk_ends_the_job_with_one_message_and_the_last_checkpoint(file: Path) -> None:
