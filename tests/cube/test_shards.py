@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from cubeloom.cube import Batch, Rest, apply, initial_values, materialise
 from cubeloom.cube.parameter import local_of
 from cubeloom.launch import RankPool
 from cubeloom.models import BERTConfig, Config, GPTConfig, build, config, cut_of
+from grids import MODELS, rest_is_long
 
 BATCH = Batch(4, 24)
 
@@ -49,8 +51,13 @@ def same_bits(model: Config, grid: Grid) -> bool:
     return all(torch.equal(cast(DTensor, mine[name].data).full_tensor(), theirs[name].data) for name in mine)
 
 
-@pytest.mark.parametrize("grid", ["x=2,y=2,z=2", "x=3,z=2", "y=4", "data=2,z=2"])
-@pytest.mark.parametrize("model", ["gpt-tiny", "llama-tiny", "bert-tiny"])
+@pytest.mark.parametrize(
+    ("model", "grid"),
+    rest_is_long(
+        product(MODELS, ["x=2,y=2,z=2", "x=3,z=2", "y=4", "data=2,z=2"]),
+        [("gpt-tiny", "x=2,y=2,z=2"), ("bert-tiny", "x=3,z=2"), ("llama-tiny", "y=4"), ("gpt-tiny", "data=2,z=2")],
+    ),
+)
 def test_any_grid_starts_from_the_same_model_bit_for_bit(ranks: RankPool, model: str, grid: str) -> None:
     on = Grid.parse(grid)
     assert all(ranks.run(on.world, same_bits, config(model), on))
@@ -104,7 +111,7 @@ def held(model: Config, grid: Grid) -> dict[str, int]:
     return count
 
 
-@pytest.mark.parametrize("grid", ["x=2,y=2,z=2", "z=4", "x=4", "y=2,z=2"])
+@pytest.mark.parametrize("grid", rest_is_long(["x=2,y=2,z=2", "z=4", "x=4", "y=2,z=2"], ["x=4", "y=2,z=2"]))
 def test_parameters_gradients_and_optimizer_state_are_one_part_in_xyz(ranks: RankPool, grid: str) -> None:
     """All matrices, tables included. Biases and norms, a hundredth of them here, are cut over one axis only."""
     on = Grid.parse(grid)
@@ -144,7 +151,7 @@ def activations(model: Config, grid: Grid | None, rest: dict[str, Any]) -> tuple
     return sizes, total
 
 
-@pytest.mark.parametrize("grid", ["x=2,y=2,z=2", "y=4", "x=2,y=2", "x=4,y=2"])
+@pytest.mark.parametrize("grid", rest_is_long(["x=2,y=2,z=2", "y=4", "x=2,y=2", "x=4,y=2"], ["x=2,y=2,z=2", "y=4"]))
 def test_activations_at_rest_are_one_part_in_xyz(ranks: RankPool, grid: str) -> None:
     on = Grid.parse(grid)
     (whole, whole_saved), *_ = ranks.run(1, activations, config("gpt-tiny"), None, {})
