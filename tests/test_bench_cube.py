@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +14,7 @@ from cubeloom.baselines.block import Passes
 from cubeloom.baselines.schemes import KEPT, SEQUENCE, summa_moved
 from cubeloom.comm import Ledger
 from cubeloom.grid import Grid
+from scripts import run_script
 
 BENCH = Path(__file__).parents[1] / "bench" / "cube.py"
 
@@ -110,13 +109,7 @@ def test_a_count_that_is_not_the_closed_form_fails(
 
 def test_it_runs_on_real_processes_and_all_bytes_agree() -> None:
     """A few seconds on two cores that have nothing else to do."""
-    done = subprocess.run(
-        [sys.executable, BENCH, "--quick"],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    done = run_script(BENCH, "--quick")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "counted bytes are the closed form's exactly" in done.stdout
     assert "NO" not in done.stdout.split()

@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
+from scripts import run_script
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def run(example: str, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, EXAMPLES / example, *arguments],
-        cwd=folder,
+def test_the_demo_prepares_trains_samples_and_leaves_a_report(tmp_path: Path) -> None:
+    """As a person would start it."""
+    few = ["--steps=4", "--rate.warmup=2", "--batch.sequence=16", "--model.layers=2"]
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "demo.py", *few],
+        cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=170,
     )
-
-
-def test_the_demo_prepares_trains_samples_and_leaves_a_report(tmp_path: Path) -> None:
-    done = run("demo.py", "--steps=4", "--rate.warmup=2", "--batch.sequence=16", "--model.layers=2", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "$ cubeloom sample runs/demo" in done.stdout
     assert "4 steps done" in done.stderr
@@ -39,7 +39,7 @@ def test_the_demo_prepares_trains_samples_and_leaves_a_report(tmp_path: Path) ->
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
     """What a short demo on the cube of eight tells."""
-    done = run("serial_and_cube.py", "--quick", "--json")
+    done = run_script(EXAMPLES / "serial_and_cube.py", "--quick", "--json")
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return said
@@ -60,20 +60,20 @@ def test_the_cube_cuts_the_demo_s_memory(told: dict[str, Any]) -> None:
 
 
 def test_the_demo_refuses_a_grid_that_cannot_work() -> None:
-    done = run("serial_and_cube.py", "--quick", "--grid", "x=7")
+    done = run_script(EXAMPLES / "serial_and_cube.py", "--quick", "--grid", "x=7")
     assert done.returncode == 2
     assert "cannot be cut over x=7" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_model_of_one_s_own_is_cut() -> None:
-    done = run("cut_your_own_model.py")
+    done = run_script(EXAMPLES / "cut_your_own_model.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("serial") == 10
 
 
 def test_a_model_of_somebody_else_s_is_cut() -> None:
-    done = run("any_model.py")
+    done = run_script(EXAMPLES / "any_model.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("serial") == 5
     assert "layers cut" in done.stdout

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
+
+from scripts import run_script
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "diffusion.py"
 
 
 def test_the_example_of_diffusion_writes_a_picture(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, EXAMPLE, "--steps", "20", "--out", tmp_path / "digits.png", "--seed", "3"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
+    done = run_script(EXAMPLE, "--steps", "20", "--out", str(tmp_path / "digits.png"), "--seed", "3")
     assert done.returncode == 0, done.stderr
     said = next(line for line in done.stdout.splitlines() if line.startswith("loss")).split()
     assert float(said[4]) < float(said[1])  # loss 1.234 at first, 0.567 in the last steps

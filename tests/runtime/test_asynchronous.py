@@ -16,6 +16,7 @@ from cubeloom.pipeline import Schedule, generate
 from cubeloom.runtime import Pipeline
 from cubeloom.runtime.versions import Versions
 from cubeloom.verify import Experiment, verify
+from grids import rest_is_long
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -34,13 +35,16 @@ def stale_as_defined(ranks: RankPool, grid: Grid, schedule: Schedule, **changes:
     assert report.replicas_agree
 
 
-@pytest.mark.parametrize("grid", ["pipe=2", "pipe=4", "pipe=2,data=2", "pipe=2,x=2"])
+@pytest.mark.parametrize(
+    "grid",
+    rest_is_long(["pipe=2", "pipe=4", "pipe=2,data=2", "pipe=2,x=2"], ["pipe=4", "pipe=2,data=2", "pipe=2,x=2"]),
+)
 def test_two_buffered_weights(ranks: RankPool, grid: str) -> None:
     on = Grid.parse(grid)
     stale_as_defined(ranks, on, generate("pipedream-2bw", on.pipe, 3 * on.pipe))
 
 
-@pytest.mark.parametrize("grid", ["pipe=2", "pipe=4"])
+@pytest.mark.parametrize("grid", rest_is_long(["pipe=2", "pipe=4"], ["pipe=4"]))
 def test_an_update_after_every_microbatch(ranks: RankPool, grid: str) -> None:
     on = Grid.parse(grid)
     stale_as_defined(ranks, on, generate("pipedream", on.pipe, 6))
