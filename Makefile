@@ -15,10 +15,10 @@ test: $(READY)
 	$(BIN)/python -m pytest
 
 test-long: $(READY)
-	$(BIN)/python -m pytest -m long --timeout 1800
+	$(BIN)/python -m pytest -n 0 -m long --timeout 1800
 
 test-gpu: $(READY)
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest -n 0 -m gpu
 
 check: $(READY)
 	$(BIN)/ruff format --no-cache --check .

@@ -9,9 +9,14 @@ from cubeloom.launch import RankPool
 from cubeloom.launch.share_gpu import sharing
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two processes for the suite, since much of it keeps one core busy; none besides this one where files are named."""
+    return 2 if config.args_source is pytest.Config.ArgsSource.TESTPATHS else 0
+
+
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
-    """Processes started once and shared by all tests."""
+    """Processes started once and shared by all tests, of a worker where pytest has several."""
     with RankPool(16) as pool:
         yield pool
 
