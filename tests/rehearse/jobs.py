@@ -50,6 +50,7 @@ TURNING = replace(BERT, hidden=96, heads=24, layers=1)
 JOBS = {
     "cube": job("z=2,y=2,x=2"),
     "woven": job("y=2,x=2", ways=2),
+    "woven-along-z": job("z=2", model=replace(GPT, layers=1), rest=KEPT, ways=2),
     "zero": job("data=4,y=2", zero=True),
     "kept": job("data=2,z=2,x=2", rest=KEPT),
     "bert": job("y=2,x=2", model=TURNING),

@@ -48,7 +48,10 @@ class CubeLinear(nn.Module):
         self._regather = form.saved == "regathered" and form.inputs != Spread.REPLICATED and along_n.size > 1
         self._own_features = own_part(along_k) if form.outputs == Spread.FEATURES else None
         # Rows are gathered before one matmul and scattered after another: a strand that waits between them has its turn here.
-        self._lone_matmul = form.inputs == Spread.ROWS and along_n.size > 1 and along_k.size == 1
+        between = form.inputs == Spread.ROWS and along_n.size > 1 and along_k.size == 1
+        # With nothing to wait for in the plane, strands would run one after the other, and hold all gathered weights between.
+        alone = weight.sharded and along_n.size == along_k.size == 1
+        self._lone_matmul = between or alone
         # Nothing happens to the product but that a bias is added: then the matmul adds it.
         self._adds_bias = bias is not None and along_k.size == 1 and not form.turn
         self._name = form.name

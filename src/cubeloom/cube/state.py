@@ -40,8 +40,9 @@ class CubeState:
 
     @property
     def staggers(self) -> bool:
-        """Strands start one after the other: gathers and scatters of rows follow each other closely."""
-        return self.rest.activations == "sharded"
+        """Strands start one after the other: gathers and scatters of rows in the plane follow each other closely."""
+        grid = self.network.grid
+        return self.rest.activations == "sharded" and grid.x * grid.y > 1
 
     def local(self, parameter: nn.Parameter) -> Tensor:
         """A small parameter's local block, inside autograd."""
