@@ -54,6 +54,7 @@ JOBS = {
     "zero": job("data=4,y=2", zero=True),
     "kept": job("data=2,z=2,x=2", rest=KEPT),
     "bert": job("y=2,x=2", model=TURNING),
+    "next-sentence": job("y=2,x=2", model=replace(BERT, next_sentence=True)),
     "chimera": job("pipe=4,data=2", "chimera"),
     "chimera-woven-zero": job("pipe=2,data=2", "chimera", ways=2, zero=True),
     "1f1b": job("pipe=2,z=2,x=2", "1f1b"),

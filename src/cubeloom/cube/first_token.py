@@ -29,14 +29,16 @@ class _FirstToken(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sequence: int, layer: CubeFirstToken) -> Tensor:
+        count = rows.shape[0]
         parts = layer.rows_axis.size if layer.cut_rows else 1
-        first = layer.rows_axis.index * rows.shape[0] if layer.cut_rows else 0
-        total = rows.shape[0] * parts
-        wanted = torch.arange(0, total, sequence, device=rows.device)
-        here = (wanted >= first) & (wanted < first + rows.shape[0])
-        ctx.shape, ctx.local, ctx.here, ctx.layer = rows.shape, wanted[here] - first, here, layer
-        block = rows.new_zeros(len(wanted), rows.shape[1])
-        block[here] = rows[ctx.local]
+        before = layer.rows_axis.index * count if layer.cut_rows else 0
+        # In integers, so that no shape depends on a tensor's values.
+        sequences = -(-count * parts // sequence)  # that begin in the rows of all parts
+        here = slice(-(-before // sequence), -(-(before + count) // sequence))  # those that begin in these rows
+        local = slice(here.start * sequence - before, count, sequence)
+        ctx.shape, ctx.local, ctx.here, ctx.layer = rows.shape, local, here, layer
+        block = rows.new_zeros(sequences, rows.shape[1])
+        block[here] = rows[local]
         if layer.cut_rows:
             block = layer.rows_axis.all_reduce_in_place(block, f"{layer.origin} forward").wait()
         return layer.features_axis.all_gather(block, 1, f"{layer.origin} forward").wait()

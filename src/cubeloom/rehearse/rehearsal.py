@@ -11,7 +11,6 @@ from fractions import Fraction
 from cubeloom.comm import Ledger, Network, devices, world
 from cubeloom.comm.ledger import plain
 from cubeloom.comm.recording_backend import Tape, rehearsed
-from cubeloom.cube.forms import FirstTokenForm
 from cubeloom.errors import UserError
 from cubeloom.rehearse.boundaries import boundaries
 from cubeloom.rehearse.match import match, misnamed, unlike
@@ -94,8 +93,6 @@ def rehearse(
     if schedule is None and experiment.grid.pipe > 1:
         raise UserError(f"the grid {experiment.grid} has a pipeline, which needs a schedule")
     roles = Roles(experiment)
-    if not real:
-        _refuse_values(experiment)
     kind = device if real else None
     try:
         known = None if schedule is None else boundaries(experiment, schedule)
@@ -108,17 +105,6 @@ def rehearse(
         world.forget()
     chosen = runs[0] if wanted else max(runs, key=lambda run: run.memory.peak)
     return Rehearsal(experiment, tuple(runs), chosen, tuple(_problems(runs, roles)), time.perf_counter() - began)
-
-
-def _refuse_values(experiment: Experiment) -> None:
-    """A layer whose shapes depend on values cannot be run without them."""
-    schedule = experiment.schedule
-    for form in experiment.forms() if schedule is None else experiment.layout(schedule).forms:
-        if isinstance(form, FirstTokenForm):
-            raise UserError(
-                f"layer {form.name} chooses rows by their values, and a rehearsal's tensors have none: "
-                "use --real, or a model without next-sentence prediction"
-            )
 
 
 def _run(experiment: Experiment, rank: int, known: Known | None, kind: devices.Kind | None) -> RankRun:
