@@ -48,6 +48,8 @@ class Block:
 def distribute(network: Network, local: Tensor, shape: tuple[int, ...], cuts: Mapping[str, int]) -> nn.Parameter:
     placements: list[Placement] = [Shard(cuts[axis]) if axis in cuts else Replicate() for axis in CUBE]
     whole = torch.empty(shape, device="meta")
+    # A block cut out of a stored tensor may lie scattered in memory, where a fused optimizer would update the wrong numbers.
+    local = local.contiguous()
     return nn.Parameter(
         DTensor.from_local(
             local, network.cube_mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()

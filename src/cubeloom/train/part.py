@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ class Part:
         """Give the block what the optimizer made."""
         if self.master:
             self.block.copy_(self.tensor.detach())
+        else:
+            # A fused optimizer does not count its change, and who gathered the old values asks for it.
+            increment_version(self.tensor)
 
     def refresh(self) -> None:
         """Take what the block has been given."""
