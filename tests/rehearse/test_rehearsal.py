@@ -76,6 +76,17 @@ def test_first_tokens_are_found_without_values(grid: str) -> None:
         assert shape.memory.at_peak == computed.memory.at_peak
 
 
+def test_what_was_sent_is_let_go_within_the_step() -> None:
+    """A message that comes back shows that it has arrived: more micro-batches take no more memory, but for their tokens."""
+
+    def most(microbatches: int) -> list[int]:
+        runs = rehearse(job("pipe=2", "1f1b", microbatches=microbatches, steps=1)).runs
+        return [run.memory.at_peak["activations"] + run.memory.at_peak["buffers"] for run in runs]
+
+    tokens = 6 * 12 * 2 * 8  # six samples of 12 tokens more, and as many targets
+    assert most(10) == [size + tokens for size in most(4)]
+
+
 def test_every_call_of_a_step_is_in_the_ledger() -> None:
     """The ledger is what our own layer writes; the tape what torch was asked for."""
     (run,) = rehearse(JOBS["cube"]).runs

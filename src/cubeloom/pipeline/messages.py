@@ -80,6 +80,22 @@ def edges(programme: Programme) -> dict[tuple[int, int], list[Message]]:
     return found
 
 
+def arrived(programme: Programme, here: int) -> dict[Token, list[Token]]:
+    """For each message that worker `here` gets, its own that its sender had used by then: their buffers can go."""
+    stages = 1 + max(step.stage for steps in programme for step in steps if isinstance(step, Action))
+    messages = edges(programme)
+    found: dict[Token, list[Token]] = {}
+    for worker, steps in enumerate(programme):
+        sent = {message.token for message in messages.get((here, worker), ())}
+        used: list[Token] = []
+        for step in steps:
+            if isinstance(step, Action):
+                used += [token for token in needs(step, stages) if token in sent]
+            elif isinstance(step, Send) and step.message.target == here:
+                found[step.message.token], used = used, []
+    return found
+
+
 def stuck(programme: Programme) -> dict[int, Step]:
     """Run it with rendezvous transfers; where workers stand that can never go on. Empty if all reach their end."""
     position = [0] * len(programme)

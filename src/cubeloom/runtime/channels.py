@@ -11,7 +11,7 @@ from torch import Tensor
 from cubeloom.comm import Axis, Network, Pending
 from cubeloom.pipeline import Costs, Schedule
 from cubeloom.pipeline.dependencies import Token
-from cubeloom.pipeline.messages import Message, edges, programme
+from cubeloom.pipeline.messages import Message, arrived, edges, programme
 from cubeloom.pipeline.receiving import receiving_early, receiving_in_time
 from cubeloom.runtime.stage import Carry
 
@@ -52,13 +52,15 @@ class Channels:
         }
         self._device = network.device
         self._arriving: dict[Token, dict[str, Pending]] = {}
-        self._leaving: list[tuple[Message, Pending]] = []
+        self._leaving: dict[Token, list[Pending]] = {}
+        self._arrived = arrived(whole, here)
 
     def send(self, message: Message, tensors: Carry) -> None:
-        """Start sending. Nothing waits for it but the end of the step."""
+        """Start sending. Its buffer goes when a message from there shows that it has arrived, or at the end of the step."""
         channel = self._channels[message.source, message.target]
-        for name in sorted(tensors):
-            self._leaving.append((message, channel.send(tensors[name], to=1, origin=str(message))))
+        self._leaving[message.token] = [
+            channel.send(tensors[name], to=1, origin=str(message)) for name in sorted(tensors)
+        ]
 
     def receive(self, message: Message, boundary: Boundary) -> None:
         """Start receiving."""
@@ -72,7 +74,14 @@ class Channels:
 
     def take(self, token: Token) -> Carry:
         """Await a message."""
-        return {name: pending.wait() for name, pending in self._arriving.pop(token).items()}
+        found = {name: pending.wait() for name, pending in self._arriving.pop(token).items()}
+        for sent in self._arrived[token]:
+            self._let_go(sent)
+        return found
+
+    def _let_go(self, sent: Token) -> None:
+        for pending in self._leaving.pop(sent, ()):
+            pending.wait()
 
     def tell(self, edge: tuple[int, int], boundary: Boundary) -> None:
         """Send a description, before any message."""
@@ -92,6 +101,5 @@ class Channels:
 
     def finish(self) -> None:
         """Await all that is still leaving."""
-        for _, pending in self._leaving:
-            pending.wait()
-        self._leaving.clear()
+        for sent in list(self._leaving):
+            self._let_go(sent)
