@@ -73,7 +73,20 @@ class CubeCrossEntropy(nn.Module):
 
 def share_of(mean: Tensor, share: Tensor | None) -> Tensor:
     """A micro-batch's loss as its part of the batch's; the whole, where that is one."""
-    return mean if share is None else share.to(mean.dtype) * mean
+    return mean if share is None else _Part.apply(mean, share.to(mean.dtype))
+
+
+class _Part(torch.autograd.Function):
+    """A product that saves no tensor: a stage that is recomputed would run its head once more to come by it."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, share: Tensor) -> Tensor:
+        ctx.share = share
+        return share * mean
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.share * gradient, None
 
 
 class Mean(torch.autograd.Function):

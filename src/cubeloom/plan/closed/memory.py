@@ -13,10 +13,9 @@ import numpy as np
 from cubeloom.plan.closed.compute import at_rest
 from cubeloom.plan.closed.images import own_samples, whole_groups
 from cubeloom.plan.closed.layer import parameters
-from cubeloom.plan.closed.settings import KEPT, REPLICATED, Settings, choose
+from cubeloom.plan.closed.passing import Joined, passing
+from cubeloom.plan.closed.settings import REPLICATED, Settings, choose
 from cubeloom.plan.model import layers as plan
-
-CHUNK = 2**28  # bytes of logits that a head and its loss compute at a time: `cube.head`
 
 
 class Room(NamedTuple):
@@ -24,58 +23,80 @@ class Room(NamedTuple):
 
     parameters: Any  # numbers of a rank, without a weight that another piece owns
     states: Any  # of them, what a rank keeps optimizer states of if those are cut over replicas
+    alone: Any  # of them, those whose gradient no replica sums
     shared: Any  # numbers of a weight that another piece owns
     shared_states: Any
+    shared_alone: Any
     activations: Any  # bytes that one micro-batch keeps
     inside: Any  # of them, what is inside attention
-    noted: Any  # bytes of output gradients that a put-off weight gradient needs
-    passing: Any  # bytes of its largest gathered tensors and gradients, while it is computed
+    found: Any  # of them, gradients that a head finds in its forward
+    noted: Any  # bytes that are kept for weight gradients that were put off
+    forward: Any  # the most bytes beyond all activations of the piece, while it is computed
+    backward: Any
+    again: Any  # while its forward is computed once more
     gathered: Any  # bytes of all its gathered weights
     largest: Any  # of its largest weight, whole along z
 
 
 def room(piece: plan.Piece, s: Settings) -> Room:
     nothing: Any = np.float64(0)
-    numbers = states = shared = shared_states = gathered = largest = passing = noted = nothing
+    owned = shared = (nothing, nothing, nothing)
+    gathered = largest = noted = nothing
     for layer in piece.layers:
         for each in parameters(layer, s):
-            own = each.numbers * each.exists
+            own, replicas = each.numbers * each.exists, s.size(*each.axes)
+            more = (own, own / replicas, own * (replicas == 1))
             if each.name == f"{getattr(layer, 'shares', None)}.weight":
-                shared, shared_states = shared + own, shared_states + own / s.size(*each.axes)
+                shared = _added(shared, more)
             else:
-                numbers, states = numbers + own, states + own / s.size(*each.axes)
+                owned = _added(owned, more)
         if isinstance(layer, plan.Linear):
             whole = layer.k * layer.n * layer.taps / s.size("x", "y") * s.item
-            gathered = gathered + whole * s.weights_cut * (s.z > 1)
+            gathered = gathered + whole * s.gathers
             largest = np.maximum(largest, whole)
             out = s.rows(layer.pixels[1] if layer.pixels else None)
-            noted = noted + out * layer.n / s.size(layer.n_axis) * s.item
-        passing = np.maximum(passing, _passing(layer, s, joined(piece, s)))
-    kept = sum((saved(layer, s, joined(piece, s)) for layer in piece.layers), start=np.float64(0))
-    inside = sum(
-        (_inside(layer, s) for layer in piece.layers if isinstance(layer, plan.Attention)), start=np.float64(0)
-    )
-    return Room(numbers, states, shared, shared_states, kept, inside, noted, passing, gathered, largest)
+            noted = noted + saved(layer, s) + out * layer.n / s.size(layer.n_axis) * s.item
+    head = joined(piece, s)
+    kept = {layer.name: saved(layer, s, head) for layer in piece.layers}
+    stream = sum(
+        (s.rows() if each.side is not None else s.samples_of) * each.numbers / s.ways
+        / (1 if each.side is None else s.size(each.side) * s.further(plan.other(each.side), each.always))
+        for each in piece.handed
+    ) * s.item  # fmt: skip
+    most = passing(piece, s, lambda layer: kept[layer.name], head, 0.0 if head is not None else stream)
+    found = nothing if head is None else head.found
+    activations = sum(kept.values(), start=nothing)
+    inside = sum((_inside(layer, s) for layer in piece.layers if isinstance(layer, plan.Attention)), start=nothing)
+    return Room(*owned, *shared, activations, inside, found, noted, *most, gathered, largest)
 
 
-def joined(piece: plan.Piece, s: Settings) -> Any:
+def _added(first: tuple[Any, Any, Any], second: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    return first[0] + second[0], first[1] + second[1], first[2] + second[2]
+
+
+def joined(piece: plan.Piece, s: Settings) -> Joined | None:
     """Where the head is computed together with its loss (`cube.head`): nothing to sum over, and no gather in a backward."""
     for layer in piece.layers:
         if isinstance(layer, plan.Linear) and layer.with_loss:
             whole = (s.size(layer.k_axis) == 1) & ((s.z == 1) | (s.weights == REPLICATED))
             gathered_again = (s.size(layer.n_axis) > 1) & s.sharded & s.regathered
-            return whole & (1 - gathered_again)
-    return False
+            return Joined(
+                np.asarray(whole & (1 - gathered_again)),
+                s.rows() * layer.k / s.size(layer.k_axis) * s.item,
+                layer.k * layer.n / s.size("x", "y") * s.item * s.ways,
+            )
+    return None
 
 
-def saved(layer: plan.Any, s: Settings, joined: Any = False) -> Any:
+def saved(layer: plan.Any, s: Settings, joined: Joined | None = None) -> Any:
     """Bytes that a layer keeps from its forward to its backward. A head `joined` with its loss keeps both its gradients."""
+    apart = 1 if joined is None else 1 - joined.where
     match layer:
         case plan.Linear():
             whole = s.rows(layer.pixels[0] if layer.pixels else None) * layer.k / s.size(layer.k_axis) * s.item
             shard = (s.sharded | layer.always_in) & s.regathered
-            gradient = layer.k * layer.n / s.size("x", "y") * s.item * joined if layer.with_loss else 0.0
-            return whole / choose(shard, s.size(layer.n_axis), 1) + gradient
+            kept = whole / choose(shard, s.size(layer.n_axis), 1)
+            return kept if joined is None or not layer.with_loss else kept * apart + joined.found
         case plan.Norm():
             rows = s.rows() / s.further("y", layer.always)
             # Whole features: the input, or for RMSNorm, which torch composes, two steps in float32. Cut ones: what it was
@@ -93,7 +114,7 @@ def saved(layer: plan.Any, s: Settings, joined: Any = False) -> Any:
             return 9 * s.rows() / s.further("y")
         case plan.Loss():
             rows = s.rows() / s.x
-            return rows * (layer.classes / s.y * s.statistic * (1 - joined) + 10) if not layer.whole else 0.0
+            return rows * (layer.classes / s.y * s.statistic * apart + 10) if not layer.whole else 0.0
         case plan.Edge():
             samples = s.samples_of / s.further(plan.other(layer.side), layer.kind == "stay")
             k = layer.k if layer.kind == "slice" else layer.k / s.size(layer.side)
@@ -121,33 +142,6 @@ def _inside(layer: plan.Attention, s: Settings) -> Any:
         numbers += queries + keys
     if layer.heads != layer.kv_heads:
         numbers += queries  # those of one key do not lie in one run
-    # The output is the next linear's input, unless that is gathered.
-    across = s.size(plan.other(layer.head_axis))
-    return rows * (numbers * s.item + queries * s.item * (across > 1) + 4 * layer.heads)
-
-
-def _passing(layer: plan.Any, s: Settings, joined: Any) -> Any:
-    """What lives while the layer is computed, beside what is kept: gradients of its output and input, whole.
-
-    Most lives where a backward begins, with all activations there: behind the loss, whose logits are there too, shifted and in
-    float32.
-    """
-    match layer:
-        case plan.Linear():
-            into, out = layer.pixels or (None, None)
-            x = s.rows(into) * layer.k / s.size(layer.k_axis)
-            y = s.rows(out) * layer.n / s.size(layer.n_axis)
-            return (x + y) * s.item * (1 - joined if layer.with_loss else 1)
-        case plan.Pointwise():
-            return at_rest(layer, s) * (layer.inputs + layer.outputs) * s.item
-        case plan.Loss():
-            wide = s.statistic if s.item < s.statistic else 0
-            logits = s.rows() * layer.classes / s.size("x", "y")
-            some = np.minimum(logits, CHUNK / s.item)  # of the logits, at a time
-            return choose(joined, some * (s.item + 3 * s.statistic), logits * (s.item + wide + s.statistic))
-    return 0.0
-
-
-def gathered_weights(pieces: Any, s: Settings, largest: Any) -> Any:
-    """Of a stage whose gathered weights together are `pieces`: all where they are kept, otherwise one in use and the next."""
-    return choose(s.weights == KEPT, pieces, np.minimum(2 * largest, pieces))
+    # The output is the next linear's input, unless that is gathered and kept so.
+    copied = (s.size(plan.other(layer.head_axis)) > 1) & (1 - s.regathered)
+    return rows * (numbers * s.item + queries * s.item * copied + 4 * layer.heads)

@@ -58,6 +58,11 @@ class Settings:
     def weights_cut(self) -> Any:
         return self.weights != REPLICATED
 
+    @property
+    def gathers(self) -> Any:
+        """Where weights are gathered along z for their use."""
+        return self.weights_cut & (self.z > 1)
+
     def further(self, axis: str, always: bool = False) -> Quantity:
         """In how many parts an axis cuts the rows of an activation at rest that it does not index."""
         size = getattr(self, axis)

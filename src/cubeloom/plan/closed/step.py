@@ -11,15 +11,14 @@ import numpy as np
 
 from cubeloom.plan import costs
 from cubeloom.plan.closed.compute import optimizer
-from cubeloom.plan.closed.memory import Room, gathered_weights
+from cubeloom.plan.closed.memory import Room
 from cubeloom.plan.closed.schedules import Shape
-from cubeloom.plan.closed.settings import REPLICATED, Recompute, Settings
+from cubeloom.plan.closed.settings import KEPT, REPLICATED, Recompute, Settings, choose
 from cubeloom.plan.closed.timing import Times
 from cubeloom.plan.hardware import Cluster
 from cubeloom.plan.model.layers import Model
 
 Row = tuple[float, ...]  # pieces of each kind
-BUCKET = 25 * 2**20  # bytes of gradients that are summed in one message: `cube.gradients`
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,8 @@ def _loads(stages: tuple[tuple[int, ...], ...], shape: Shape, workers: int) -> t
         total = tuple(float(sum(column)) for column in zip(*own, strict=True))
         key = (tuple(each / copies for each in total), total)
         flying = float(np.max(shape.in_flight(workers, np.asarray(2.0 * workers), worker)))
-        if key not in found or flying > most[key]:
+        # Where backwards are split the last of them has put off most weight gradients.
+        if key not in found or flying > most[key] or (shape.split and flying == most[key]):
             found[key], most[key] = worker, flying
     return tuple(Load(passed, held, worker) for (passed, held), worker in found.items())
 
@@ -72,17 +72,24 @@ class Carried(NamedTuple):
     again: Any
     attention: Any
     numbers: Any  # parameters
-    states: Any  # of them, what it keeps optimizer states of if those are cut over all replicas
+    weights: Any  # the same in bytes
+    states: Any  # parameters that it keeps optimizer states of if those are cut over all replicas
+    updating: Any  # beside weights and states, after the last backward
     activations: Any
     inside: Any
+    found: Any
     noted: Any
-    passing: Any
-    gathered: Any
-    largest: Any
+    in_backward: Any  # the most beyond activations
+    most: Any  # the same in a forward or a backward
+    redoing: Any  # the most in a backward that computes activations again, with them
+    most_redoing: Any
+    at_end: Any  # the most as a backward ends
+    largest: Any  # weight
+    gathered: Any  # weights that are kept
     handed: Any
 
     def take(self, index: Any) -> Carried:
-        return Carried(*(each[index] for each in self))
+        return Carried(*(each[index] if np.ndim(each) else each for each in self))
 
 
 def carry(loads: Sequence[Load], pieces: Pieces) -> tuple[Carried, ...]:
@@ -93,29 +100,62 @@ def _carried(load: Load, pieces: Pieces) -> Carried:
     times = Times(*(weighted(load.passed, [getattr(time, name) for time in pieces.times]) for name in Times._fields))
     rooms = {name: [getattr(room, name) for room in pieces.rooms] for name in Room._fields}
     some = [place for place, count in enumerate(load.held) if count]
-    largest = _largest([rooms["largest"][place] for place in some])
-    numbers, states = weighted(load.held, rooms["parameters"]), weighted(load.held, rooms["states"])
-    if pieces.owner is not None and not load.held[pieces.owner]:
-        numbers = numbers + weighted(load.held, rooms["shared"])
-        states = states + weighted(load.held, rooms["shared_states"])
+    first, final = some[0], some[-1]
+    last = len(load.held) - 1
+    numbers, states, alone = _numbers(load, pieces, last)
+    ends = [last] if load.held[last] else []
+    behind = rooms["activations"][last] if ends else 0.0  # not there yet, or gone, while others are computed
+    inner = [place for place in some if 0 < place < last] or some
+
+    def most(way: str) -> Any:
+        places = dict.fromkeys([*inner, *ends])
+        return _largest([rooms[way][place] - (0.0 if place == last else behind) for place in places])
+
+    kept = weighted(load.held, rooms["gathered"]) * (pieces.settings.weights == KEPT)
+    activations, found = (weighted(load.passed, rooms[name]) for name in ("activations", "found"))
+    forward, backward, again = (most(way) for way in ("forward", "backward", "again"))
+    s, item = pieces.settings, pieces.settings.item
+    # Of several strands the first has used what it found when the last is computed again.
+    redoing = activations - found - choose(s.ways > 1, found / s.ways, 0.0) + np.maximum(backward, again)
     return Carried(
-        forward=times.forward + pieces.times[some[0]].first,
-        input_grad=times.input_grad + pieces.times[some[-1]].last,
+        forward=times.forward + pieces.times[first].first,
+        input_grad=times.input_grad + pieces.times[final].last,
         weight_grad=times.weight_grad,
         saved=times.saved,
         computed=times.computed,
         again=times.again,
         attention=times.attention,
         numbers=numbers,
+        weights=numbers * item,
         states=states,
-        activations=weighted(load.passed, rooms["activations"]),
+        updating=updating(numbers * item, alone, states, item),
+        activations=activations,
+        found=found,
         inside=weighted(load.passed, rooms["inside"]),
         noted=weighted(load.passed, rooms["noted"]),
-        passing=rooms["passing"][some[-1]],  # where its backward begins, with all activations there
-        gathered=gathered_weights(weighted(load.held, rooms["gathered"]), pieces.settings, largest),
-        largest=largest,
+        in_backward=backward,
+        most=np.maximum(forward, backward),
+        redoing=redoing,
+        most_redoing=np.maximum(forward, redoing),
+        at_end=rooms["backward"][first] + rooms["activations"][first],
+        largest=_largest([rooms["largest"][place] for place in some]),
+        gathered=kept,
         handed=pieces.handed,
     )
+
+
+def _numbers(load: Load, pieces: Pieces, last: int) -> tuple[Any, Any, Any]:
+    """Parameters, what states are kept of, and those that are nobody else's."""
+    rooms, owner = pieces.rooms, pieces.owner
+    own = [weighted(load.held, [room[place] for room in rooms]) for place in range(3)]
+    if owner is not None and not (load.held[owner] and load.held[last]):
+        shared = rooms[last][3:6]
+        if load.held[last]:
+            own = [first + second for first, second in zip(own, shared, strict=True)]
+        if load.held[owner] or load.held[last]:
+            # Another worker uses the weight too: they sum its gradient, and each keeps half of its states.
+            own[1], own[2] = own[1] - shared[1] / 2, own[2] - shared[2]
+    return own[0], own[1], own[2]
 
 
 def weighted(row: Row, values: Sequence[Any]) -> Any:
@@ -138,7 +178,7 @@ class Memory(NamedTuple):
     activations: Any
     gathered: Any
     buffers: Any
-    update: Any  # what the optimizer's step needs more than all that is gone by then
+    update: Any  # what the rest of the step needs more than that: gradients, their sums, the optimizer
 
     @property
     def total(self) -> Any:
@@ -146,32 +186,67 @@ class Memory(NamedTuple):
 
 
 def memory(shape: Shape, workers: int, worker: int, count: Any, c: Carried, item: int, recompute: Recompute) -> Memory:
-    """Of one worker, with `count` micro-batches, at its peak: as the last forward before a backward ends, or in the update.
+    """Of one worker, with `count` micro-batches, while most of them are in flight; and what later moments need more.
 
     Optimizer states are cut over all replicas (ZeRO-1), which moves no byte more.
     """
-    stages = workers * shape.chunks
     flying = shape.in_flight(workers, count, worker)
-    ends = 2 * c.handed * shape.chunks * (1 - 1 / stages)  # what a stage was given and what it handed on
-    if recompute is True:
-        kept = flying * ends + c.activations
-    elif recompute == "attention":
-        kept = flying * (c.activations - c.inside + ends)
-    else:
-        kept = flying * (c.activations + ends)
-    # A split backward has noted all output gradients before the activations go.
-    activations = kept + c.passing + (c.noted if shape.split else 0.0)
-    # A weight's gradient is whole before it is added, or scattered while the next is computed; messages have buffers.
-    buffers = c.largest * (1 + (c.gathered > 0)) + (2 * c.handed if workers > 1 else 0.0 * c.handed)
-    # Two states; in half precision a float32 weight too, and in the optimizer's step a float32 gradient.
-    state, more = (12, 4) if item < 4 else (8, 0)
-    states, weights = c.states / shape.replicas, c.numbers * item
-    # Of a single micro-batch gradients come as activations go.
-    gradients = np.where(np.asarray(count) > 1, weights, np.maximum(0.0, weights - activations))
-    passing = activations + c.gathered + buffers
-    updating = more * states + np.minimum(2 * BUCKET, weights) + weights - gradients
-    update = np.maximum(0.0, updating - passing)
-    return Memory(weights, gradients, states * state, activations, c.gathered, buffers, update)
+    wholly = recompute is True
+    least = c.found if wholly else c.activations - c.inside if recompute else c.activations
+    if workers > 1:
+        # A stage keeps its output for its backward; its input is its first layer's, unless that is to be computed again.
+        least = least + c.handed * (shape.chunks * (2 if wholly else 1))
+    kept = flying * least
+    if shape.split:
+        # What waits for its weight gradient keeps inputs and output gradients.
+        kept = kept + np.minimum(_waiting(shape, worker), flying - 1) * (c.noted - least)
+    backward, most = (c.redoing, c.most_redoing) if wholly else (c.in_backward, c.most)
+    there = np.where(np.asarray(count) > flying, c.weights, 0.0)  # gradients, while all are in flight
+    # After a backward of each copy of a stage all gradients are there: in the next one, or as a single one ends.
+    ending = np.where(np.asarray(count) > shape.replicas, backward, c.at_end)
+    later = kept - shape.replicas * least + c.weights + ending
+    if shape.split:
+        left, off = _put_off(shape, workers, worker, count)
+        later = np.maximum(later, left * least + off * c.noted + c.weights + 2 * c.largest)
+    buffers = most + 2 * c.handed if workers > 1 else most
+    later = np.maximum(later, _updating(shape, c, item) - (c.gathered + (buffers - most)))
+    update = np.maximum(0.0, later - (kept + there + most))
+    state = 12 if item < 4 else 2 * item  # two states; in half precision a float32 weight too
+    return Memory(c.weights, there, c.states * (state / shape.replicas), kept, c.gathered, buffers, update)
+
+
+def _waiting(shape: Shape, worker: int) -> int:
+    """Of the micro-batches in flight, those whose weight gradients were put off, when most are in flight."""
+    return {"zb-h1": worker, "zb-h2": 2 * worker}.get(shape.name, 0)
+
+
+def _put_off(shape: Shape, workers: int, worker: int, count: Any) -> tuple[Any, Any]:
+    """When most weight gradients are put off: micro-batches before their backward, and those between its halves."""
+    inward = min(worker, workers - 1 - worker) + 1
+    left, off = {
+        "zb-h1": (workers - 1 - worker, worker + 1),
+        "zb-h2": (2 * (workers - 1 - worker), 2 * worker + 1),
+        "zbv": ((workers - 1 - worker) / 2, worker + 0.5),
+        "dualpipe": (0, inward),
+        "dualpipev": ((workers - 1 - worker) / 2, (worker + 1) / 2),
+        "chimera-zb": (0, workers),
+    }.get(shape.name, (0, 0))
+    off = np.minimum(off, count)
+    return np.minimum(left, count - off), off
+
+
+def _updating(shape: Shape, c: Carried, item: int) -> Any:
+    """The most bytes beside weights and states after the last backward: of gradients, their sums, and gathered weights."""
+    return c.updating if shape.replicas == 1 else updating(c.weights, 0.0, c.states / shape.replicas, item)
+
+
+def updating(weights: Any, alone: Any, states: Any, item: int) -> Any:
+    """Of weights in bytes; of them `alone` are nobody else's; `states` are this rank's part. Those two in numbers."""
+    wide = max(item, 4)  # gradients become float32, as the weights that the optimizer changes
+    summed, own = weights - alone * item, states - alone
+    reducing = weights + own * item
+    stepping = alone * (item + (4 if item < 4 else 0)) + own * (wide + item)
+    return summed + np.maximum(reducing, stepping)
 
 
 def passes(shape: Shape, c: Carried, recompute: Recompute) -> tuple[Any, Any, Any]:

@@ -1,0 +1,158 @@
+"""The planner's peak of tensor memory against that of the true program, rehearsed: models of usual proportions, no values."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from cubeloom.cube import Batch, Rest
+from cubeloom.grid import Grid
+from cubeloom.models import Config, GPTConfig, LlamaConfig
+from cubeloom.plan.closed.schedules import ALONE, SHAPES
+from cubeloom.plan.closed.settings import WEIGHTS, Recompute, Settings
+from cubeloom.plan.closed.step import carry, loads, memory
+from cubeloom.plan.hardware import cluster
+from cubeloom.plan.model import Model
+from cubeloom.plan.model.derive import derive
+from cubeloom.plan.search.find import cost
+from cubeloom.plan.search.space import AXES
+from cubeloom.plan.simulate import schedule_of
+from cubeloom.rehearse import rehearse
+from cubeloom.verify import Experiment
+
+pytestmark = pytest.mark.timeout(300)
+
+BY_TITLE = {shape.title: shape for shape in SHAPES}
+SEQUENCE = 512
+MODELS: dict[str, Config] = {
+    "gpt": GPTConfig(vocab=16384, positions=1024, hidden=1024, layers=2, heads=16),
+    "llama": LlamaConfig(vocab=16384, positions=1024, hidden=1024, layers=2, heads=16, kv_heads=8, mlp_hidden=2816),
+    "long": GPTConfig(vocab=2048, positions=1024, hidden=2048, layers=6, heads=16),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    grid: str = "x=1"
+    model: str = "gpt"
+    shape: str | None = None
+    count: int = 1
+    samples: int = 2  # of a micro-batch, on one rank of data and z
+    rest: Rest = field(default_factory=Rest)
+    ways: int = 1
+    recompute: Recompute = False
+    dtype: torch.dtype = torch.bfloat16
+
+    def __str__(self) -> str:
+        rest = f"{self.rest.activations}/{self.rest.weights}/{self.rest.inputs}"
+        end = f"{f'-again-{self.recompute}' if self.recompute else ''}-{self.dtype.itemsize}"
+        return f"{self.model}-{self.grid}-{self.shape}-{self.count}x{self.samples}-{rest}-{self.ways}{end}"
+
+
+@cache
+def layers(name: str) -> Model:
+    return derive(name, MODELS[name])
+
+
+def predicted(case: Case) -> float:
+    """Of the worker that needs most."""
+    g, model, shape, item = Grid.parse(case.grid), layers(case.model), shape_of(case), case.dtype.itemsize
+    s = Settings(
+        data=float(g.data), z=float(g.z), y=float(g.y), x=float(g.x), samples=float(case.samples * g.data * g.z),
+        sequence=SEQUENCE, sharded=case.rest.activations == "sharded", weights=WEIGHTS.index(case.rest.weights),
+        regathered=case.rest.inputs == "regathered", ways=float(case.ways), item=item, inner=dict.fromkeys(AXES, 1.0),
+    )  # fmt: skip
+    held = loads(model, shape, g.pipe)
+    carried = carry(held, cost(model, s, cluster("perlmutter"), "bf16"))
+    return max(
+        float(memory(shape, g.pipe, load.first, float(case.count), each, item, case.recompute).total)
+        for load, each in zip(held, carried, strict=True)
+    )
+
+
+def shape_of(case: Case) -> Any:
+    return ALONE if case.shape is None else BY_TITLE[case.shape]
+
+
+def rehearsed(case: Case) -> int:
+    grid = Grid.parse(case.grid)
+    experiment = Experiment(
+        model=MODELS[case.model], grid=grid, batch=Batch(case.samples * case.count * grid.z * grid.data, SEQUENCE),
+        rest=case.rest, steps=2, dtype=case.dtype, schedule=schedule_of(shape_of(case), grid.pipe, case.count),
+        recompute=case.recompute, zero=True, ways=case.ways,
+    )  # fmt: skip
+    return rehearse(experiment).chosen.memory.peak
+
+
+SHORT = [
+    Case(),
+    Case(grid="y=2", dtype=torch.float32),
+    Case(grid="data=2"),
+    Case(grid="z=2,y=2,x=2"),
+    Case(grid="z=4", rest=Rest(weights="kept"), ways=2),
+    Case(grid="y=2", count=3, recompute=True),
+    Case(grid="y=2", model="llama", recompute="attention"),
+    Case(grid="x=2", model="llama"),
+    Case(grid="pipe=2", model="long", shape="gems", count=4),
+    Case(grid="pipe=2", model="long", shape="zb-h1", count=4),
+    Case(grid="pipe=2", model="long", shape="chimera direct", count=4),
+]
+
+
+def every_schedule() -> list[Case]:
+    found = [
+        Case(grid="pipe=2", model="long", shape=title, count=4)
+        for title, shape in BY_TITLE.items()
+        if (shape.pairs or 1) < 2
+    ]
+    return found + [
+        Case(grid="pipe=4,y=2", model="long", shape=title, count=8)
+        for title, shape in BY_TITLE.items()
+        if (shape.pairs or 1) < 3
+    ]
+
+
+def some_of_all() -> list[Case]:
+    """Without a pipeline, everything mixed."""
+    draw = random.Random(7)
+    grids = ("x=1", "y=4", "z=4", "data=4", "y=2,x=2", "z=2,x=2", "data=2,z=2", "z=2,y=2,x=2", "data=2,x=2")
+    return [
+        Case(
+            grid=draw.choice(grids),
+            model=draw.choice(("gpt", "llama")),
+            count=draw.choice((1, 1, 2, 4)),
+            samples=draw.choice((2, 4, 16)),
+            rest=Rest(
+                activations=draw.choice(("sharded", "replicated")),
+                weights=draw.choice(("freed", "kept", "replicated")),
+                inputs=draw.choice(("kept", "regathered")),
+            ),
+            ways=draw.choice((1, 2)),
+            recompute=draw.random() < 0.3,
+            dtype=draw.choice((torch.bfloat16, torch.float32)),
+        )
+        for _ in range(40)
+    ]
+
+
+@pytest.mark.parametrize("case", SHORT, ids=str)
+def test_the_peak_is_within_one_percent(case: Case) -> None:
+    assert predicted(case) == pytest.approx(rehearsed(case), rel=0.01)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", every_schedule(), ids=str)
+def test_the_peak_of_every_schedule(case: Case) -> None:
+    """Where micro-batches are halved, what passes is predicted for whole ones."""
+    assert predicted(case) == pytest.approx(rehearsed(case), rel=0.015)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", some_of_all(), ids=str)
+def test_the_peak_of_mixed_settings(case: Case) -> None:
+    assert predicted(case) == pytest.approx(rehearsed(case), rel=0.05)
