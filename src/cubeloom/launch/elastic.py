@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import signal
 import tempfile
+import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +58,8 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
         for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         try:
-            return dict(elastic_launch(config, function)(refusals, *arguments))
+            with _giving_signals_back():
+                return dict(elastic_launch(config, function)(refusals, *arguments))
         except SignalException as error:
             raise Interrupted(error.sigval.name) from None
         except ChildFailedError as error:
@@ -65,6 +69,18 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
             raise JobFailed(
                 f"rank {rank} of {ranks} failed with {how}, and the job had been begun again {restarts} times"
             ) from None
+
+
+@contextmanager
+def _giving_signals_back() -> Iterator[None]:
+    """The agent takes these signals for itself, and would keep them."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for each, handler in before.items():
+                signal.signal(each, handler)
 
 
 def refuse(refusals: Refusals, error: UserError) -> None:
