@@ -1,4 +1,4 @@
-"""A stack of blocks in torch's own pipelines, forward and backward only."""
+"""Torch's own pipelines: of a stack of blocks, forward and backward only; and of GPT, whole steps with AdamW."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
 
-from bench.peers.gpt import Block, mean_loss
+from bench.peers.gpt import Block, Size, adamw, mean_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +66,74 @@ class Part(nn.Module):
         return x if self.head is None else self.head(x)
 
 
+class GPTPart(nn.Module):
+    """Some of GPT's blocks, with what comes before the first or after the last."""
+
+    def __init__(self, size: Size, blocks: range) -> None:
+        super().__init__()
+        self.tables = (
+            nn.ModuleList([nn.Embedding(size.vocab, size.hidden), nn.Embedding(size.sequence, size.hidden)])
+            if blocks.start == 0
+            else None
+        )
+        self.blocks = nn.ModuleList(Block(size.hidden, size.heads) for _ in blocks)
+        last = blocks.stop == size.layers
+        head = nn.Linear(size.hidden, size.vocab, bias=False)
+        self.end = nn.Sequential(nn.LayerNorm(size.hidden), head) if last else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.tables is not None:
+            tokens, places = self.tables
+            x = tokens(x) + places(torch.arange(x.shape[1], device=x.device)[None])
+        for block in self.blocks:
+            x = block(x)
+        return x if self.end is None else self.end(x)
+
+
 def passes(name: str, size: Stacked, rank: int, ranks: int, x: Tensor, targets: Tensor) -> Callable[[], None]:
     """One forward and backward of all micro-batches, which x and targets are; gradients are thrown away."""
+    parts, run = _built(name, lambda blocks: Part(size, blocks).to(x.dtype), size.blocks, rank, ranks, x, targets)
+
+    def step() -> None:
+        run()
+        for part in parts:
+            part.zero_grad(set_to_none=True)
+
+    return step
+
+
+def whole_steps(
+    name: str, size: Size, dtype: torch.dtype, rank: int, ranks: int, tokens: Tensor, targets: Tensor
+) -> Callable[[], None]:
+    """A step of GPT with AdamW, a micro-batch for each sequence; blocks are dealt out evenly, as a plain recipe would."""
+    parts, run = _built(name, lambda blocks: GPTPart(size, blocks).to(dtype), size.layers, rank, ranks, tokens, targets)
+    optimizers = [adamw(part) for part in parts]
+
+    def step() -> None:
+        run()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def _built(
+    name: str,
+    make: Callable[[range], nn.Module],
+    blocks: int,
+    rank: int,
+    ranks: int,
+    x: Tensor,
+    targets: Tensor,
+) -> tuple[list[nn.Module], Callable[[], None]]:
+    """This rank's parts, and what runs all micro-batches through them."""
     recipe = RECIPES[name]
     count = recipe.stages_per_rank * ranks
-    per = size.blocks // count
+    per = blocks // count
     mine = recipe.stages(rank, ranks)
     with x.device:
-        parts = [Part(size, range(stage * per, (stage + 1) * per)).to(x.dtype) for stage in mine]
+        parts = [make(range(stage * per, (stage + 1) * per)) for stage in mine]
     stages = [pipelining.PipelineStage(part, stage, count, x.device) for part, stage in zip(parts, mine, strict=True)]
     several = issubclass(recipe.schedule, schedules.PipelineScheduleMulti)
     schedule = recipe.schedule(stages if several else stages[0], n_microbatches=len(x), loss_fn=mean_loss)
@@ -82,7 +143,5 @@ def passes(name: str, size: Stacked, rank: int, ranks: int, x: Tensor, targets: 
 
     def run() -> None:
         schedule.step(*inputs, **ends, return_outputs=False)
-        for part in parts:
-            part.zero_grad(set_to_none=True)
 
-    return run
+    return parts, run

@@ -132,3 +132,9 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_measured(
     if not devices.available("cuda"):
         with pytest.raises(UserError, match="torch sees none here"):
             Calibrate(device="cuda")()
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_only_gpus_are_shared(ranks: int) -> None:
+    with pytest.raises(UserError, match="on a CPU each has its core"):
+        Calibrate(device="cpu", share_gpu=ranks)()

@@ -6,7 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -19,6 +19,7 @@ from cubeloom.comm import devices
 from cubeloom.errors import UserError
 from cubeloom.files import write_asked
 from cubeloom.launch import RankPool
+from cubeloom.launch.share_gpu import sharing
 from cubeloom.plan.hardware import Cluster, Dtype, written
 from cubeloom.plan.hardware.calibrate import fitted_cluster, fitted_device, missed_transfers
 from cubeloom.plan.hardware.facts import Fact
@@ -42,6 +43,8 @@ class Calibrate:
     name: str = "this-machine"
     device: devices.Kind | None = None
     """The GPUs where there are any, otherwise the cores."""
+    share_gpu: int = 1
+    """So many ranks share each GPU, side by side (CUDA's MPS); each is a device of what is written."""
     quick: bool = False
     """Fewer sizes and repeats: seconds instead of a quarter of a minute."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
@@ -51,6 +54,10 @@ class Calibrate:
         kind = self._kind()
         if self.out is not None and not self.out.parent.is_dir():
             raise UserError(f"no folder {self.out.parent} to write {self.out.name} in")
+        if self.share_gpu < 1 or (self.share_gpu > 1 and kind == devices.CPU):
+            raise UserError(
+                f"--share-gpu {self.share_gpu}: one or more ranks can share a GPU, and on a CPU each has its core"
+            )
         begin = time.monotonic()
         machine, errors = self._measured(kind)
         if self.out is not None:
@@ -74,15 +81,18 @@ class Calibrate:
 
     def _measured(self, kind: devices.Kind) -> tuple[Cluster, dict[str, float]]:
         is_host = kind == devices.CPU
-        per_node = cores() if is_host else devices.count(kind)
+        here = cores() if is_host else devices.count(kind)
+        per_node = here * self.share_gpu
         groups = tuple(
             group for group in _GROUPS if group <= per_node
         )  # more would wait for a device, not for each other
         source = f"cubeloom calibrate on {platform.node()}, {time.strftime('%Y-%m-%d')}, torch {torch.__version__}"
         sizes = (2**12, 2**22) if self.quick else (2**12, 2**16, 2**20, 2**24)
-        with RankPool(max(groups, default=1), kind) as pool:
+        with sharing(per_node, here), RankPool(max(groups, default=1), kind) as pool:
             patience = 0.03 if self.quick else 0.2
-            (found,) = pool.run(1, measure_device, kind, self._shapes(is_host), patience)
+            # Ranks that share a GPU are measured together, as they will compute.
+            found = pool.run(self.share_gpu, measure_device, kind, self._shapes(is_host), patience)[0]
+            found = replace(found, memory=found.memory // self.share_gpu)
             transfers: list[Transfer] = []
             for group in groups:
                 transfers += slowest(pool.run(group, measure_links, kind, group, sizes, 5 if self.quick else 10))

@@ -24,14 +24,15 @@ class Ended:
     loss: float | None  # of the last step
 
 
-def train(job: Job, restart: int = 0) -> Ended:
+def train(job: Job, restart: int = 0, lanes: int = 1) -> Ended:
     """Train until the last step, or until validation gets no better, or until somebody asks us to stop.
 
-    Goes on from the newest checkpoint of the job's folder. `restart` counts how often the job has been begun before.
+    Goes on from the newest checkpoint of the job's folder. `restart` counts how often the job has been begun before;
+    large collectives go over so many `lanes`, unless the job says otherwise.
     """
     if job.deterministic:
         devices.repeat_exactly()
-    network = Network(job.grid, devices.current(job.device), job.patience, lanes=job.lanes or 1)
+    network = Network(job.grid, devices.current(job.device), job.patience, lanes=job.lanes or lanes)
     if network.rank == 0:
         write_beside(job)
     trainer = Trainer(job, network)

@@ -38,7 +38,6 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
                 "--share-gpu lets them share"
             )
         write_beside(job)
-        job = replace(job, lanes=job.lanes or devices.lanes(job.device, job.grid.world))
         with sharing(job.grid.world, have if job.device != devices.CPU else job.grid.world):
             found = elastic.start(job.grid.world, job.restarts, _rank_of_agent, job)
         ended: Ended = found[0]
@@ -52,7 +51,7 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
             f"the grid {job.grid} needs {job.grid.world} ranks, and {here.by} started {here.world}; change the grid, start "
             f"{job.grid.world}, or let --replan choose"
         )
-    return _join_and_train(job, here)
+    return _join_and_train(job, here, lanes=1)
 
 
 def _rank_of_agent(refusals: elastic.Refusals, job: Job) -> Ended:
@@ -62,7 +61,8 @@ def _rank_of_agent(refusals: elastic.Refusals, job: Job) -> Ended:
     assert here is not None
     make_ready(here.local_rank, job.device, here.world)
     try:
-        ended = _join_and_train(job, here)
+        # All ranks are of this machine.
+        ended = _join_and_train(job, here, devices.lanes(job.device, here.world))
     except UserError as error:
         elastic.refuse(refusals, error)
         raise
@@ -77,8 +77,8 @@ def _rank_of_agent(refusals: elastic.Refusals, job: Job) -> Ended:
     return ended
 
 
-def _join_and_train(job: Job, here: Membership) -> Ended:
+def _join_and_train(job: Job, here: Membership, lanes: int) -> Ended:
     join(here, job.device, job.patience)
-    ended = train(job, here.restart)
+    ended = train(job, here.restart, lanes)
     world.leave()
     return ended

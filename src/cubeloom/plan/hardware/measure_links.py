@@ -16,7 +16,7 @@ from cubeloom.plan.hardware.measured import Transfer, undisturbed
 def measure_links(kind: devices.Kind, group: int, sizes: tuple[int, ...], repeats: int) -> list[Transfer]:
     """Every operation over all ranks of this job, for every size. Ranks are timed from a common start to their own end."""
     device = devices.current(kind)
-    network = Network(Grid(x=group), device)
+    network = Network(Grid(x=group), device, lanes=devices.lanes(kind, group))
     axis = network.axis("x")
     found = []
     for nbytes in sizes:

@@ -1,0 +1,205 @@
+"""Does the planner know what is fastest here? Calibrate, plan, train the best plan of every grid and schedule, compare.
+
+    OMP_NUM_THREADS=1 python -m bench.planned               # four ranks that share a GPU, GPT 350M, 8 × 1024 tokens
+    OMP_NUM_THREADS=1 python -m bench.planned --cpu --quick # two ranks, tiny, to see that it runs
+
+Every plan is trained as `cubeloom train` would train its settings file; beside them torch's own recipes, whole steps with
+AdamW. Ends with 1 where the fastest that was measured is not among the planner's first three.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from bench.gpu import TINY, number_type, tokens_of
+from bench.peers import gpt as peer
+from bench.peers import schedules, sharded
+from bench.peers.gpt import Size
+from bench.peers.timing import Step, Timed, slowest, take_turns
+from cubeloom import Grid, UserError
+from cubeloom.cli.calibrate import Calibrate
+from cubeloom.comm import Network, devices
+from cubeloom.job import Job, check
+from cubeloom.launch import RankPool
+from cubeloom.launch.share_gpu import sharing
+from cubeloom.models import GPTConfig
+from cubeloom.plan.hardware import cluster
+from cubeloom.plan.model.derive import derive
+from cubeloom.plan.search import Answer, Plan, configuration, search
+from cubeloom.settings import load
+from cubeloom.train.trainer import Trainer
+
+SIZE = Size(layers=24, hidden=1024, heads=16, sequence=1024, samples=8)
+AXES = ("pipe", "data", "z", "y", "x")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """Measure what the planner's ranking is worth on this machine."""
+
+    ranks: int = 4
+    most: int = 24
+    """Plans to train, the best of as many grids and schedules."""
+    steps: int = 5
+    cluster: Path | None = None
+    """A file that `cubeloom calibrate` wrote; without it, this machine is measured first."""
+    cpu: bool = False
+    quick: bool = False
+
+    def __call__(self, console: Console) -> int:
+        kind: devices.Kind = devices.CPU if self.cpu else "cuda"
+        size, ranks = (TINY, 2) if self.quick else (SIZE, self.ranks)
+        with tempfile.TemporaryDirectory(prefix="cubeloom-planned-") as folder:
+            machine = self.cluster or Path(folder) / "machine.toml"
+            if self.cluster is None:
+                share = 1 if self.cpu else ranks // devices.count(kind)
+                Calibrate(out=machine, device=kind, share_gpu=share, quick=self.quick, json=True)()
+            chosen = ranked(size, machine, ranks, number_type(kind))[: 4 if self.quick else self.most]
+            with sharing(ranks, devices.count(kind)), RankPool(ranks, kind) as pool:
+                rows = [
+                    (plan, step_ms(pool, job_of(Path(folder), answer, plan, size, kind), self.steps))
+                    for answer, plan in chosen
+                ]
+                peers = slowest(pool.run(ranks, peers_timed, size, kind, ranks, self.steps, timeout=600))
+        return told(console, rows, peers)
+
+
+def ranked(size: Size, machine: Path, ranks: int, dtype: torch.dtype) -> list[tuple[Answer, Plan]]:
+    """The best plan of every grid and schedule, as the planner ranks them."""
+    model = derive("gpt", config_of(size))
+    found: list[tuple[Answer, Plan]] = []
+    for grid in grids(ranks):
+        try:
+            answer = search(
+                model,
+                cluster(machine),
+                ranks,
+                size.samples,
+                size.sequence,
+                "bf16" if dtype.itemsize == 2 else "fp32",
+                grid,
+            )
+        except UserError:
+            continue  # nothing fits on it
+        best: dict[str, Plan] = {}
+        for plan in answer.plans:
+            best.setdefault(plan.shape.title, plan)
+        found += [(answer, plan) for plan in best.values()]
+    return sorted(found, key=lambda pair: pair[1].seconds)
+
+
+def config_of(size: Size) -> GPTConfig:
+    return GPTConfig(
+        vocab=size.vocab, positions=size.sequence, hidden=size.hidden, layers=size.layers, heads=size.heads, tied=False
+    )
+
+
+def grids(ranks: int) -> Iterator[Grid]:
+    def cut(left: int, axes: tuple[str, ...]) -> Iterator[dict[str, int]]:
+        if not axes:
+            if left == 1:
+                yield {}
+            return
+        for count in (n for n in range(1, left + 1) if left % n == 0):
+            yield from ({axes[0]: count, **rest} for rest in cut(left // count, axes[1:]))
+
+    for sizes in cut(ranks, AXES):
+        yield Grid.parse(",".join(f"{axis}={count}" for axis, count in sizes.items()))
+
+
+def job_of(folder: Path, answer: Answer, plan: Plan, size: Size, kind: devices.Kind) -> Job:
+    """What `cubeloom train` would be given; weights have no float32 masters, as the peers' have none."""
+    file = folder / "plan.toml"
+    text = configuration(answer, plan).replace(f'preset = "{answer.model.name}"', 'preset = "gpt-tiny"')
+    file.write_text(text)
+    c = config_of(size)
+    changes = [f"model.{name}={getattr(c, name)}" for name in ("vocab", "positions", "hidden", "layers", "heads")]
+    on_gpu = kind != devices.CPU
+    record = on_gpu and plan.grid.x * plan.grid.y * plan.grid.z == plan.ways == 1 and not plan.recompute
+    changes += [
+        "model.tied=false",
+        f"device={kind}",
+        f"folder={folder / 'run'}",
+        "optimizer.masters=false",
+        f"layout.record={str(record).lower()}",
+        f"lanes={devices.lanes(kind, plan.grid.world)}",
+    ]
+    job = load(Job, file, changes)
+    check(job)
+    return job
+
+
+def step_ms(pool: RankPool, job: Job, steps: int) -> float:
+    """The median over steps, each as long as for its slowest rank."""
+    by_rank = pool.run(job.grid.world, trained, job, steps, timeout=300)
+    return 1e3 * median(max(times) for times in zip(*by_rank, strict=True))
+
+
+def trained(job: Job, steps: int) -> list[float]:
+    network = Network(job.grid, devices.current(job.device), lanes=job.lanes or 1)
+    trainer = Trainer(job, network)
+    taken = []
+    for number in range(3 + steps):  # three to warm up: the second records
+        devices.settle(network.device)
+        network.barrier()
+        began = time.perf_counter()
+        trainer.step()
+        devices.settle(network.device)
+        if number > 2:
+            taken.append(time.perf_counter() - began)
+    trainer.close()
+    return taken
+
+
+def peers_timed(size: Size, kind: devices.Kind, ranks: int, steps: int) -> list[Timed]:
+    network = Network(Grid(y=ranks), devices.current(kind))
+    dtype = number_type(kind)
+    tokens, targets = tokens_of(size, network.device)
+    values = peer.weights(size, dtype, network.device)
+    recipes: dict[str, Step] = {
+        name: sharded.step(name, size, values, network.mesh["y"], tokens, targets) for name in sharded.RECIPES
+    }
+    for name, recipe in schedules.RECIPES.items():
+        stages = ranks * recipe.stages_per_rank
+        if size.samples >= recipe.least * ranks and size.layers % stages == 0:
+            recipes[name] = schedules.whole_steps(name, size, dtype, network.rank, ranks, tokens, targets)
+    return take_turns(recipes, network.device, 1, steps, network.barrier)
+
+
+def told(console: Console, rows: list[tuple[Plan, float]], peers: list[Timed]) -> int:
+    table = Table("planner's rank", "grid", "schedule", "rest", "ways", "predicted ms", "measured ms")
+    for place, (plan, ms) in enumerate(rows):
+        sizes = ",".join(f"{axis}={count}" for axis, count in plan.grid.sizes.items() if count > 1)
+        schedule = f"{plan.shape.title}, {plan.microbatches}"
+        table.add_row(
+            str(place + 1), sizes, schedule, plan.rest, str(plan.ways), f"{1e3 * plan.seconds:.1f}", f"{ms:.1f}"
+        )
+    for each in sorted(peers, key=lambda one: one.step_ms):
+        table.add_row("", each.name, "", "", "", "", f"{each.step_ms:.1f}")
+    console.print(table)
+    fastest = min(range(len(rows)), key=lambda place: rows[place][1])
+    best_peer = min(each.step_ms for each in peers)
+    found = {
+        "measured": len(rows),
+        "place_of_fastest": fastest + 1,
+        "regret": rows[0][1] / rows[fastest][1] - 1,
+        "first_over_best_torch": best_peer / rows[0][1],
+    }
+    print(json.dumps(found))
+    return int(fastest > 2)
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(Planned)(Console(width=None if sys.stdout.isatty() else 150)))

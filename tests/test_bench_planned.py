@@ -1,0 +1,25 @@
+"""The bench of the planner against trained plans, as small as can be; it asserts nothing of times."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from bench.planned import Planned, grids
+from rich.console import Console
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_plans_are_trained_beside_torch_s_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    Planned(cpu=True, quick=True, steps=2)(Console(width=150))
+    out = capsys.readouterr().out
+    found = json.loads(out.splitlines()[-1])
+    assert found["measured"] == 4 and 1 <= found["place_of_fastest"] <= 4
+    assert found["regret"] >= 0
+    for peer in ("torch FSDP2", "torch 1F1B", "torch ZB1P", "torch tensor parallel"):
+        assert peer in out
+
+
+def test_every_grid_of_four_ranks() -> None:
+    assert len({str(grid) for grid in grids(4)}) == len(list(grids(4))) == 15
