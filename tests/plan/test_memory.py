@@ -155,4 +155,5 @@ def test_the_peak_of_every_schedule(case: Case) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("case", some_of_all(), ids=str)
 def test_the_peak_of_mixed_settings(case: Case) -> None:
-    assert predicted(case) == pytest.approx(rehearsed(case), rel=0.05)
+    """With two strands what waits while the other computes is guessed: docs/plan.md says how far it was off."""
+    assert predicted(case) == pytest.approx(rehearsed(case), rel=0.02 if case.ways == 1 else 0.15)

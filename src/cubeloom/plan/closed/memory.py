@@ -54,8 +54,11 @@ def room(piece: plan.Piece, s: Settings) -> Room:
             whole = layer.k * layer.n * layer.taps / s.size("x", "y") * s.item
             gathered = gathered + whole * s.gathers
             largest = np.maximum(largest, whole)
-            out = s.rows(layer.pixels[1] if layer.pixels else None)
-            noted = noted + saved(layer, s) + out * layer.n / s.size(layer.n_axis) * s.item
+            into, out = (s.rows(pixels) for pixels in layer.pixels or (None, None))
+            # An input of which the shard was kept is under way to be whole when its weight gradient is put off.
+            again = (s.size(layer.n_axis) > 1) & (s.sharded | layer.always_in) & s.regathered
+            inputs = into * layer.k / s.size(layer.k_axis) * (1 + again / s.size(layer.n_axis))
+            noted = noted + (inputs + out * layer.n / s.size(layer.n_axis)) * s.item
     head = joined(piece, s)
     kept = {layer.name: saved(layer, s, head) for layer in piece.layers}
     stream = sum(

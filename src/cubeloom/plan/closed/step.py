@@ -13,7 +13,7 @@ from cubeloom.plan import costs
 from cubeloom.plan.closed.compute import optimizer
 from cubeloom.plan.closed.memory import Room
 from cubeloom.plan.closed.schedules import Shape
-from cubeloom.plan.closed.settings import KEPT, REPLICATED, Recompute, Settings, choose
+from cubeloom.plan.closed.settings import KEPT, REPLICATED, Recompute, Settings
 from cubeloom.plan.closed.timing import Times
 from cubeloom.plan.hardware import Cluster
 from cubeloom.plan.model.layers import Model
@@ -115,8 +115,12 @@ def _carried(load: Load, pieces: Pieces) -> Carried:
     activations, found = (weighted(load.passed, rooms[name]) for name in ("activations", "found"))
     forward, backward, again = (most(way) for way in ("forward", "backward", "again"))
     s, item = pieces.settings, pieces.settings.item
+    # A head that found its gradients is done before anything is computed again.
+    inside = activations - found - behind + _largest([rooms["backward"][place] for place in inner])
+    one = np.maximum(inside, np.where(found > 0, backward, activations + np.maximum(backward, again)))
     # Of several strands the first has used what it found when the last is computed again.
-    redoing = activations - found - choose(s.ways > 1, found / s.ways, 0.0) + np.maximum(backward, again)
+    several = activations - found - found / s.ways + np.maximum(backward, again)
+    redoing = np.where(s.ways > 1, several, one)
     return Carried(
         forward=times.forward + pieces.times[first].first,
         input_grad=times.input_grad + pieces.times[final].last,
