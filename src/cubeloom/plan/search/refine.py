@@ -23,7 +23,7 @@ from cubeloom.plan.simulate.fold import actions, folded
 from cubeloom.plan.simulate.plans import Alike, stage_times
 from cubeloom.plan.simulate.run import StageTimes
 
-ACTIONS = 80_000  # that a search simulates, less than half a second's: schedules of the best plans first
+ACTIONS = 60_000  # that a search simulates, a third of a second's: schedules of the best plans first
 
 
 def refined(
