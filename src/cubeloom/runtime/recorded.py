@@ -114,9 +114,8 @@ class RecordedStage(Stage):
     def prepare(self) -> None:
         """Record what the first step did, once for every portion that was in flight. Between steps."""
         if self._most and not self._free:
-            if (
-                "I" in self._examples
-            ):  # some backwards are split, and others are not: both halves then stand for the whole
+            if "I" in self._examples:
+                # Where only some backwards are split, both halves stand for a whole one.
                 self._examples.pop("B", None)
             self._free = [_Slot(self._record_slot(number)) for number in range(self._most)]
             self._examples.clear()
