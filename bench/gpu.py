@@ -22,32 +22,23 @@ from typing import Any
 import torch
 import tyro
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
 from cubeloom import Grid
 from cubeloom.comm import Network, devices
-from cubeloom.cube import Batch, Rest, apply
-from cubeloom.cube.parameter import Block
-from cubeloom.cube.recorded import RecordedStep
-from cubeloom.job.settings import OptimizerSettings
+from cubeloom.cube import Rest
 from cubeloom.launch import run
 from cubeloom.launch.share_gpu import sharing
-from cubeloom.models import CrossEntropy, GPTConfig, build, cut_of
-from cubeloom.models.cuts import gpt_cut
-from cubeloom.models.gpt import Block as GPTBlock
-from cubeloom.models.pieces import Carry, Data, Piece
-from cubeloom.pipeline import generate
-from cubeloom.runtime import Pipeline
-from cubeloom.runtime.recorded import GraphRecord
-from cubeloom.train.optimizers import optimizer_of
-from cubeloom.weave import Weave
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `bench` is found also where this file is run by its name
+from bench import overlap
+from bench.ours import number_type, our_step, tokens_of
 from bench.peers import gpt as peer
 from bench.peers import schedules, sharded
 from bench.peers.gpt import Size
 from bench.peers.schedules import Stacked
 from bench.peers.timing import Compared, Step, Timed, matmul_rate, slowest, take_turns
+from bench.stacked import our_passes
 
 SIZES = {
     "350M": Size(layers=24, hidden=1024, heads=16, sequence=1024, samples=16),
@@ -58,19 +49,9 @@ PEER = "torch, compiled blocks"
 RECORDED = "cubeloom, compiled and recorded"
 RECIPES = ("torch", PEER, "cubeloom", "cubeloom, compiled", RECORDED)
 OUR_SCHEDULES = ("1f1b", "zb-h1", "zbv", "chimera", "chimera-zb")
-OUR_CUBES = {"cubeloom y, replicated": "replicated", "cubeloom y, sharded": "sharded"}  # activations at rest
+REPLICATED = "cubeloom y, replicated"
+OUR_CUBES = {REPLICATED: "replicated", "cubeloom y, sharded": "sharded"}  # activations at rest
 WAYS = {"": 1, ", two strands": 2}
-
-
-def number_type(kind: devices.Kind) -> torch.dtype:
-    return torch.float32 if kind == devices.CPU else torch.bfloat16
-
-
-def tokens_of(size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Random tokens, and as targets the ones that follow."""
-    numbers = torch.Generator().manual_seed(7)
-    drawn = torch.randint(size.vocab, (size.samples, size.sequence + 1), generator=numbers).to(device)
-    return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
 
 
 def their_step(size: Size, values: dict[str, Tensor], compiled: bool) -> Step:
@@ -86,71 +67,6 @@ def their_step(size: Size, values: dict[str, Tensor], compiled: bool) -> Step:
         return loss.detach()
 
     return step
-
-
-def our_step(
-    size: Size,
-    values: dict[str, Tensor],
-    network: Network,
-    rest: Rest | None = None,
-    *,
-    compiled: bool = False,
-    recorded: bool = False,
-    ways: int = 1,
-) -> Step:
-    """The same with our layers: AdamW without masters, as the peer has none."""
-    with torch.device("meta"):
-        model = build(our_config(size))
-    batch = Batch(size.samples, size.sequence)
-    state = apply(model, cut_of(model), network, batch, filled(values), rest, compile=compiled)
-    settings = OptimizerSettings(betas=(0.9, 0.999), weight_decay=0.01, masters=False)
-    optimizer = optimizer_of(settings, dict(model.named_parameters()), state.gradients)
-    for group in optimizer.optimizer.param_groups:
-        group["lr"] = 1e-4
-    tokens, targets = tokens_of(size, network.device)
-    data = {"tokens": tokens, "targets": targets}
-    run = Weave(model, ways, state.staggers)
-    passes = RecordedStep(run, model.parameters(), data) if recorded else Passes(run)
-
-    def step() -> Tensor:
-        loss = passes(**data)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step
-
-
-class Passes:
-    """Forward and backward."""
-
-    def __init__(self, forward: Callable[..., Tensor]) -> None:
-        self._forward = forward
-
-    def __call__(self, **data: Tensor) -> Tensor:
-        loss = self._forward(**data)
-        loss.backward()
-        return loss
-
-
-def our_config(size: Size) -> GPTConfig:
-    return GPTConfig(
-        vocab=size.vocab,
-        positions=size.sequence,
-        hidden=size.hidden,
-        layers=size.layers,
-        heads=size.heads,
-        tied=False,
-    )
-
-
-def filled(values: dict[str, Tensor]) -> Callable[[str, Block], Tensor]:
-    """The peer's values for our parameters."""
-
-    def fill(name: str, block: Block) -> Tensor:
-        return values[name.replace(".attention.", ".").replace(".mlp.", ".")][block.slices].clone()
-
-    return fill
 
 
 def measure_one(
@@ -175,96 +91,6 @@ def measure_one(
         timed = take_turns(recipes, device, rounds, steps, profiled=profiled)
     rate = matmul_rate(device, dtype, 64 if kind == devices.CPU else 8192)
     return Compared(title, timed, PEER, size.tokens, size.teraflops, rate)
-
-
-class Stack(nn.Module):
-    """Our blocks with a light head, in pieces; the data is what the first block gets."""
-
-    read_by_loss = ("head",)
-
-    def __init__(self, size: Stacked) -> None:
-        super().__init__()
-        self.size = size
-        self.config = GPTConfig(
-            vocab=size.classes, positions=size.sequence, hidden=size.hidden, layers=size.blocks, heads=size.heads
-        )
-        self.blocks = nn.ModuleList(GPTBlock(self.config) for _ in range(size.blocks))
-        self.norm = nn.LayerNorm(size.hidden)
-        self.head = nn.Linear(size.hidden, size.classes, bias=False)
-        self.loss = CrossEntropy()
-
-    def pieces(self) -> list[Piece]:
-        def block(number: int) -> Piece:
-            def forward(carry: Carry, data: Data) -> Carry:
-                x = carry["x"] if number else data["x"].flatten(0, 1)
-                return {"x": self.blocks[number](x, data["x"].shape[1])}
-
-            return Piece((f"blocks.{number}",), forward)
-
-        end = Piece(("norm", "head", "loss"), self._end, losses={"loss": "targets"})
-        return [*(block(number) for number in range(len(self.blocks))), end]
-
-    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        carry: Carry = {}
-        for piece in self.pieces():
-            carry = piece.run(carry, {"x": x, "targets": targets})
-        return carry["loss"]
-
-    def _end(self, carry: Carry, data: Data) -> Carry:
-        return {"loss": self.loss.from_hidden(self.norm(carry["x"]), self.head, data["targets"].flatten())}
-
-    def example(self, samples: int) -> dict[str, Tensor]:
-        shape = samples, self.size.sequence
-        return {
-            "x": torch.empty(*shape, self.size.hidden, device="meta"),
-            "targets": torch.empty(shape, dtype=torch.long, device="meta"),
-        }
-
-
-class ForwardAndBackward(Pipeline):
-    """As torch's peers are timed: replicas' gradients are not summed, and nobody asks for the loss."""
-
-    def passes(self, data: dict[str, Tensor]) -> None:
-        if not self._boundaries:
-            self.learn(data)
-        with self.gradients.accumulating():
-            if self._recorded is not None:
-                self._recorded.begin()
-            self._run(self._work(data, 0, None), self._channels)
-        for parameter in self.parameters.values():
-            parameter.grad = None
-
-
-def our_passes(
-    name: str, size: Stacked, network: Network, data: dict[str, Tensor], record: bool = False
-) -> Callable[[], None]:
-    with torch.device("meta"):
-        model = Stack(size)
-    schedule = generate(name, network.grid.pipe, len(data["x"]))
-    per = size.blocks // schedule.stages
-    stages = [range(stage * per, (stage + 1) * per) for stage in range(schedule.stages)]
-    stages[-1] = range(stages[-1].start, size.blocks + 1)
-    used = {key: kind for key, kind in gpt_cut(model.config).items() if key not in ("embed", "positions", "dropout")}
-    numbers = torch.Generator(network.device).manual_seed(0)
-
-    def fill(name: str, block: Block) -> Tensor:
-        drawn = 0.02 * torch.randn(block.local, generator=numbers, device=network.device)
-        return (drawn + float("norm" in name and name.endswith("weight"))).to(data["x"].dtype)
-
-    batch = Batch(len(data["x"]), size.sequence)
-    on_gpu = network.device.type != devices.CPU
-    pipeline = ForwardAndBackward(
-        model,
-        used,
-        network,
-        batch,
-        fill,
-        schedule,
-        Rest(),
-        stages,
-        record=GraphRecord() if record and on_gpu else None,
-    )
-    return lambda: pipeline.passes(data)
 
 
 def measure_pipe(
@@ -298,6 +124,11 @@ def measure_tp(size: Size, kind: devices.Kind, ranks: int, rounds: int, steps: i
         rest = Rest(activations=activations)  # type: ignore[arg-type]
         for strands, ways in WAYS.items():
             recipes[name + strands] = our_step(size, values, network, rest, ways=ways)
+    with network.recording() as ledger:
+        recipes[REPLICATED]()
+    recipes[overlap.SUMS] = overlap.sums_of(network, ledger)
+    on_cpu = kind == devices.CPU
+    recipes |= overlap.bare_pair(network, 64 if on_cpu else 4096, 2**12 if on_cpu else 2**24)
     return take_turns(recipes, network.device, rounds, steps, network.barrier)
 
 
@@ -387,6 +218,10 @@ class Tp(Common):
                 ]
                 found.append(Compared(title, alike, theirs, size.tokens, size.teraflops))
                 console.print(found[-1].table())
+            shares = overlap.hidden(timed, REPLICATED, f"{REPLICATED}, two strands")
+            console.print(
+                "hidden of the shorter: " + ", ".join(f"{what} {share:.0%}" for what, share in shares.items())
+            )
         return found
 
 

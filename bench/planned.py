@@ -23,7 +23,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from bench.gpu import TINY, number_type, tokens_of
+from bench.gpu import TINY
+from bench.ours import number_type, tokens_of
 from bench.peers import gpt as peer
 from bench.peers import schedules, sharded
 from bench.peers.gpt import Size

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from bench import overlap
 from bench.gpu import (
     OUR_CUBES,
     OUR_SCHEDULES,
@@ -15,11 +16,9 @@ from bench.gpu import (
     RECORDED,
     TINY,
     One,
-    filled,
     main,
-    our_config,
-    tokens_of,
 )
+from bench.ours import filled, our_config, tokens_of
 from bench.peers import gpt as peer
 from bench.peers import schedules, sharded
 from bench.peers.timing import Compared, Timed, slowest
@@ -67,6 +66,13 @@ def test_tensor_parallelism_of_both_trains_alike(capsys: pytest.CaptureFixture[s
     for told, theirs, ours in zip(told_by(capsys, "tp", "--ranks", "2"), sharded.TENSOR, OUR_CUBES, strict=True):
         losses = {each["name"]: each["loss"] for each in told["timed"]}
         assert told["against"] == theirs and losses[ours] == pytest.approx(losses[theirs], abs=1e-5)
+
+
+def test_what_is_hidden_is_a_share_of_the_shorter() -> None:
+    """4 of 10 behind each other's matmuls; a step of 30, of which sums are 20, takes 4 less in two strands."""
+    ms = dict(zip(overlap.PAIR, (12.0, 10.0, 18.0), strict=True)) | {"one": 30.0, "two": 26.0, overlap.SUMS: 20.0}
+    timed = [Timed(name, [each], None, 0.0) for name, each in ms.items()]
+    assert overlap.hidden(timed, "one", "two") == {"pair": pytest.approx(0.4), "strands": pytest.approx(0.4)}
 
 
 def test_the_slowest_rank_is_what_a_step_takes() -> None:

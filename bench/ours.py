@@ -1,0 +1,95 @@
+"""GPT with our layers, the same numbers and data as the peer in `bench.peers.gpt` has: whole steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from bench.peers.gpt import Size
+from bench.peers.timing import Step
+from cubeloom.comm import Network, devices
+from cubeloom.cube import Batch, Rest, apply
+from cubeloom.cube.parameter import Block
+from cubeloom.cube.recorded import RecordedStep
+from cubeloom.job.settings import OptimizerSettings
+from cubeloom.models import GPTConfig, build, cut_of
+from cubeloom.train.optimizers import optimizer_of
+from cubeloom.weave import Weave
+
+
+def number_type(kind: devices.Kind) -> torch.dtype:
+    return torch.float32 if kind == devices.CPU else torch.bfloat16
+
+
+def tokens_of(size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Random tokens, and as targets the ones that follow."""
+    numbers = torch.Generator().manual_seed(7)
+    drawn = torch.randint(size.vocab, (size.samples, size.sequence + 1), generator=numbers).to(device)
+    return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+
+
+def our_step(
+    size: Size,
+    values: dict[str, Tensor],
+    network: Network,
+    rest: Rest | None = None,
+    *,
+    compiled: bool = False,
+    recorded: bool = False,
+    ways: int = 1,
+) -> Step:
+    """The same with our layers: AdamW without masters, as the peer has none."""
+    with torch.device("meta"):
+        model = build(our_config(size))
+    batch = Batch(size.samples, size.sequence)
+    state = apply(model, cut_of(model), network, batch, filled(values), rest, compile=compiled)
+    settings = OptimizerSettings(betas=(0.9, 0.999), weight_decay=0.01, masters=False)
+    optimizer = optimizer_of(settings, dict(model.named_parameters()), state.gradients)
+    for group in optimizer.optimizer.param_groups:
+        group["lr"] = 1e-4
+    tokens, targets = tokens_of(size, network.device)
+    data = {"tokens": tokens, "targets": targets}
+    run = Weave(model, ways, state.staggers)
+    passes = RecordedStep(run, model.parameters(), data) if recorded else Passes(run)
+
+    def step() -> Tensor:
+        loss = passes(**data)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+class Passes:
+    """Forward and backward."""
+
+    def __init__(self, forward: Callable[..., Tensor]) -> None:
+        self._forward = forward
+
+    def __call__(self, **data: Tensor) -> Tensor:
+        loss = self._forward(**data)
+        loss.backward()
+        return loss
+
+
+def our_config(size: Size) -> GPTConfig:
+    return GPTConfig(
+        vocab=size.vocab,
+        positions=size.sequence,
+        hidden=size.hidden,
+        layers=size.layers,
+        heads=size.heads,
+        tied=False,
+    )
+
+
+def filled(values: dict[str, Tensor]) -> Callable[[str, Block], Tensor]:
+    """The peer's values for our parameters."""
+
+    def fill(name: str, block: Block) -> Tensor:
+        return values[name.replace(".attention.", ".").replace(".mlp.", ".")][block.slices].clone()
+
+    return fill
