@@ -21,9 +21,11 @@ from rich.console import Console
 from rich.table import Table
 
 from cubeloom.grid import Grid
+from cubeloom.plan.closed.carried import carry, loads
+from cubeloom.plan.closed.peak import memory
 from cubeloom.plan.closed.schedules import SHAPES
 from cubeloom.plan.closed.settings import Settings
-from cubeloom.plan.closed.step import carry, loads, memory, step
+from cubeloom.plan.closed.step import step
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model import load
 from cubeloom.plan.search import search

@@ -13,9 +13,10 @@ import torch
 from cubeloom.cube import Batch, Rest
 from cubeloom.grid import Grid
 from cubeloom.models import Config, GPTConfig, LlamaConfig
+from cubeloom.plan.closed.carried import carry, loads
+from cubeloom.plan.closed.peak import memory
 from cubeloom.plan.closed.schedules import ALONE, SHAPES
 from cubeloom.plan.closed.settings import WEIGHTS, Recompute, Settings
-from cubeloom.plan.closed.step import carry, loads, memory
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model import Model
 from cubeloom.plan.model.derive import derive

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from cubeloom.plan import costs
+from cubeloom.plan.closed.carried import carry, loads
 from cubeloom.plan.closed.compute import optimizer
 from cubeloom.plan.closed.schedules import ALONE, SHAPES
 from cubeloom.plan.closed.settings import FREED, REPLICATED, Settings
-from cubeloom.plan.closed.step import Step, carry, loads, step
+from cubeloom.plan.closed.step import Step, step
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model import load
 from cubeloom.plan.search.find import cost

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from cubeloom.grid import Grid
+from cubeloom.plan.closed.carried import Carried, Load, Pieces, carry, loads, weighted
 from cubeloom.plan.closed.legal import refusals
 from cubeloom.plan.closed.memory import Room, room
+from cubeloom.plan.closed.peak import memory
 from cubeloom.plan.closed.schedules import Shape, shapes
 from cubeloom.plan.closed.settings import RECOMPUTE, Recompute, Settings
-from cubeloom.plan.closed.step import Carried, Load, Pieces, busiest, carry, loads, memory, pipelined, step, weighted
+from cubeloom.plan.closed.step import busiest, pipelined, step
 from cubeloom.plan.closed.timing import Times, times
 from cubeloom.plan.closed.volume import handed_numbers
 from cubeloom.plan.hardware import Cluster, Dtype

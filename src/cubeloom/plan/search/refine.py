@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from cubeloom.grid import Grid
+from cubeloom.plan.closed.carried import Pieces, carry, loads
+from cubeloom.plan.closed.peak import memory
 from cubeloom.plan.closed.settings import Settings
-from cubeloom.plan.closed.step import Pieces, carry, loads, memory, step
+from cubeloom.plan.closed.step import step
 from cubeloom.plan.hardware import Cluster, Dtype
 from cubeloom.plan.model import Model, with_stages
 from cubeloom.plan.search.best import Candidate

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from cubeloom.plan import costs
+from cubeloom.plan.closed.carried import Pieces
 from cubeloom.plan.closed.schedules import Shape
 from cubeloom.plan.closed.settings import Recompute
-from cubeloom.plan.closed.step import Pieces, replicas
+from cubeloom.plan.closed.step import replicas
 from cubeloom.plan.hardware import Cluster
 from cubeloom.plan.model import Model
 from cubeloom.plan.simulate.run import StageTimes

@@ -1,0 +1,179 @@
+"""What a worker carries of a step: its part of the model, and what that takes in time and in room, from those of the pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cubeloom.plan.closed.memory import Room
+from cubeloom.plan.closed.schedules import Shape
+from cubeloom.plan.closed.settings import KEPT, Settings
+from cubeloom.plan.closed.timing import Times
+from cubeloom.plan.model.layers import Model
+
+Row = tuple[float, ...]  # pieces of each kind
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a worker has of the model, in pieces of each kind. Workers with the same are one."""
+
+    passed: Row  # that one micro-batch goes through, in the mean over the replicas that the worker holds
+    held: Row  # whose weights it holds
+    first: int  # the worker among them with the most in flight
+
+
+def loads(model: Model, shape: Shape, workers: int) -> tuple[Load, ...]:
+    return _loads(model.stages(workers * shape.chunks), shape, workers)
+
+
+@cache
+def _loads(stages: tuple[tuple[int, ...], ...], shape: Shape, workers: int) -> tuple[Load, ...]:
+    found: dict[tuple[Row, Row], int] = {}
+    most: dict[tuple[Row, Row], float] = {}
+    for worker in range(workers):
+        own = [stages[stage] for stage in shape.stages(workers, worker)]
+        copies = len(own) // shape.chunks
+        total = tuple(float(sum(column)) for column in zip(*own, strict=True))
+        key = (tuple(each / copies for each in total), total)
+        flying = float(np.max(shape.in_flight(workers, np.asarray(2.0 * workers), worker)))
+        # Where backwards are split the last of them has put off most weight gradients.
+        if key not in found or flying > most[key] or (shape.split and flying == most[key]):
+            found[key], most[key] = worker, flying
+    return tuple(Load(passed, held, worker) for (passed, held), worker in found.items())
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Of each kind of piece, its times and its room; and what stages hand on: arrays over the settings."""
+
+    settings: Settings
+    times: Sequence[Times]
+    rooms: Sequence[Room]
+    handed: Any  # bytes
+    owner: int | None = None  # the kind of piece whose weight another shares
+
+
+class Carried(NamedTuple):
+    """What one worker has to compute for a micro-batch, in seconds, and to hold, in bytes. The same for many schedules."""
+
+    forward: Any
+    input_grad: Any
+    weight_grad: Any
+    saved: Any
+    computed: Any
+    again: Any
+    attention: Any
+    numbers: Any  # parameters
+    weights: Any  # the same in bytes
+    states: Any  # parameters that it keeps optimizer states of if those are cut over all replicas
+    updating: Any  # beside weights and states, after the last backward
+    activations: Any
+    inside: Any
+    found: Any
+    noted: Any
+    in_backward: Any  # the most beyond activations
+    most: Any  # the same in a forward or a backward
+    redoing: Any  # the most in a backward that computes activations again, with them
+    most_redoing: Any
+    at_end: Any  # the most as a backward ends
+    largest: Any  # weight
+    gathered: Any  # weights that are kept
+    handed: Any
+
+    def take(self, index: Any) -> Carried:
+        return Carried(*(each[index] if np.ndim(each) else each for each in self))
+
+
+def carry(loads: Sequence[Load], pieces: Pieces) -> tuple[Carried, ...]:
+    return tuple(_carried(load, pieces) for load in loads)
+
+
+def _carried(load: Load, pieces: Pieces) -> Carried:
+    times = Times(*(weighted(load.passed, [getattr(time, name) for time in pieces.times]) for name in Times._fields))
+    rooms = {name: [getattr(room, name) for room in pieces.rooms] for name in Room._fields}
+    some = [place for place, count in enumerate(load.held) if count]
+    first, final = some[0], some[-1]
+    last = len(load.held) - 1
+    numbers, states, alone = _numbers(load, pieces, last)
+    ends = [last] if load.held[last] else []
+    behind = rooms["activations"][last] if ends else 0.0  # not there yet, or gone, while others are computed
+    inner = [place for place in some if 0 < place < last] or some
+
+    def most(way: str) -> Any:
+        places = dict.fromkeys([*inner, *ends])
+        return most_of([rooms[way][place] - (0.0 if place == last else behind) for place in places])
+
+    kept = weighted(load.held, rooms["gathered"]) * (pieces.settings.weights == KEPT)
+    activations, found = (weighted(load.passed, rooms[name]) for name in ("activations", "found"))
+    forward, backward, again = (most(way) for way in ("forward", "backward", "again"))
+    s, item = pieces.settings, pieces.settings.item
+    # A head that found its gradients is done before anything is computed again.
+    inside = activations - found - behind + most_of([rooms["backward"][place] for place in inner])
+    one = np.maximum(inside, np.where(found > 0, backward, activations + np.maximum(backward, again)))
+    # Of several strands the first has used what it found when the last is computed again.
+    several = activations - found - found / s.ways + np.maximum(backward, again)
+    redoing = np.where(s.ways > 1, several, one)
+    return Carried(
+        forward=times.forward + pieces.times[first].first,
+        input_grad=times.input_grad + pieces.times[final].last,
+        weight_grad=times.weight_grad,
+        saved=times.saved,
+        computed=times.computed,
+        again=times.again,
+        attention=times.attention,
+        numbers=numbers,
+        weights=numbers * item,
+        states=states,
+        updating=updating(numbers * item, alone, states, item),
+        activations=activations,
+        found=found,
+        inside=weighted(load.passed, rooms["inside"]),
+        noted=weighted(load.passed, rooms["noted"]),
+        in_backward=backward,
+        most=np.maximum(forward, backward),
+        redoing=redoing,
+        most_redoing=np.maximum(forward, redoing),
+        at_end=rooms["backward"][first] + rooms["activations"][first],
+        largest=most_of([rooms["largest"][place] for place in some]),
+        gathered=kept,
+        handed=pieces.handed,
+    )
+
+
+def _numbers(load: Load, pieces: Pieces, last: int) -> tuple[Any, Any, Any]:
+    """Parameters, what states are kept of, and those that are nobody else's."""
+    rooms, owner = pieces.rooms, pieces.owner
+    own = [weighted(load.held, [room[place] for room in rooms]) for place in range(3)]
+    if owner is not None and not (load.held[owner] and load.held[last]):
+        shared = rooms[last][3:6]
+        if load.held[last]:
+            own = [first + second for first, second in zip(own, shared, strict=True)]
+        if load.held[owner] or load.held[last]:
+            # Another worker uses the weight too: they sum its gradient, and each keeps half of its states.
+            own[1], own[2] = own[1] - shared[1] / 2, own[2] - shared[2]
+    return own[0], own[1], own[2]
+
+
+def weighted(row: Row, values: Sequence[Any]) -> Any:
+    return sum((count * value for count, value in zip(row, values, strict=True) if count), start=np.float64(0))
+
+
+def most_of(values: Sequence[Any]) -> Any:
+    found = values[0]
+    for value in values[1:]:
+        found = np.maximum(found, value)
+    return found
+
+
+def updating(weights: Any, alone: Any, states: Any, item: int) -> Any:
+    """Of weights in bytes; of them `alone` are nobody else's; `states` are this rank's part. Those two in numbers."""
+    wide = max(item, 4)  # gradients become float32, as the weights that the optimizer changes
+    summed, own = weights - alone * item, states - alone
+    reducing = weights + own * item
+    stepping = alone * (item + (4 if item < 4 else 0)) + own * (wide + item)
+    return summed + np.maximum(reducing, stepping)

@@ -1,0 +1,82 @@
+"""The closed form of a worker's memory at its peak: the largest of a few moments of a step, for arrays of settings."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cubeloom.plan.closed.carried import Carried, updating
+from cubeloom.plan.closed.schedules import Shape
+from cubeloom.plan.closed.settings import Recompute
+
+
+class Memory(NamedTuple):
+    """Bytes of a rank, by class."""
+
+    parameters: Any
+    gradients: Any
+    optimizer: Any
+    activations: Any
+    gathered: Any
+    buffers: Any
+    update: Any  # what the rest of the step needs more than that: gradients, their sums, the optimizer
+
+    @property
+    def total(self) -> Any:
+        return sum(self, start=np.float64(0))
+
+
+def memory(shape: Shape, workers: int, worker: int, count: Any, c: Carried, item: int, recompute: Recompute) -> Memory:
+    """Of one worker, with `count` micro-batches, while most of them are in flight; and what later moments need more.
+
+    Optimizer states are cut over all replicas (ZeRO-1), which moves no byte more.
+    """
+    flying = shape.in_flight(workers, count, worker)
+    wholly = recompute is True
+    least = c.found if wholly else c.activations - c.inside if recompute else c.activations
+    if workers > 1:
+        # A stage keeps its output for its backward; its input is its first layer's, unless that is to be computed again.
+        least = least + c.handed * (shape.chunks * (2 if wholly else 1))
+    kept = flying * least
+    if shape.split:
+        # What waits for its weight gradient keeps inputs and output gradients.
+        kept = kept + np.minimum(_waiting(shape, worker), flying - 1) * (c.noted - least)
+    backward, most = (c.redoing, c.most_redoing) if wholly else (c.in_backward, c.most)
+    there = np.where(np.asarray(count) > flying, c.weights, 0.0)  # gradients, while all are in flight
+    # After a backward of each copy of a stage all gradients are there: in the next one, or as a single one ends.
+    ending = np.where(np.asarray(count) > shape.replicas, backward, c.at_end)
+    later = kept - shape.replicas * least + c.weights + ending
+    if shape.split:
+        left, off = _put_off(shape, workers, worker, count)
+        later = np.maximum(later, left * least + off * c.noted + c.weights + 2 * c.largest)
+    buffers = most + 2 * c.handed if workers > 1 else most
+    later = np.maximum(later, _updating(shape, c, item) - (c.gathered + (buffers - most)))
+    update = np.maximum(0.0, later - (kept + there + most))
+    state = 12 if item < 4 else 2 * item  # two states; in half precision a float32 weight too
+    return Memory(c.weights, there, c.states * (state / shape.replicas), kept, c.gathered, buffers, update)
+
+
+def _waiting(shape: Shape, worker: int) -> int:
+    """Of the micro-batches in flight, those whose weight gradients were put off, when most are in flight."""
+    return {"zb-h1": worker, "zb-h2": 2 * worker}.get(shape.name, 0)
+
+
+def _put_off(shape: Shape, workers: int, worker: int, count: Any) -> tuple[Any, Any]:
+    """When most weight gradients are put off: micro-batches before their backward, and those between its halves."""
+    inward = min(worker, workers - 1 - worker) + 1
+    left, off = {
+        "zb-h1": (workers - 1 - worker, worker + 1),
+        "zb-h2": (2 * (workers - 1 - worker), 2 * worker + 1),
+        "zbv": ((workers - 1 - worker) / 2, worker + 0.5),
+        "dualpipe": (0, inward),
+        "dualpipev": ((workers - 1 - worker) / 2, (worker + 1) / 2),
+        "chimera-zb": (0, workers),
+    }.get(shape.name, (0, 0))
+    off = np.minimum(off, count)
+    return np.minimum(left, count - off), off
+
+
+def _updating(shape: Shape, c: Carried, item: int) -> Any:
+    """The most bytes beside weights and states after the last backward: of gradients, their sums, and gathered weights."""
+    return c.updating if shape.replicas == 1 else updating(c.weights, 0.0, c.states / shape.replicas, item)
