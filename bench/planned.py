@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.gpu import TINY
-from bench.ours import number_type, tokens_of
+from bench.ours import number_type, our_config, tokens_of
 from bench.peers import gpt as peer
 from bench.peers import schedules, sharded
 from bench.peers.gpt import Size
@@ -33,13 +33,13 @@ from cubeloom import Grid, UserError
 from cubeloom.cli.calibrate import Calibrate
 from cubeloom.comm import Network, devices
 from cubeloom.job import Job, check
+from cubeloom.job.settings import ModelSettings, OptimizerSettings
 from cubeloom.launch import RankPool
 from cubeloom.launch.share_gpu import sharing
-from cubeloom.models import GPTConfig
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model.derive import derive
-from cubeloom.plan.search import Answer, Plan, configuration, search
-from cubeloom.settings import load
+from cubeloom.plan.search import Answer, Plan, search
+from cubeloom.rehearse.plans import job_of as planned_job
 from cubeloom.train.trainer import Trainer
 
 SIZE = Size(layers=24, hidden=1024, heads=16, sequence=1024, samples=8)
@@ -79,7 +79,7 @@ class Planned:
 
 def ranked(size: Size, machine: Path, ranks: int, dtype: torch.dtype) -> list[tuple[Answer, Plan]]:
     """The best plan of every grid and schedule, as the planner ranks them."""
-    model = derive("gpt", config_of(size))
+    model = derive("gpt", our_config(size))
     found: list[tuple[Answer, Plan]] = []
     for grid in grids(ranks):
         try:
@@ -101,12 +101,6 @@ def ranked(size: Size, machine: Path, ranks: int, dtype: torch.dtype) -> list[tu
     return sorted(found, key=lambda pair: pair[1].seconds)
 
 
-def config_of(size: Size) -> GPTConfig:
-    return GPTConfig(
-        vocab=size.vocab, positions=size.sequence, hidden=size.hidden, layers=size.layers, heads=size.heads, tied=False
-    )
-
-
 def grids(ranks: int) -> Iterator[Grid]:
     def cut(left: int, axes: tuple[str, ...]) -> Iterator[dict[str, int]]:
         if not axes:
@@ -122,22 +116,25 @@ def grids(ranks: int) -> Iterator[Grid]:
 
 def job_of(folder: Path, answer: Answer, plan: Plan, size: Size, kind: devices.Kind) -> Job:
     """What `cubeloom train` would be given; weights have no float32 masters, as the peers' have none."""
-    file = folder / "plan.toml"
-    text = configuration(answer, plan).replace(f'preset = "{answer.model.name}"', 'preset = "gpt-tiny"')
-    file.write_text(text)
-    c = config_of(size)
-    changes = [f"model.{name}={getattr(c, name)}" for name in ("vocab", "positions", "hidden", "layers", "heads")]
-    on_gpu = kind != devices.CPU
-    record = on_gpu and plan.grid.x * plan.grid.y * plan.grid.z == plan.ways == 1 and not plan.recompute
-    changes += [
-        "model.tied=false",
-        f"device={kind}",
-        f"folder={folder / 'run'}",
-        "optimizer.masters=false",
-        f"layout.record={str(record).lower()}",
-        f"lanes={devices.lanes(kind, plan.grid.world)}",
-    ]
-    job = load(Job, file, changes)
+    c = our_config(size)
+    base = Job(
+        model=ModelSettings(
+            preset="gpt-tiny",
+            vocab=c.vocab,
+            positions=c.positions,
+            hidden=c.hidden,
+            layers=c.layers,
+            heads=c.heads,
+            tied=False,
+        ),
+        device=kind,
+        folder=folder / "run",
+        optimizer=OptimizerSettings(masters=False),
+        lanes=devices.lanes(kind, plan.grid.world),
+    )
+    job = planned_job(answer, plan, base)
+    plain = plan.grid.x * plan.grid.y * plan.grid.z == plan.ways == 1 and not plan.recompute
+    job = replace(job, layout=replace(job.layout, record=plain and kind != devices.CPU))
     check(job)
     return job
 

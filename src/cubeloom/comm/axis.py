@@ -127,11 +127,11 @@ class Axis:
     def _record(self, operation: str, size: int, origin: str) -> Transfer | None:
         return self._recorder.start(operation, self.name, self.size, size, origin)
 
-    def _lanes(self, tensor: Tensor, numbers: int) -> Sequence[dist.ProcessGroup]:
-        """The groups over which so many of the tensor's numbers are cut: all where they are many, otherwise one."""
+    def _lanes(self, tensor: Tensor) -> Sequence[dist.ProcessGroup]:
+        """The groups over which a tensor is cut: all where that is worth it and comes out even, otherwise one."""
         count = len(self._groups)
-        enough = numbers * tensor.element_size() >= count * LANE_BYTES
-        return self._groups if enough and numbers % count == 0 and tensor.is_contiguous() else self._groups[:1]
+        enough = tensor.nbytes >= count * LANE_BYTES
+        return self._groups if enough and tensor.numel() % count == 0 and tensor.is_contiguous() else self._groups[:1]
 
     def _by_index(self, parts: Tensor) -> Tensor:
         """Parts in the process group's order, put into the axis's."""
@@ -150,7 +150,7 @@ class Axis:
             return Pending(shard)
         dim %= shard.dim()
         shard = shard.contiguous()
-        lanes = self._lanes(shard, shard.numel())
+        lanes = self._lanes(shard)
         whole = shard.new_empty((len(lanes), self.size, shard.numel() // len(lanes)))
         transfer = self._record("all_gather", whole.nbytes, origin)
         parts = shard.view(len(lanes), -1)
@@ -175,7 +175,7 @@ class Axis:
         parts = self._by_member(whole.unflatten(dim, (self.size, -1)).movedim(dim % whole.dim(), 0)).contiguous()
         transfer = self._record("reduce_scatter", parts.nbytes, origin)
         part = torch.empty_like(parts[0])
-        lanes = self._lanes(part, part.numel())
+        lanes = self._lanes(part)
         # [size, lanes, numbers of a lane] -> [lanes, size, numbers]
         cut = parts.view(self.size, len(lanes), -1).transpose(0, 1).contiguous()
         pieces = part.view(len(lanes), -1)
@@ -198,7 +198,7 @@ class Axis:
             return Pending(tensor)
         transfer = self._record("all_reduce", tensor.nbytes, origin)
         operation = _MAX if largest else _SUM
-        lanes = self._lanes(tensor, tensor.numel())
+        lanes = self._lanes(tensor)
         parts = tensor.view(len(lanes), -1) if len(lanes) > 1 else [tensor]
         work = _Together(
             [
