@@ -13,7 +13,6 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -32,6 +31,7 @@ from bench.peers.timing import Step, Timed, slowest, take_turns
 from cubeloom import Grid, UserError
 from cubeloom.cli.calibrate import Calibrate
 from cubeloom.comm import Network, devices
+from cubeloom.grid import AXES, grids
 from cubeloom.job import Job, check
 from cubeloom.job.settings import ModelSettings, OptimizerSettings
 from cubeloom.launch import RankPool
@@ -43,7 +43,6 @@ from cubeloom.rehearse.plans import job_of as planned_job
 from cubeloom.train.trainer import Trainer
 
 SIZE = Size(layers=24, hidden=1024, heads=16, sequence=1024, samples=8)
-AXES = ("pipe", "data", "z", "y", "x")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +80,7 @@ def ranked(size: Size, machine: Path, ranks: int, dtype: torch.dtype) -> list[tu
     """The best plan of every grid and schedule, as the planner ranks them."""
     model = derive("gpt", our_config(size))
     found: list[tuple[Answer, Plan]] = []
-    for grid in grids(ranks):
+    for grid in grids(ranks, AXES):
         try:
             answer = search(
                 model,
@@ -99,19 +98,6 @@ def ranked(size: Size, machine: Path, ranks: int, dtype: torch.dtype) -> list[tu
             best.setdefault(plan.shape.title, plan)
         found += [(answer, plan) for plan in best.values()]
     return sorted(found, key=lambda pair: pair[1].seconds)
-
-
-def grids(ranks: int) -> Iterator[Grid]:
-    def cut(left: int, axes: tuple[str, ...]) -> Iterator[dict[str, int]]:
-        if not axes:
-            if left == 1:
-                yield {}
-            return
-        for count in (n for n in range(1, left + 1) if left % n == 0):
-            yield from ({axes[0]: count, **rest} for rest in cut(left // count, axes[1:]))
-
-    for sizes in cut(ranks, AXES):
-        yield Grid.parse(",".join(f"{axis}={count}" for axis, count in sizes.items()))
 
 
 def job_of(folder: Path, answer: Answer, plan: Plan, size: Size, kind: devices.Kind) -> Job:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from bench.planned import Planned, grids
+from bench.planned import Planned
 from rich.console import Console
 
 pytestmark = pytest.mark.timeout(180)
@@ -19,7 +19,3 @@ def test_plans_are_trained_beside_torch_s_recipes(capsys: pytest.CaptureFixture[
     assert found["regret"] >= 0
     for peer in ("torch FSDP2", "torch 1F1B", "torch ZB1P", "torch tensor parallel"):
         assert peer in out
-
-
-def test_every_grid_of_four_ranks() -> None:
-    assert len({str(grid) for grid in grids(4)}) == len(list(grids(4))) == 15
