@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 import tyro
@@ -68,11 +69,13 @@ class Planned:
                 Calibrate(out=machine, device=kind, share_gpu=share, quick=self.quick, json=True)()
             chosen = ranked(size, machine, ranks, number_type(kind))[: 4 if self.quick else self.most]
             with sharing(ranks, devices.count(kind)), RankPool(ranks, kind) as pool:
-                rows = [
-                    (plan, step_ms(pool, job_of(Path(folder), answer, plan, size, kind), self.steps))
-                    for answer, plan in chosen
-                ]
                 peers = slowest(pool.run(ranks, peers_timed, size, kind, ranks, self.steps, timeout=600))
+                rows = []
+                for answer, plan in chosen:
+                    ms = step_ms(pool, job_of(Path(folder), answer, plan, size, kind), self.steps)
+                    rows.append((plan, ms))
+                    # A run that is cut off has said what it saw.
+                    print(json.dumps(as_json(plan, ms)), flush=True)
         return told(console, rows, peers)
 
 
@@ -160,6 +163,18 @@ def peers_timed(size: Size, kind: devices.Kind, ranks: int, steps: int) -> list[
         if size.samples >= recipe.least * ranks and size.layers % stages == 0:
             recipes[name] = schedules.whole_steps(name, size, dtype, network.rank, ranks, tokens, targets)
     return take_turns(recipes, network.device, 1, steps, network.barrier)
+
+
+def as_json(plan: Plan, ms: float) -> dict[str, Any]:
+    return {
+        "grid": str(plan.grid),
+        "schedule": plan.shape.title,
+        "microbatches": plan.microbatches,
+        "rest": plan.rest,
+        "ways": plan.ways,
+        "predicted_ms": round(1e3 * plan.seconds, 2),
+        "measured_ms": round(ms, 2),
+    }
 
 
 def told(console: Console, rows: list[tuple[Plan, float]], peers: list[Timed]) -> int:
