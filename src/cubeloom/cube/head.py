@@ -1,7 +1,7 @@
 """A head and its cross-entropy as one: some rows at a time, so that the logits are never there as a whole.
 
-As soon as the losses of a chunk of rows are known, its logits become in place the slopes of these losses, which give the
-chunk's gradients of input and weight. So the forward does all three matmuls, each once; the backward scales what it found.
+As soon as the losses of a chunk of rows are known, its logits become the slopes of these losses, which give the chunk's
+gradients of input and weight. So the forward does all three matmuls, each once; the backward scales what it found.
 
     X [M/z, K]      W [V/y, K]      logits of a chunk [rows, V/y]
 
@@ -96,26 +96,28 @@ class _Call:
     weight: Weight
     gradients: Gradients
 
-    def loss_of(self, logits: Tensor, rows: slice) -> Tensor:
-        """Of a chunk; its logits become slopes, if anybody wants gradients."""
+    def loss_of(self, logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """The loss of a chunk; and its slopes, if anybody wants gradients, as if every row counted."""
         axis, steps, entries = self.vocabulary, self.steps, logits.shape[-1]
         counted = self.counted[rows]
         local = self.targets[rows] - axis.index * entries
         here = (local >= 0) & (local < entries)
         safe = local.clamp(0, entries - 1)
+        slopes, at_target = None, None
         if axis.size == 1:
-            loss, at_target = steps.alone(logits, safe, here, counted, self.smoothing, self.wants_gradients)
+            loss, slopes, at_target = steps.alone(logits, safe, here, counted, self.smoothing, self.wants_gradients)
         else:
-            classes, at_target = entries * axis.size, None
+            classes = entries * axis.size
             largest = axis.all_reduce(steps.largest(logits), f"{self.origin} largest", largest=True).wait()
             sums = steps.sums(logits, largest, safe, here, self.smoothing)
             sums = axis.all_reduce(sums, f"{self.origin} sums").wait()
             loss = steps.losses(sums, counted, self.smoothing, classes)
             if self.wants_gradients:
-                at_target = steps.slope(logits, largest, sums, counted, self.smoothing, classes)
+                at_target = steps.slope(logits, largest, sums, self.smoothing, classes)
+        slopes = logits if slopes is None else slopes
         if at_target is not None:
-            put_target(logits, safe, here, at_target)
-        return loss
+            put_target(slopes, safe, here, at_target)
+        return loss, slopes
 
     def chunks(self) -> Iterator[slice]:
         for first in range(0, len(self.targets), self.chunk):
@@ -133,12 +135,15 @@ class _HeadAndLoss(torch.autograd.Function):
         losses = []
         for rows in call.chunks():
             part = x[rows]
-            logits = part @ weight.t()
-            losses.append(call.loss_of(logits, rows))
+            loss, slopes = call.loss_of(part @ weight.t(), rows)
+            losses.append(loss)
+            # Rows that do not count are left out of what is narrow: slopes are as wide as the vocabulary.
+            counted = call.counted[rows].unsqueeze(-1).to(x.dtype)
             if dx is not None:
-                torch.mm(logits, weight, out=dx[rows])
+                torch.mm(slopes, weight, out=dx[rows]).mul_(counted)
             if wanted[1]:
-                dw = logits.t() @ part if dw is None else dw.addmm_(logits.t(), part)
+                part = part * counted
+                dw = slopes.t() @ part if dw is None else dw.addmm_(slopes.t(), part)
         # Kept here and not with save_for_backward: a stage that is recomputed would throw them away, and compute them twice.
         ctx.found = dx, dw
         ctx.parameter, ctx.call = parameter, call

@@ -17,7 +17,7 @@ from cubeloom.cube.norm import at_least_float32
 
 def largest(logits: Tensor) -> Tensor:
     """The largest logit of each row, `[rows, 1]`."""
-    return at_least_float32(logits).amax(-1, keepdim=True)
+    return at_least_float32(logits.amax(-1, keepdim=True))
 
 
 def sums(logits: Tensor, largest: Tensor, safe: Tensor, here: Tensor, smoothing: float) -> Tensor:
@@ -40,13 +40,17 @@ def losses(sums: Tensor, counted: Tensor, smoothing: float, classes: int) -> Ten
     return found.masked_fill(~counted, 0).sum()
 
 
-def slope(logits: Tensor, largest: Tensor, sums: Tensor, counted: Tensor, smoothing: float, classes: int) -> Tensor:
+def slope(logits: Tensor, largest: Tensor, sums: Tensor, smoothing: float, classes: int) -> Tensor:
     """Put the slope of the loss in the logits' place, but for the target's entry: that one's, `[rows]`."""
     logarithm = sums[0].log()
     probabilities = (at_least_float32(logits) - largest - logarithm.unsqueeze(-1)).exp()
-    logits.copy_((probabilities - smoothing / classes) * counted.unsqueeze(-1))
-    # In full digits up to here: near a probability of one the difference to it is what matters.
-    return ((sums[1] - logarithm).exp() - smoothing / classes - (1 - smoothing)) * counted
+    logits.copy_(probabilities - smoothing / classes)
+    return slope_at_target(sums[1] - logarithm, smoothing, classes)
+
+
+def slope_at_target(logarithm: Tensor, smoothing: float, classes: int) -> Tensor:
+    """From the logarithm of its probability. In full digits: near one the difference to it is what matters."""
+    return logarithm.exp() - smoothing / classes - (1 - smoothing)
 
 
 def put_target(slopes: Tensor, safe: Tensor, here: Tensor, at_target: Tensor) -> None:
@@ -62,13 +66,26 @@ def scale(tensor: Tensor, by: Tensor) -> Tensor:
 
 def alone(
     logits: Tensor, safe: Tensor, here: Tensor, counted: Tensor, smoothing: float, wants_slope: bool
-) -> tuple[Tensor, Tensor | None]:
-    """All steps on a whole vocabulary: the sum of the losses, and the slope at the target if slopes are wanted."""
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """All steps on a whole vocabulary: the sum of the losses; if slopes are wanted, all, and those at the targets.
+
+    Torch's two softmax kernels read the logits once each: also where nothing is compiled, what is as large as they are is
+    read and written but a few times.
+    """
     classes = logits.shape[-1]
-    most = largest(logits)
-    summed = sums(logits, most, safe, here, smoothing)
-    found = losses(summed, counted, smoothing, classes)
-    return found, slope(logits, most, summed, counted, smoothing, classes) if wants_slope else None
+    logarithms = logits.log_softmax(-1, torch.promote_types(logits.dtype, torch.float32))
+    target = logarithms.gather(-1, safe.unsqueeze(-1)).squeeze(-1).masked_fill(~here, 0)
+    found = -target
+    if smoothing:
+        found = (1 - smoothing) * found - smoothing * logarithms.mean(-1)
+    loss = found.masked_fill(~counted, 0).sum()
+    if not wants_slope:
+        return loss, None, None
+    del logarithms  # as large as the logits, and wider
+    slopes = logits.softmax(-1)
+    if smoothing:
+        slopes -= smoothing / classes
+    return loss, slopes, slope_at_target(target, smoothing, classes)
 
 
 @dataclass(frozen=True)
@@ -79,7 +96,7 @@ class Steps:
     sums: Callable[..., Tensor] = sums
     losses: Callable[..., Tensor] = losses
     slope: Callable[..., Tensor] = slope
-    alone: Callable[..., tuple[Tensor, Tensor | None]] = alone
+    alone: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = alone
     scale: Callable[[Tensor, Tensor], Tensor] = scale
 
     def compiled(self, backend: str) -> Steps:

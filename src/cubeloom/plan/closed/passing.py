@@ -131,7 +131,9 @@ def _forward(layer: plan.Any, s: Settings, joined: Joined | None, size: _Linear 
             whole = joined.input_gradient / s.ways
             rested = np.where(s.sharded & (s.y > 1), whole / s.y, 0.0)
             spared = np.where(logits > some, 0.0, joined.weight_gradient / s.ways)
-            return np.where(joined.where, some * (s.item + 3 * s.statistic) + whole + rested - spared, apart)
+            # Torch's softmax works on wide logits; where they are cut it is ours, which has two wide copies in any case.
+            copies = s.statistic + np.where(s.y > 1, s.statistic, wide)
+            return np.where(joined.where, some * (s.item + copies) + whole + rested - spared, apart)
     return np.float64(0)
 
 
