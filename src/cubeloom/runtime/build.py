@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -48,6 +48,8 @@ class Layout:
     modules: Sequence[tuple[str, ...]]  # the modules of each piece
     forms: Sequence[Form]
     handed: Sequence[tuple[Handed, ...]]  # what each piece hands to the next
+    # Asked for in every step, and long to find where a model has many layers.
+    _holders: dict[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
     def modules_of(self, stage: int) -> tuple[str, ...]:
         return tuple(name for piece in self.stages[stage] for name in self.modules[piece])
@@ -66,15 +68,17 @@ class Layout:
 
     def holders(self, parameter: str) -> tuple[int, ...]:
         """The workers that hold a parameter, because a stage of theirs has its layer or one that shares its weight."""
-        owner = parameter.rpartition(".")[0]
-        users = {
-            form.name
-            for form in self.forms
-            if form.name == owner
-            or (parameter.endswith(".weight") and isinstance(form, LinearForm) and form.shares == owner)
-        }
-        stages = [s for s in range(len(self.stages)) if any(belongs(user, self.modules_of(s)) for user in users)]
-        return tuple(sorted({row[s] for row in self.schedule.placement for s in stages}))
+        if parameter not in self._holders:
+            owner = parameter.rpartition(".")[0]
+            users = {
+                form.name
+                for form in self.forms
+                if form.name == owner
+                or (parameter.endswith(".weight") and isinstance(form, LinearForm) and form.shares == owner)
+            }
+            stages = [s for s in range(len(self.stages)) if any(belongs(user, self.modules_of(s)) for user in users)]
+            self._holders[parameter] = tuple(sorted({row[s] for row in self.schedule.placement for s in stages}))
+        return self._holders[parameter]
 
 
 def lay_out(

@@ -59,8 +59,13 @@ def _uncut(parameter: nn.Parameter) -> list[str]:
 
 def norm(gradients: list[Piece], network: Network) -> float:
     """Of all gradients of the model; the same on every rank."""
-    squares = [piece.gradient.double().square().sum() / piece.holders for piece in gradients]
-    mine = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=network.device)
+    alike: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+    for piece in gradients:
+        alike.setdefault((piece.holders, piece.gradient.dtype), []).append(piece.gradient)
+    mine = torch.zeros((), dtype=torch.float64, device=network.device)
+    for (holders, _), tensors in alike.items():
+        norms = torch._foreach_norm(tensors, dtype=torch.float64)  # a few kernels for all of them
+        mine += torch.stack(norms).square().sum() / holders
     return network.everybody.all_reduce(mine, "gradient norm").wait().sqrt().item()
 
 
@@ -73,5 +78,5 @@ def clip(gradients: list[Piece], network: Network, most: float) -> float:
 
 
 def scale(gradients: list[Piece], factor: float) -> None:
-    for piece in gradients:
-        piece.gradient.mul_(factor)
+    if gradients:
+        torch._foreach_mul_([piece.gradient for piece in gradients], factor)

@@ -88,5 +88,4 @@ class ShardedOptimizer:
         for parameters, parts, pending in arriving:
             pieces = pending.wait().split([len(part) for part in parts], dim=1)  # each [replicas, part]
             for parameter, piece in zip(parameters, pieces, strict=True):
-                block = local_of(parameter)
-                block.copy_(piece.reshape(block.shape))
+                local_of(parameter).view(len(piece), -1).copy_(piece)
