@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,19 @@ def test_it_is_ended_when_the_job_fails(calls: Path) -> None:
     with pytest.raises(ZeroDivisionError), sharing(ranks=2, devices=1):
         raise ZeroDivisionError
     assert calls.read_text().splitlines()[-1].startswith("quit")
+
+
+def test_it_is_ended_when_the_process_is_asked_to_end(calls: Path) -> None:
+    lines = ("import time", "from cubeloom.launch.share_gpu import sharing")
+    program = "\n".join((*lines, "with sharing(2, 1): print(1, flush=True); time.sleep(60)"))
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    process.terminate()
+    process.communicate(timeout=30)
+    started, ended = calls.read_text().splitlines()
+    assert process.returncode == 143
+    assert started.startswith("-d") and ended.startswith("quit")
+    assert not Path(started.split()[1]).exists()
 
 
 def test_where_it_does_not_start_ranks_share_all_the_same(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:

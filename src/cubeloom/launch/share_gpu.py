@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +31,7 @@ def sharing(ranks: int, devices: int) -> Iterator[bool]:
         yield False
         return
     before = dict(os.environ)
-    with tempfile.TemporaryDirectory(prefix="cubeloom-mps-") as name:
+    with _ended_in_order(), tempfile.TemporaryDirectory(prefix="cubeloom-mps-") as name:
         os.environ.update(_variables(Path(name), -(-ranks // devices)))
         started = subprocess.run([control, "-d"], capture_output=True).returncode == 0
         if not started:
@@ -39,6 +42,20 @@ def sharing(ranks: int, devices: int) -> Iterator[bool]:
             if started:
                 subprocess.run([control], input=b"quit\n", capture_output=True, timeout=60)
                 _restore(before)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """A process that is asked to end leaves its contexts first, as it would for an error, unless somebody else sees to that."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _variables(folder: Path, each: int) -> dict[str, str]:
