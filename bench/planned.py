@@ -13,12 +13,11 @@ import json
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -67,7 +66,7 @@ class Planned:
             if self.cluster is None:
                 share = 1 if self.cpu else ranks // devices.count(kind)
                 Calibrate(out=machine, device=kind, share_gpu=share, quick=self.quick, json=True)()
-            chosen = ranked(size, machine, ranks, number_type(kind))[: 4 if self.quick else self.most]
+            chosen = ranked(size, machine, ranks, kind)[: 4 if self.quick else self.most]
             with sharing(ranks, devices.count(kind)), RankPool(ranks, kind) as pool:
                 peers = slowest(pool.run(ranks, peers_timed, size, kind, ranks, self.steps, timeout=600))
                 rows = []
@@ -79,8 +78,9 @@ class Planned:
         return told(console, rows, peers)
 
 
-def ranked(size: Size, machine: Path, ranks: int, dtype: torch.dtype) -> list[tuple[Answer, Plan]]:
+def ranked(size: Size, machine: Path, ranks: int, kind: devices.Kind) -> list[tuple[Answer, Plan]]:
     """The best plan of every grid and schedule, as the planner ranks them."""
+    dtype = number_type(kind)
     model = derive("gpt", our_config(size))
     found: list[tuple[Answer, Plan]] = []
     for grid in grids(ranks, AXES):
@@ -93,6 +93,7 @@ def ranked(size: Size, machine: Path, ranks: int, dtype: torch.dtype) -> list[tu
                 size.sequence,
                 "bf16" if dtype.itemsize == 2 else "fp32",
                 grid,
+                record=kind != devices.CPU,
             )
         except UserError:
             continue  # nothing fits on it
@@ -122,8 +123,6 @@ def job_of(folder: Path, answer: Answer, plan: Plan, size: Size, kind: devices.K
         lanes=devices.lanes(kind, plan.grid.world),
     )
     job = planned_job(answer, plan, base)
-    plain = plan.grid.x * plan.grid.y * plan.grid.z == plan.ways == 1 and not plan.recompute
-    job = replace(job, layout=replace(job.layout, record=plain and kind != devices.CPU))
     check(job)
     return job
 
@@ -180,11 +179,8 @@ def as_json(plan: Plan, ms: float) -> dict[str, Any]:
 def told(console: Console, rows: list[tuple[Plan, float]], peers: list[Timed]) -> int:
     table = Table("planner's rank", "grid", "schedule", "rest", "ways", "predicted ms", "measured ms")
     for place, (plan, ms) in enumerate(rows):
-        sizes = ",".join(f"{axis}={count}" for axis, count in plan.grid.sizes.items() if count > 1)
-        schedule = f"{plan.shape.title}, {plan.microbatches}"
-        table.add_row(
-            str(place + 1), sizes, schedule, plan.rest, str(plan.ways), f"{1e3 * plan.seconds:.1f}", f"{ms:.1f}"
-        )
+        what = str(plan.grid), f"{plan.shape.title}, {plan.microbatches}", plan.rest, str(plan.ways)
+        table.add_row(str(place + 1), *what, f"{1e3 * plan.seconds:.1f}", f"{ms:.1f}")
     for each in sorted(peers, key=lambda one: one.step_ms):
         table.add_row("", each.name, "", "", "", "", f"{each.step_ms:.1f}")
     console.print(table)

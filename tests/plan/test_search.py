@@ -15,7 +15,7 @@ from cubeloom.job import Job, check
 from cubeloom.pipeline.schedules import FAMILIES
 from cubeloom.plan.closed.schedules import SHAPES
 from cubeloom.plan.closed.settings import RECOMPUTE
-from cubeloom.plan.hardware import cluster
+from cubeloom.plan.hardware import Cluster, cluster
 from cubeloom.plan.model import load
 from cubeloom.plan.search import Answer, configuration, explain, search, why
 from cubeloom.plan.search.best import Candidate, Tally
@@ -164,6 +164,28 @@ def test_recomputation_is_weighed_only_where_it_is_needed() -> None:
     assert len(seen) == len({replace(each, recompute=False) for each in seen})
     assert {each.recompute for each in found} == set(RECOMPUTE)
     assert tally.considered == len(found) + sum(tally.refused.values())
+
+
+def test_recorded_stages_cost_the_host_nothing_and_cubes_what_they_did() -> None:
+    """A host that needs a millisecond to issue an operator: only what is recorded is as fast as without one."""
+    machine = cluster("perlmutter")
+    slow = replace(machine, device=replace(machine.device, host=1e-3))
+    none = replace(machine, device=replace(machine.device, host=0.0))
+
+    def seconds(on: Cluster, grid: Grid, record: bool) -> float:
+        return search("gpt-tiny", on, 4, 16, only=grid, record=record).plans[0].seconds
+
+    pipeline, cube = Grid(pipe=4), Grid(y=4)
+    assert seconds(slow, pipeline, True) == seconds(none, pipeline, True) < seconds(slow, pipeline, False)
+    assert seconds(slow, cube, True) == seconds(slow, cube, False)
+
+
+def test_the_configuration_of_a_plan_that_can_be_recorded_says_so() -> None:
+    answer = search("gpt-tiny", "perlmutter", 8, 16, record=True)
+    plans = {plan.recordable: plan for plan in reversed(answer.plans)}
+    assert "record = true" in configuration(answer, plans[True])
+    assert "record" not in configuration(answer, plans[False])
+    assert "record" not in configuration(replace(answer, task=replace(answer.task, record=False)), plans[True])
 
 
 def test_one_grid_alone(small: Answer) -> None:

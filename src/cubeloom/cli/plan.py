@@ -46,6 +46,8 @@ class Plan:
     dtype: Literal["bf16", "fp32"] = "bf16"
     reserve: float = 0.08
     """The share of a device's memory that is left to what lies below tensors."""
+    record: bool = False
+    """Stages are recorded as CUDA graphs wherever they can be (layout.record), so that the host's time is no plan's concern."""
     top: int = 10
     """How many plans to show."""
     rehearse: int = 0
@@ -62,7 +64,9 @@ class Plan:
 
     def __call__(self) -> int:
         model, devices, samples, sequence = self._asked()
-        answer = search(model, self.cluster, devices, samples, sequence, self.dtype, reserve=self.reserve)
+        answer = search(
+            model, self.cluster, devices, samples, sequence, self.dtype, reserve=self.reserve, record=self.record
+        )
         tried = self._rehearsed(answer) if self.rehearse else None
         answer = answer if tried is None else tried.answer
         explained = None if self.explain is None else explain(answer, Grid.parse(self.explain))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from cubeloom.plan.closed.images import own_samples
 from cubeloom.plan.closed.settings import Settings, choose
 from cubeloom.plan.costs import issued, matmul, memory_bound
@@ -49,8 +51,8 @@ def seconds(layer: plan.Any, s: Settings, machine: Machine) -> Seconds:
 
 
 def issue(found: Seconds, s: Settings, machine: Machine) -> Seconds:
-    """Where the host is slower than the device, its time."""
-    operators = found.operators * s.ways
+    """Where the host is slower than the device, its time; of a recording it issues nothing."""
+    operators = found.operators * s.ways * np.where(s.recorded, 0, 1)
     forward, input_grad, weight_grad = (issued(machine.device, each, operators) for each in found[:3])
     return Seconds(forward, input_grad, weight_grad, found.operators)
 

@@ -34,6 +34,7 @@ class Settings:
     regathered: Any = False  # inputs of linears
     ways: Any = 1
     item: int = 2  # bytes of a number
+    record: bool = False  # stages are recorded wherever they can be
     place: tuple[Any, Any] = (0, 0)  # of the rank on x and y: a turn moves different bytes on each
     inner: dict[str, Any] = field(default_factory=dict)  # for each axis how many ranks lie between neighbours on it
 
@@ -48,6 +49,11 @@ class Settings:
     def samples_of(self) -> Quantity:
         """Samples of one rank of data and z."""
         return self.samples / (self.data * self.z)
+
+    @property
+    def recorded(self) -> Any:
+        """Where a stage's actions are recordings, which the host starts as one: no collective and no strand is in them."""
+        return self.record & (self.x * self.y * self.z == 1) & (self.ways == 1)
 
     @property
     def statistic(self) -> int:

@@ -96,14 +96,19 @@ def search(
     only: Grid | None = None,
     keep: int = KEEP,
     reserve: float = 0.08,
+    record: bool = False,
 ) -> Answer:
-    """The best plans for a step of `samples` on so many devices of a cluster; of all grids, or of one."""
+    """The best plans for a step of `samples` on so many devices of a cluster; of all grids, or of one.
+
+    With `record`, stages are CUDA graphs wherever they can be, and the host's time is no plan's concern there. (A plan that
+    computes forwards once more cannot be recorded, and is timed as if it could.)
+    """
     began = time.perf_counter()
     model = load(model) if isinstance(model, str) else model
     machine = cluster(machine) if isinstance(machine, str) else machine
     _check(model, machine, devices, samples, sequence, reserve)
     item = SIZES[dtype]
-    task = Task(samples, sequence or model.sequence, devices, item, reserve)
+    task = Task(samples, sequence or model.sequence, devices, item, reserve, record)
     found, tally = _best(model, machine, task, dtype, only, keep)
     plans = refined(model, machine, task, dtype, found, keep)
     refused = {reason: count for reason, count in tally.refused.most_common() if count}
@@ -145,4 +150,5 @@ def on_devices(answer: Answer, devices: int) -> Answer:
     """The same question for another number of devices."""
     task = answer.task
     sequence = task.sequence if answer.model.tokens else None
-    return search(answer.model, answer.cluster, devices, task.samples, sequence, answer.dtype, reserve=task.reserve)
+    asked = answer.model, answer.cluster, devices, task.samples, sequence, answer.dtype
+    return search(*asked, reserve=task.reserve, record=task.record)

@@ -34,6 +34,8 @@ def configuration(answer: Answer, plan: Plan, extends: Path | None = None) -> st
         },
         "optimizer": {"zero": True},
     }
+    if answer.task.record and plan.recordable:
+        sections["layout"]["record"] = True
     lines = [f'dtype = "{_DTYPES[answer.dtype]}"']
     if extends is not None:
         lines.insert(0, f'extends = "{extends.resolve()}"')

@@ -39,6 +39,12 @@ class Plan:
         activations = "sharded" if self.sharded else "replicated"
         return f"{activations}/{WEIGHTS[self.weights]}/{'regathered' if self.regathered else 'kept'}"
 
+    @property
+    def recordable(self) -> bool:
+        """Whether its stages can be recorded as CUDA graphs: no collective, no strand and no forward once more is in them."""
+        g = self.grid
+        return g.x * g.y * g.z == 1 and self.ways == 1 and not self.recompute
+
     def settings(self, sequence: int, item: int, number: Any = float) -> Settings:
         """Of one portion: a micro-batch, or half of one where the schedule halves them."""
         g = self.grid

@@ -27,6 +27,7 @@ class Task:
     devices: int
     item: int = 2
     reserve: float = 0.08  # of a device's memory, for what lies below tensors
+    record: bool = False  # stages as CUDA graphs, where that is possible
 
     def room(self, cluster: Cluster) -> float:
         """Bytes of a device that tensors may take."""
@@ -80,6 +81,7 @@ def space(task: Task, per_node: int, only: tuple[int, int, int] | None = None) -
         regathered=_along(4, np.array([False, True])),
         ways=_along(5, np.array(WAYS, dtype=float)),
         item=task.item,
+        record=task.record,
         inner={
             "z": _along(0, apart_of[:, 0]), "y": _along(0, apart_of[:, 1]), "x": _along(0, apart_of[:, 2]),
             "data": depth * height * width, "pipe": depth * height * width,
