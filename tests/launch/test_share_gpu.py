@@ -31,7 +31,7 @@ def test_it_is_started_and_ended_and_leaves_nothing(calls: Path) -> None:
         folder = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
         assert folder.is_dir()
         assert os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
-    assert calls.read_text().splitlines() == [f"-d {folder}", f"quit {folder}"]
+    assert calls.read_text().splitlines() == [f"-d {folder}", f"quit -t 10 {folder}"]
     assert dict(os.environ) == before
     assert not folder.exists()
 

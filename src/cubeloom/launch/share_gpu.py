@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -40,7 +40,9 @@ def sharing(ranks: int, devices: int) -> Iterator[bool]:
             yield started
         finally:
             if started:
-                subprocess.run([control], input=b"quit\n", capture_output=True, timeout=60)
+                # Without a time MPS would wait for kernels that ended ranks left behind, such as a receive that nobody serves.
+                with suppress(subprocess.TimeoutExpired):
+                    subprocess.run([control], input=b"quit -t 10\n", capture_output=True, timeout=60)
                 _restore(before)
 
 
