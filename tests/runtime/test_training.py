@@ -145,6 +145,24 @@ def test_optimizer_state_sharded_over_replicas(ranks: RankPool, grid: str) -> No
     trains_as_serial(ranks, SHALLOW, on, generate("chimera", on.pipe, on.pipe), steps=3, zero=True)
 
 
+def test_float32_is_told_from_an_error_by_its_rounding(ranks: RankPool) -> None:
+    wide = GPTConfig(**{**SMALL, "hidden": 64})
+    schedule = generate("chimera-zb", 2, 4)
+    report = verify(
+        Experiment(
+            model=wide,
+            grid=Grid(pipe=2, data=2),
+            batch=Batch(8, 12),
+            schedule=schedule,
+            steps=2,
+            zero=True,
+            dtype=torch.float32,
+        ),
+        pool=ranks,
+    )
+    assert report.ok, (report.loss_diff, report.grad_diff, report.weight_diff)
+
+
 def test_sharded_state_makes_the_second_copy_cost_weights_only(ranks: RankPool) -> None:
     """Of every parameter that divides, each of two replicas has the state of one half."""
     for held, state in ranks.run(2, _numbers_held_and_updated):
