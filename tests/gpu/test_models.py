@@ -1,8 +1,7 @@
-"""The same on a GPU with NCCL; several ranks share one."""
+"""NCCL: every model trains as the serial one does, on eight ranks of one GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,21 +22,13 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def gpu_ranks() -> Iterator[RankPool]:
-    with RankPool(8, "cuda") as pool:
-        yield pool
-
-
-@pytest.mark.parametrize("grid", ["x=2", "y=2", "z=2", "x=2,y=2", "data=2,z=2", "x=2,y=2,z=2"])
 @pytest.mark.parametrize("rest", RESTS)
 @pytest.mark.parametrize("model", MODELS)
-def test_every_model_on_one_gpu(gpu_ranks: RankPool, model: str, rest: Any, grid: str) -> None:
-    on = Grid.parse(grid)
+def test_every_model(gpu_ranks: RankPool, model: str, rest: Any) -> None:
     single = Experiment(
         model=config(model),
-        grid=on,
-        batch=Batch(2 * on.data * on.z, 24),
+        grid=Grid(x=2, y=2, z=2),
+        batch=Batch(4, 24),
         rest=Rest(activations=rest),
         dtype=torch.float32,
     )
