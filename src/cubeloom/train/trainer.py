@@ -94,15 +94,16 @@ class Trainer:
             group["lr"] = rate
         times = StepTimes(self.network.device)
         with self.network.waiting() as waits:
+            # The loss is read last: until then the host goes on while a GPU computes.
             if self.pipeline.schedule.updates is Updates.FLUSH:
-                loss = self.pipeline.step(data, self.done, observer=times)
+                loss = self.pipeline.launch(data, self.done, observer=times)
                 size, skipped = self._update()
             else:
-                loss = self.pipeline.step(data, self.done, self._update_within, times)
+                loss = self.pipeline.launch(data, self.done, self._update_within, times)
                 size, skipped = None, None
         devices.settle(self.network.device)
         self.done += 1
-        return Stepped(loss, size, rate, skipped, times, waits)
+        return Stepped(loss.item(), size, rate, skipped, times, waits)
 
     def _update(self) -> tuple[float, str | None]:
         sharded = self.optimizer if isinstance(self.optimizer, ShardedOptimizer) else None
