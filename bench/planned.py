@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
-from unittest.mock import patch
 
-import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -33,10 +31,7 @@ from bench.peers.timing import Step, Timed, slowest, take_turns
 from cubeloom import Grid, UserError
 from cubeloom.cli.calibrate import Calibrate
 from cubeloom.comm import Network, devices
-from cubeloom.cube.apply import Fill, Initialised
-from cubeloom.cube.parameter import Block
 from cubeloom.grid import AXES, grids
-from cubeloom.initial import Constant
 from cubeloom.job import Job, check
 from cubeloom.job.settings import ModelSettings, OptimizerSettings
 from cubeloom.launch import RankPool
@@ -142,9 +137,7 @@ def step_ms(pool: RankPool, job: Job, steps: int) -> float:
 
 def trained(job: Job, steps: int) -> list[float]:
     network = Network(job.grid, devices.current(job.device), lanes=job.lanes or 1)
-    # How a job starts is not timed, and true initial values are drawn on the host.
-    with patch("cubeloom.train.trainer.initial_values", any_values):
-        trainer = Trainer(job, network)
+    trainer = Trainer(job, network)
     taken = []
     for number in range(3 + steps):  # three to warm up: the second records
         devices.settle(network.device)
@@ -156,18 +149,6 @@ def trained(job: Job, steps: int) -> list[float]:
             taken.append(time.perf_counter() - began)
     trainer.close()
     return taken
-
-
-def any_values(model: Initialised, seed: int, dtype: torch.dtype, device: torch.device) -> Fill:
-    """As large as the true ones."""
-
-    def fill(name: str, block: Block) -> torch.Tensor:
-        initial = model.initial(name)
-        if isinstance(initial, Constant):
-            return torch.full(block.local, initial.value, dtype=dtype, device=device)
-        return initial.std * torch.randn(block.local, dtype=dtype, device=device)
-
-    return fill
 
 
 def peers_timed(size: Size, kind: devices.Kind, ranks: int, steps: int) -> list[Timed]:

@@ -16,10 +16,13 @@ _STEP = 0x9E3779B97F4A7C15 - (1 << 64)
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
 
-# Normal numbers are drawn in blocks of whole vectors: log and cos may differ in the last bit between the vectorised body of
-# a loop and its remainder, so no element may ever fall into a remainder; nor may a block be split among threads.
+# Normal numbers are drawn in blocks of whole vectors: on a CPU log and cos may differ in the last bit between the vectorised
+# body of a loop and its remainder, so no element may ever fall into a remainder; nor may a block be split among threads. A GPU
+# computes every element alike, and wants many at once.
 _VECTOR = 256
-_BLOCK = 1 << 15
+_CPU_BLOCK = 1 << 15
+_GPU_BLOCK = 1 << 22
+_CPU = torch.device("cpu")
 
 
 def key(*parts: object) -> int:
@@ -47,10 +50,15 @@ def uniform(key: int, index: Tensor) -> Tensor:
 
 
 def global_index(
-    shape: tuple[int, ...], offset: tuple[int, ...], local: tuple[int, ...], start: int, count: int
+    shape: tuple[int, ...],
+    offset: tuple[int, ...],
+    local: tuple[int, ...],
+    start: int,
+    count: int,
+    device: torch.device = _CPU,
 ) -> Tensor:
     """Where elements start..start+count of a local block lie in the flattened whole of this shape."""
-    flat = torch.arange(start, start + count)
+    flat = torch.arange(start, start + count, device=device)
     index = torch.zeros_like(flat)
     stride = 1
     for dim in reversed(range(len(shape))):
@@ -60,13 +68,23 @@ def global_index(
     return index
 
 
-def normal(key: int, shape: tuple[int, ...], offset: tuple[int, ...], local: tuple[int, ...]) -> Tensor:
-    """A block of a tensor of standard normal numbers (float64, Box and Muller), without the rest of the tensor."""
+def normal(
+    key: int,
+    shape: tuple[int, ...],
+    offset: tuple[int, ...],
+    local: tuple[int, ...],
+    device: torch.device = _CPU,
+) -> Tensor:
+    """A block of a tensor of standard normal numbers (float64, Box and Muller), without the rest of the tensor.
+
+    Devices of one kind draw the same bits; those of another kind may differ in the last ones.
+    """
     count = math.prod(local)
     padded = -(-count // _VECTOR) * _VECTOR  # the last block runs past the end; what it draws there is cut off
-    out = torch.empty(padded, dtype=torch.float64)
-    for start in range(0, padded, _BLOCK):
-        index = global_index(shape, offset, local, start, min(_BLOCK, padded - start))
+    out = torch.empty(padded, dtype=torch.float64, device=device)
+    block = _CPU_BLOCK if device.type == "cpu" else _GPU_BLOCK
+    for start in range(0, padded, block):
+        index = global_index(shape, offset, local, start, min(block, padded - start), device)
         radius = torch.sqrt(-2 * torch.log1p(-uniform(key, 2 * index)))
-        out[start : start + _BLOCK] = radius * torch.cos(2 * math.pi * uniform(key, 2 * index + 1))
+        out[start : start + block] = radius * torch.cos(2 * math.pi * uniform(key, 2 * index + 1))
     return out[:count].view(local)

@@ -42,7 +42,7 @@ class Block:
         """Initial values, which depend on the key and the place in the whole tensor alone."""
         if isinstance(initial, Constant):
             return torch.full(self.local, initial.value, dtype=dtype, device=device)
-        return (initial.std * counter.normal(key, self.shape, self.offset, self.local)).to(device, dtype)
+        return (initial.std * counter.normal(key, self.shape, self.offset, self.local, device)).to(dtype)
 
 
 def distribute(network: Network, local: Tensor, shape: tuple[int, ...], cuts: Mapping[str, int]) -> nn.Parameter:
