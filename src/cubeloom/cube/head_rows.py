@@ -60,8 +60,9 @@ def put_target(slopes: Tensor, safe: Tensor, here: Tensor, at_target: Tensor) ->
 
 
 def scale(tensor: Tensor, by: Tensor) -> Tensor:
-    """A tensor times a number, multiplied in float32 at least."""
-    return (at_least_float32(tensor) * by).to(tensor.dtype)
+    """A tensor times a number, in its place: multiplied in the number's digits and rounded once."""
+    # As a vector of one: torch would round a number by itself to the tensor's type first.
+    return torch.mul(tensor, by.reshape(1), out=tensor)
 
 
 def alone(

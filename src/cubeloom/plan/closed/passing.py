@@ -151,8 +151,7 @@ def _backward(
             passing = gradient + size.whole + before + np.maximum(gathered, then)
             if joined is None or not layer.with_loss:
                 return passing
-            wide = 8 / s.item if s.item < 4 else 1  # scaled in float32
-            return np.where(joined.where, own * wide, passing)
+            return np.where(joined.where, 0.0, passing)  # what it found is scaled in place
         case plan.Norm():
             numbers = _stream(layer, s)
             return numbers * np.where(s.x > 1, 4 * s.statistic, 2 * s.item) + before
