@@ -106,15 +106,12 @@ SHORT = [
 
 
 def every_schedule() -> list[Case]:
-    found = [
-        Case(grid="pipe=2", model="long", shape=title, count=4)
+    """With twice as many micro-batches as workers; as many, where a search would weigh no more."""
+    return [
+        Case(grid=grid, model="long", shape=title, count=2 * d if shape.legal(d, 2 * d) else d)
+        for d, grid in ((2, "pipe=2"), (4, "pipe=4,y=2"))
         for title, shape in BY_TITLE.items()
-        if (shape.pairs or 1) < 2
-    ]
-    return found + [
-        Case(grid="pipe=4,y=2", model="long", shape=title, count=8)
-        for title, shape in BY_TITLE.items()
-        if (shape.pairs or 1) < 3
+        if (shape.pairs or 1) <= d // 2
     ]
 
 
@@ -149,12 +146,14 @@ def test_the_peak_is_within_one_percent(case: Case) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("case", every_schedule(), ids=str)
 def test_the_peak_of_every_schedule(case: Case) -> None:
-    """Where micro-batches are halved, what passes is predicted for whole ones."""
-    assert predicted(case) == pytest.approx(rehearsed(case), rel=0.015)
+    """Room is given that is not always needed: for whole micro-batches where they are halved, and for a weight's gradient
+    beside the sum that it is added to, which from the second micro-batch on is the matmul's own."""
+    assert 0.99 <= predicted(case) / rehearsed(case) <= 1.03
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", some_of_all(), ids=str)
 def test_the_peak_of_mixed_settings(case: Case) -> None:
     """With two strands what waits while the other computes is guessed: docs/plan.md says how far it was off."""
-    assert predicted(case) == pytest.approx(rehearsed(case), rel=0.02 if case.ways == 1 else 0.15)
+    least, most = (0.98, 1.02) if case.ways == 1 else (0.93, 1.18)
+    assert least <= predicted(case) / rehearsed(case) <= most

@@ -112,8 +112,9 @@ def _carried(load: Load, pieces: Pieces) -> Carried:
     activations, found = (weighted(load.passed, rooms[name]) for name in ("activations", "found"))
     forward, backward, again = (most(way) for way in ("forward", "backward", "again"))
     s, item = pieces.settings, pieces.settings.item
-    # A head that found its gradients is done before anything is computed again.
-    inside = activations - found - behind + most_of([rooms["backward"][place] for place in inner])
+    # A head that found its gradients is done before anything is computed again; that of its weight stays.
+    stays = np.where(found > 0, rooms["largest"][last], 0.0)
+    inside = activations - found - behind + stays + most_of([rooms["backward"][place] for place in inner])
     one = np.maximum(inside, np.where(found > 0, backward, activations + np.maximum(backward, again)))
     # Of several strands the first has used what it found when the last is computed again.
     several = activations - found - found / s.ways + np.maximum(backward, again)
