@@ -61,13 +61,7 @@ class Pieces:
 class Carried(NamedTuple):
     """What one worker has to compute for a micro-batch, in seconds, and to hold, in bytes. The same for many schedules."""
 
-    forward: Any
-    input_grad: Any
-    weight_grad: Any
-    saved: Any
-    computed: Any
-    again: Any
-    attention: Any
+    times: Times  # of its passes; with the gathers of its first weights, which nothing was computed before
     numbers: Any  # parameters
     weights: Any  # the same in bytes
     states: Any  # parameters that it keeps optimizer states of if those are cut over all replicas
@@ -86,7 +80,12 @@ class Carried(NamedTuple):
     handed: Any
 
     def take(self, index: Any) -> Carried:
-        return Carried(*(each[index] if np.ndim(each) else each for each in self))
+        times, *rest = self
+        return Carried(Times(*(_at(each, index) for each in times)), *(_at(each, index) for each in rest))
+
+
+def _at(values: Any, index: Any) -> Any:
+    return values[index] if np.ndim(values) else values
 
 
 def carry(loads: Sequence[Load], pieces: Pieces) -> tuple[Carried, ...]:
@@ -120,13 +119,10 @@ def _carried(load: Load, pieces: Pieces) -> Carried:
     several = activations - found - found / s.ways + np.maximum(backward, again)
     redoing = np.where(s.ways > 1, several, one)
     return Carried(
-        forward=times.forward + pieces.times[first].first,
-        input_grad=times.input_grad + pieces.times[final].last,
-        weight_grad=times.weight_grad,
-        saved=times.saved,
-        computed=times.computed,
-        again=times.again,
-        attention=times.attention,
+        times=times._replace(
+            forward=times.forward + pieces.times[first].first,
+            input_grad=times.input_grad + pieces.times[final].last,
+        ),
         numbers=numbers,
         weights=numbers * item,
         states=states,

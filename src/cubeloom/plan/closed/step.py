@@ -12,15 +12,16 @@ from cubeloom.plan.closed.carried import Carried, most_of
 from cubeloom.plan.closed.compute import optimizer
 from cubeloom.plan.closed.schedules import Shape
 from cubeloom.plan.closed.settings import REPLICATED, Recompute, Settings
+from cubeloom.plan.closed.timing import Times
 from cubeloom.plan.hardware import Cluster
 
 
-def passes(shape: Shape, c: Carried, recompute: Recompute) -> tuple[Any, Any, Any]:
+def passes(shape: Shape, times: Times, recompute: Recompute) -> tuple[Any, Any, Any]:
     """Seconds of a forward, of an input gradient and of a weight gradient, as the schedule runs them."""
-    i = c.input_grad
+    i = times.input_grad
     if recompute:
-        i = i + (c.attention if recompute == "attention" else c.again)
-    return c.forward, i if shape.split else i - c.saved, c.weight_grad
+        i = i + (times.attention if recompute == "attention" else times.again)
+    return times.forward, i if shape.split else i - times.saved, times.weight_grad
 
 
 def pipelined(shape: Shape, workers: int, count: Any, f: Any, i: Any, w: Any) -> Any:
@@ -68,7 +69,7 @@ def busiest(shape: Shape, carried: Sequence[Carried], recompute: Recompute) -> t
     """Forward, input gradient, weight gradient, and what is computed of them, of the worker that has most to do."""
     worst: list[Any] = []
     for c in carried:
-        here = [*passes(shape, c, recompute), c.computed]
+        here = [*passes(shape, c.times, recompute), c.times.computed]
         if worst:
             more = here[0] + here[1] + here[2] > worst[0] + worst[1] + worst[2]
             here = [np.where(more, new, old) for new, old in zip(here, worst, strict=True)]
