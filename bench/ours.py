@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,15 +76,14 @@ class Passes:
         return loss
 
 
+def our_sizes(size: Size) -> dict[str, Any]:
+    """As our models and settings files name them."""
+    same = {name: getattr(size, name) for name in ("vocab", "hidden", "layers", "heads")}
+    return {**same, "positions": size.sequence, "tied": False}
+
+
 def our_config(size: Size) -> GPTConfig:
-    return GPTConfig(
-        vocab=size.vocab,
-        positions=size.sequence,
-        hidden=size.hidden,
-        layers=size.layers,
-        heads=size.heads,
-        tied=False,
-    )
+    return GPTConfig(**our_sizes(size))
 
 
 def filled(values: dict[str, Tensor]) -> Callable[[str, Block], Tensor]:

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.gpu import TINY
-from bench.ours import number_type, our_config, tokens_of
+from bench.ours import number_type, our_config, our_sizes, tokens_of
 from bench.peers import gpt as peer
 from bench.peers import schedules, sharded
 from bench.peers.gpt import Size
@@ -108,17 +108,8 @@ def ranked(size: Size, machine: Path, ranks: int, kind: devices.Kind) -> list[tu
 
 def job_of(folder: Path, answer: Answer, plan: Plan, size: Size, kind: devices.Kind) -> Job:
     """What `cubeloom train` would be given; weights have no float32 masters, as the peers' have none."""
-    c = our_config(size)
     base = Job(
-        model=ModelSettings(
-            preset="gpt-tiny",
-            vocab=c.vocab,
-            positions=c.positions,
-            hidden=c.hidden,
-            layers=c.layers,
-            heads=c.heads,
-            tied=False,
-        ),
+        model=ModelSettings(preset="gpt-tiny", **our_sizes(size)),
         device=kind,
         folder=folder / "run",
         optimizer=OptimizerSettings(masters=False),

@@ -103,18 +103,17 @@ class _Call:
         local = self.targets[rows] - axis.index * entries
         here = (local >= 0) & (local < entries)
         safe = local.clamp(0, entries - 1)
-        slopes, at_target = None, None
         if axis.size == 1:
-            loss, slopes, at_target = steps.alone(logits, safe, here, counted, self.smoothing, self.wants_gradients)
+            loss, found, at_target = steps.alone(logits, safe, here, counted, self.smoothing, self.wants_gradients)
+            slopes = logits if found is None else found
         else:
-            classes = entries * axis.size
+            slopes, at_target, classes = logits, None, entries * axis.size
             largest = axis.all_reduce(steps.largest(logits), f"{self.origin} largest", largest=True).wait()
             sums = steps.sums(logits, largest, safe, here, self.smoothing)
             sums = axis.all_reduce(sums, f"{self.origin} sums").wait()
             loss = steps.losses(sums, counted, self.smoothing, classes)
             if self.wants_gradients:
                 at_target = steps.slope(logits, largest, sums, self.smoothing, classes)
-        slopes = logits if slopes is None else slopes
         if at_target is not None:
             put_target(slopes, safe, here, at_target)
         return loss, slopes

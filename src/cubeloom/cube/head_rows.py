@@ -61,7 +61,7 @@ def put_target(slopes: Tensor, safe: Tensor, here: Tensor, at_target: Tensor) ->
 
 def scale(tensor: Tensor, by: Tensor) -> Tensor:
     """A tensor times a number, in its place: multiplied in the number's digits and rounded once."""
-    # As a vector of one: torch would round a number by itself to the tensor's type first.
+    # As a vector of one: torch would first round a number that lies on a GPU by itself to the tensor's type.
     return torch.mul(tensor, by.reshape(1), out=tensor)
 
 
