@@ -107,9 +107,10 @@ class _Lookup(torch.autograd.Function):
         call: _Call = ctx.call
 
         def product(into: Tensor | None) -> Tensor:
-            table = gradient.new_zeros(ctx.entries, gradient.shape[-1]) if into is None else into
             rows = gradient.masked_fill(outside[0], 0) if outside else gradient
-            return table.index_add_(0, index, rows)
+            # Not index_add_: on a GPU it adds in an order that changes, so that replicas of a table would drift apart.
+            found = torch.ops.aten.embedding_dense_backward(rows, index, ctx.entries, -1, False)
+            return found if into is None else into.add_(found)
 
         strands = call.ways if call.weight.sharded else 1
         wanted = WeightGradient(ctx.parameter, "lookup", product, call.weight.scatter, strands)
