@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from cubeloom.launch import run
 from cubeloom.launch.share_gpu import sharing
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `bench` is found also where this file is run by its name
-from bench import overlap
+from bench import energy, overlap
 from bench.ours import number_type, our_step, tokens_of
 from bench.peers import gpt as peer
 from bench.peers import schedules, sharded
@@ -70,7 +71,14 @@ def their_step(size: Size, values: dict[str, Tensor], compiled: bool) -> Step:
 
 
 def measure_one(
-    title: str, size: Size, kind: devices.Kind, chosen: tuple[str, ...], rounds: int, steps: int, profiled: bool
+    title: str,
+    size: Size,
+    kind: devices.Kind,
+    chosen: tuple[str, ...],
+    rounds: int,
+    steps: int,
+    profiled: bool,
+    weighed: bool,
 ) -> Compared:
     device, dtype = devices.current(kind), number_type(kind)
     values = peer.weights(size, dtype, device)
@@ -90,7 +98,8 @@ def measure_one(
         }
         timed = take_turns(recipes, device, rounds, steps, profiled=profiled)
     rate = matmul_rate(device, dtype, 64 if kind == devices.CPU else 8192)
-    return Compared(title, timed, PEER, size.tokens, size.teraflops, rate)
+    costs = energy.costs_of(recipes, energy.Chip(), partial(devices.settle, device)) if weighed else []
+    return Compared(title, timed, PEER, size.tokens, size.teraflops, rate, costs)
 
 
 def measure_pipe(
@@ -163,6 +172,8 @@ class One(Common):
     recipes: tuple[str, ...] = RECIPES
     profile: bool = False
     """Say also how long kernels of each kind ran in a step."""
+    energy: bool = False
+    """Say also what a step costs in joules, and at what clock the chip ran; where there is a GPU, that has a counter for it."""
 
     def __call__(self, console: Console) -> list[Compared]:
         found: list[Compared] = []
@@ -170,11 +181,13 @@ class One(Common):
         recipes = tuple(name for name in self.recipes if not self.cpu or name != RECORDED)
         for name, size in ({"tiny": TINY} if self.quick else {name: SIZES[name] for name in self.sizes}).items():
             title = f"GPT {name}, {size.samples} × {size.sequence} tokens, {self.kind}"
-            arguments = title, size, self.kind, recipes, *self.turns, self.profile
+            arguments = title, size, self.kind, recipes, *self.turns, self.profile, self.energy and not self.cpu
             found += run(1, measure_one, *arguments, device=self.kind, timeout=1200)
             console.print(found[-1].table())
             if self.profile:
                 console.print(found[-1].kernel_table())
+            if found[-1].costs:
+                console.print(energy.cost_table(found[-1].costs, energy.Chip().limits()))
         return found
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from bench.energy import Cost
 from cubeloom.comm import devices
 
 Step = Callable[[], Tensor | None]  # gives the loss, where there is one to give
@@ -58,6 +59,7 @@ class Compared:
     tokens: int
     teraflops: float
     matmul: float | None = None  # TFLOP/s that a large one reached in this run
+    costs: list[Cost] = field(default_factory=list)  # in energy; empty unless asked for
 
     def ratio(self, each: Timed) -> float:
         return next(other.step_ms for other in self.timed if other.name == self.against) / each.step_ms
