@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cubeloom.cube.compiler import BACKEND, compiled
 from cubeloom.cube.forms import DropoutForm, Form, LinearForm, NormForm
 from cubeloom.cube.gradients import Gradients
 from cubeloom.cube.head import CubeHead
 from cubeloom.cube.parameter import local_of
 from cubeloom.cube.state import CubeState
 from cubeloom.grid import Grid
+
+BACKEND = "inductor"
 
 
 def whole_blocks(model: nn.Module, forms: Sequence[Form], grid: Grid) -> dict[str, nn.Module]:
@@ -68,7 +69,7 @@ def compile_local(model: nn.Module, plain: Mapping[str, nn.Module], state: CubeS
         if isinstance(module, CubeHead):
             module.compile_local(backend)
         elif _is_unnamed_leaf(module):
-            module.forward = compiled(module.forward, backend)
+            module.forward = torch.compile(module.forward, backend=backend)
 
 
 def _is_unnamed_leaf(module: nn.Module) -> bool:
@@ -87,7 +88,7 @@ class _Block:
         self._names = tuple(parameters)
         self._parameters = tuple(parameters.values())
         self._state = state
-        self._run = compiled(_call, backend)
+        self._run = torch.compile(_call, backend=backend)
 
     def __call__(self, *arguments: Any) -> Any:
         values = _Locals.apply(self._state.gradients, self._state.updates_under_way, *self._parameters)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from cubeloom.cube.compiler import compiled
 from cubeloom.cube.norm import at_least_float32
 
 
@@ -101,5 +100,5 @@ class Steps:
     scale: Callable[[Tensor, Tensor], Tensor] = scale
 
     def compiled(self, backend: str) -> Steps:
-        made = {each.name: compiled(getattr(self, each.name), backend) for each in fields(self)}
+        made = {each.name: torch.compile(getattr(self, each.name), backend=backend) for each in fields(self)}
         return replace(self, **made)
