@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cubeloom.comm import devices
 from cubeloom.launch.share_gpu import CONTROL, sharing
 
 
@@ -67,3 +68,11 @@ def test_a_gpu_for_each_rank_needs_none(calls: Path) -> None:
     with sharing(ranks=2, devices=2) as helped:
         assert not helped
     assert not calls.exists()
+
+
+def test_ranks_that_share_a_gpu_say_so_to_nccl() -> None:
+    """Each is a host of its own, and none uses the protocols that hang there; ranks with a GPU each are left alone."""
+    first, second = (devices.wiring("cuda", rank, shared=True) for rank in range(2))
+    assert first["NCCL_HOSTID"] != second["NCCL_HOSTID"]
+    assert first["NCCL_PROTO"] == second["NCCL_PROTO"] == "Simple"
+    assert devices.wiring("cuda", 0, shared=False) == {"NCCL_SOCKET_IFNAME": "lo"}

@@ -91,8 +91,15 @@ def wiring(kind: Kind, local_rank: int, shared: bool) -> dict[str, str]:
     """Environment that the backend wants of a rank on this machine: talk over the loopback; `shared`: several on one GPU."""
     if kind == "cpu":
         return {"GLOO_SOCKET_IFNAME": "lo"}
-    # NCCL refuses two ranks of one host on one GPU, and takes each other id for another host.
-    return {"NCCL_SOCKET_IFNAME": "lo"} | ({"NCCL_HOSTID": f"cubeloom-{local_rank}"} if shared else {})
+    found = {"NCCL_SOCKET_IFNAME": "lo"}
+    if shared:
+        # NCCL refuses two ranks of one host on one GPU, and takes each other id for another host.
+        found["NCCL_HOSTID"] = f"cubeloom-{local_rank}"
+        # Its protocols for short messages can hang between such ranks: four on an H200 with NCCL 2.28 hung in a
+        # reduce-scatter of 24 or 32 KiB within the first 60 steps, three times out of three, and not in 120 steps with
+        # this one (2026-11-16).
+        found["NCCL_PROTO"] = "Simple"
+    return found
 
 
 def lanes(kind: Kind, ranks: int) -> int:
