@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from cubeloom.comm import world
 from cubeloom.comm.aside import Aside
 from cubeloom.comm.axis import Axis
 from cubeloom.comm.journal import Journal, Wire
@@ -175,7 +176,7 @@ class Network:
         return Aside()
 
     def barrier(self) -> None:
-        dist.barrier()
+        world.barrier()
 
 
 def _all_coordinates(grid: Grid) -> Iterator[dict[str, int]]:

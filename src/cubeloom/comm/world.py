@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch._C._distributed_c10d import TCPStore as TCPStore
@@ -41,8 +42,14 @@ def join_by_environment(kind: Kind, timeout: float) -> None:
     dist.init_process_group(BACKENDS[kind], init_method="env://", timeout=timedelta(seconds=timeout))
 
 
+def barrier() -> None:
+    """Wait for all ranks of the job. NCCL must be told on which device, or it guesses, and warns that it does."""
+    on_gpu = dist.get_backend() == BACKENDS["cuda"]
+    dist.barrier(device_ids=[torch.cuda.current_device()] if on_gpu else None)
+
+
 def leave() -> None:
-    dist.barrier()  # nobody leaves while another still needs its connection
+    barrier()  # nobody leaves while another still needs its connection
     dist.destroy_process_group()
     forget()
 
