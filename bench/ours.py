@@ -6,16 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bench.peers.gpt import Size
 from bench.peers.timing import Step
 from cubeloom.comm import Network, devices
 from cubeloom.cube import Batch, Rest, apply
+from cubeloom.cube.gradients import Gradients
 from cubeloom.cube.parameter import Block
 from cubeloom.cube.recorded import RecordedStep
 from cubeloom.job.settings import OptimizerSettings
 from cubeloom.models import GPTConfig, build, cut_of
+from cubeloom.pipeline import generate
+from cubeloom.runtime import Pipeline
+from cubeloom.runtime.recorded import GraphRecord
+from cubeloom.train import BlockOptimizer, ShardedOptimizer
 from cubeloom.train.optimizers import optimizer_of
 from cubeloom.weave import Weave
 
@@ -41,15 +46,12 @@ def our_step(
     recorded: bool = False,
     ways: int = 1,
 ) -> Step:
-    """The same with our layers: AdamW without masters, as the peer has none."""
+    """The same with our layers, in a loop as a user of the library writes it."""
     with torch.device("meta"):
         model = build(our_config(size))
     batch = Batch(size.samples, size.sequence)
     state = apply(model, cut_of(model), network, batch, filled(values), rest, compile=compiled)
-    settings = OptimizerSettings(betas=(0.9, 0.999), weight_decay=0.01, masters=False)
-    optimizer = optimizer_of(settings, dict(model.named_parameters()), state.gradients)
-    for group in optimizer.optimizer.param_groups:
-        group["lr"] = 1e-4
+    optimizer = our_adamw(dict(model.named_parameters()), state.gradients)
     tokens, targets = tokens_of(size, network.device)
     data = {"tokens": tokens, "targets": targets}
     run = Weave(model, ways, state.staggers)
@@ -62,6 +64,41 @@ def our_step(
         return loss.detach()
 
     return step
+
+
+def train_step(size: Size, values: dict[str, Tensor], network: Network, *, recorded: bool) -> Step:
+    """The same as `cubeloom train` runs it on one rank, compiled: a pipeline of one stage."""
+    with torch.device("meta"):
+        model = build(our_config(size))
+    pipeline = Pipeline(
+        model,
+        cut_of(model),
+        network,
+        Batch(size.samples, size.sequence),
+        filled(values),
+        generate("gpipe", 1, 1),
+        compile=True,
+        record=GraphRecord() if recorded else None,
+    )
+    optimizer = our_adamw(pipeline.parameters, pipeline.gradients)
+    tokens, targets = tokens_of(size, network.device)
+
+    def step() -> Tensor:
+        loss = pipeline.launch({"tokens": tokens, "targets": targets})
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def our_adamw(parameters: dict[str, nn.Parameter], gradients: Gradients) -> BlockOptimizer | ShardedOptimizer:
+    """Without masters, as the peer has none."""
+    settings = OptimizerSettings(betas=(0.9, 0.999), weight_decay=0.01, masters=False)
+    optimizer = optimizer_of(settings, parameters, gradients)
+    for group in optimizer.optimizer.param_groups:
+        group["lr"] = 1e-4
+    return optimizer
 
 
 class Passes:

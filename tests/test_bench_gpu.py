@@ -37,7 +37,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def test_every_recipe_is_timed_and_trains_alike(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["one", "--cpu", "--quick"]) == 0
+    assert main(["one", "--cpu", "--quick", "--recipes", *RECIPES]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     timed = {each["name"]: each for each in told["timed"]}
     assert set(timed) == set(RECIPES) - {RECORDED}
@@ -102,7 +102,7 @@ def test_flops_are_megatrons(name: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not devices.available("cuda"), reason="needs a CUDA device")
 def test_every_recipe_on_a_gpu() -> None:
-    (found,) = One(quick=True)(Console())
+    (found,) = One(quick=True, recipes=RECIPES)(Console())
     assert [each.name for each in found.timed] == list(RECIPES)
     for each in found.timed:
         assert each.loss == pytest.approx(found.timed[0].loss, abs=2e-2)
