@@ -114,6 +114,11 @@ def test_a_script_runs(page: str, script: str, folder: Path) -> None:
     assert done.returncode == 0, f"{page}:\n{done.stdout}{done.stderr}"
 
 
+def test_the_readme_names_every_part_of_the_package() -> None:
+    parts = {each.parent.name for each in (ROOT / "src" / "cubeloom").glob("*/__init__.py")}
+    assert set(re.findall(r"^  (\w+)/ ", (ROOT / "README.md").read_text(), re.MULTILINE)) == parts
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_setting_trains_as_the_serial_model(setting: str, ranks: RankPool) -> None:
     experiment = tyro.cli(Verify, args=shlex.split(setting)).experiment()
