@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from cubeloom import weave
 from cubeloom.comm import Axis, Pending
-from cubeloom.cube.collective import Collective, Kind, hollow
+from cubeloom.cube.collective import Collective, Kind
 from cubeloom.cube.forms import LinearForm, Spread
 from cubeloom.cube.gradients import Gradients, WeightGradient
 from cubeloom.cube.parameter import local_of, own_part
@@ -111,7 +111,8 @@ class _WeightGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameter: nn.Parameter, bias: nn.Parameter | None, call: _Call) -> Tensor:
         ctx.parameter, ctx.bias, ctx.call = parameter, bias, call
-        token = hollow(local_of(parameter))
+        # The token carries the graph, not values: the weight has its gradient's shape, and is there already.
+        token = local_of(parameter)
         rows, *rest = token.shape
         ctx.shape = torch.Size([rows * call.weight.parts, *rest])  # gathered
         return token
