@@ -12,10 +12,11 @@ from cubeloom.comm import devices
 from cubeloom.comm.ledger import plain
 from cubeloom.cube import step_volume
 from cubeloom.launch import RankPool
+from cubeloom.metrics.record import finite
 from cubeloom.models.weights import check_weights
 from cubeloom.runtime.volume import pipeline_volume
 from cubeloom.verify.experiment import Experiment
-from cubeloom.verify.runs import Outcome, grid_run, serial_run
+from cubeloom.verify.runs import Outcome, grid_run, no_less_than_nan, serial_run
 from cubeloom.verify.stale import stale_run
 
 # The largest relative difference that arithmetic in another order may make over a few steps. In float64 it is far below;
@@ -52,9 +53,9 @@ class Report:
     def as_json(self) -> dict[str, object]:
         return {
             "ok": self.ok,
-            "loss_diff": self.loss_diff,
-            "grad_diff": self.grad_diff,
-            "weight_diff": self.weight_diff,
+            "loss_diff": finite(self.loss_diff),
+            "grad_diff": finite(self.grad_diff),
+            "weight_diff": finite(self.weight_diff),
             "counted_bytes": {axis: plain(size) for axis, size in sorted(self.counted.items())},
             "predicted_bytes": {axis: plain(size) for axis, size in sorted(self.predicted.items())},
             "params_per_rank": self.parameters,
@@ -88,7 +89,7 @@ def _report(experiment: Experiment, serial: Outcome, outcomes: list[Outcome]) ->
         serial_losses=serial.losses,
         losses=outcomes[0].losses,
         loss_diff=max(
-            abs(ours - theirs) / abs(theirs)
+            no_less_than_nan(abs(ours - theirs) / abs(theirs))
             for outcome in outcomes
             for ours, theirs in zip(outcome.losses, serial.losses, strict=True)
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -145,10 +146,15 @@ def _compare(mine: Blocks, file: Path) -> tuple[float, str]:
         for name, (local, slices) in mine.items():
             theirs = serial.get_tensor(name)
             scale = theirs.abs().max().item() or 1.0
-            difference = (local.cpu() - theirs[slices]).abs().max().item() / scale
-            if not difference <= largest:  # a NaN is larger than anything
+            difference = no_less_than_nan((local.cpu() - theirs[slices]).abs().max().item() / scale)
+            if difference > largest:
                 largest, worst = difference, name
     return largest, worst
+
+
+def no_less_than_nan(difference: float) -> float:
+    """A NaN is neither larger nor smaller than anything, and would be lost among differences: it is the largest there is."""
+    return math.inf if math.isnan(difference) else difference
 
 
 def _digest(local: Tensor) -> str:
