@@ -50,9 +50,8 @@ class RankPool:
             raise ValueError(f"this pool has {self.size} ranks and {ranks} were asked for")
         self._start(ranks)
         self._jobs += 1
-        for rank in range(ranks):
-            self._ranks[rank][1].send((function, arguments, rank, ranks, f"job{self._jobs}", timeout))
         try:
+            self._send(ranks, function, arguments, timeout)
             return self._collect(ranks, timeout)
         except BaseException:
             self.close()
@@ -74,6 +73,15 @@ class RankPool:
             process.start()
             theirs.close()
             self._ranks.append((process, ours))
+
+    def _send(self, ranks: int, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float) -> None:
+        for rank, (process, pipe) in enumerate(self._ranks[:ranks]):
+            try:
+                pipe.send((function, arguments, rank, ranks, f"job{self._jobs}", timeout))
+            except BrokenPipeError:
+                process.join(1)
+                words = f"rank {rank} of {ranks} had died before, with exit code {process.exitcode}"
+                raise RankFailed(words) from None
 
     def _collect(self, ranks: int, timeout: float) -> list[Any]:
         results: dict[int, Any] = {}

@@ -1,0 +1,23 @@
+"""A pool of ranks outlives the loss of one, also of one that has nothing to do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from cubeloom.launch import RankFailed, RankPool
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_a_rank_that_died_idle_is_named_once_and_replaced() -> None:
+    with RankPool(2) as pool:
+        _, second = pool.run(2, os.getpid)
+        os.kill(second, signal.SIGKILL)
+        time.sleep(0.5)  # until its end of the pipe is closed
+        with pytest.raises(RankFailed, match="rank 1 of 2"):
+            pool.run(2, os.getpid)
+        assert second not in pool.run(2, os.getpid)
