@@ -211,6 +211,24 @@ def test_dropout_does_not_depend_on_the_schedule(ranks: RankPool) -> None:
         trains_as_serial(ranks, model, Grid(pipe=2, data=2), schedule, steps=2, recompute=recompute)
 
 
+def _losses_with_seeds(*seeds: int) -> list[float]:
+    network = Network(Grid())
+    found = []
+    for seed in seeds:
+        with torch.device("meta"):
+            model = build(replace(SHALLOW, dropout=0.5))
+        fill = initial_values(model, 0, torch.float64)
+        pipeline = Pipeline(model, cut_of(model), network, Batch(2, 12), fill, generate("gpipe", 1, 1), seed=seed)
+        tokens = torch.arange(24).view(2, 12)
+        found.append(pipeline.step({"tokens": tokens, "targets": tokens}))
+    return found
+
+
+def test_another_seed_drops_others(ranks: RankPool) -> None:
+    ((first, same, other),) = ranks.run(1, _losses_with_seeds, 0, 0, 1)
+    assert first == same != other
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("axis", ["", ",x=2", ",data=2"])

@@ -165,6 +165,7 @@ def hold(
     ways: int,
     compile: bool = False,
     record: Record | None = None,
+    seed: int = 0,
 ) -> Held:
     """Build the stages of this rank's worker. A name is one parameter, also where two of the stages share it.
 
@@ -172,7 +173,7 @@ def hold(
     wanted at once.
     """
     make_groups(network, layout)
-    gradients, clock = Gradients(), Clock()
+    gradients, clock = Gradients(), Clock(seed)
     held = Held({}, {}, {}, gradients, clock)
     homes = layout.schedule.held_by(network.coordinates["pipe"])
     # By stage: workers that hold the same stages must make the groups of their gradients in one order.

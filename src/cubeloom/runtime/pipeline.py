@@ -29,8 +29,8 @@ class Pipeline:
     `model` is built on the meta device and says its pieces; `batch` is the whole one. `stages` may say which pieces each stage
     gets, otherwise they are balanced; `recompute` says which stages, or whether all, or whether attention alone, compute their
     forward once more in their backward instead of keeping it; each micro-batch runs as `ways` strands; `compile`d are the
-    pieces between collectives; `record` makes recordings of stages' actions (`GraphRecord()` on a GPU). Raises UserError
-    before anything is allocated.
+    pieces between collectives; `record` makes recordings of stages' actions (`GraphRecord()` on a GPU); masks of dropout
+    follow from `seed`. Raises UserError before anything is allocated.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Pipeline:
         ways: int = 1,
         compile: bool = False,
         record: Record | None = None,
+        seed: int = 0,
     ) -> None:
         rest = rest or Rest()
         self.network = network
@@ -55,7 +56,7 @@ class Pipeline:
         if record is not None:
             check_recordable(self.layout.forms, network.grid, schedule, ways, bool(recompute))
         self._here = network.coordinates["pipe"]
-        held = self._held = hold(model, self.layout, network, fill, rest, recompute, ways, compile, record)
+        held = self._held = hold(model, self.layout, network, fill, rest, recompute, ways, compile, record, seed)
         self._recorded: RecordedSteps | None = None
         if record is not None:
             self._recorded = RecordedSteps(held.stages.values(), held.parameters.values(), held.gradients)

@@ -66,6 +66,7 @@ class Trainer:
             ways=job.layout.ways,
             compile=job.layout.compile,
             record=GraphRecord() if job.layout.record else None,
+            seed=job.seed,
         )
         self.parameters = self.pipeline.parameters
         self.optimizer = optimizer_of(job.optimizer, self.parameters, self.pipeline.gradients)
