@@ -90,18 +90,18 @@ def test_curves_have_the_points_of_the_steps(tmp_path: Path) -> None:
 def test_the_page_tells_of_settings_and_events(tmp_path: Path) -> None:
     job = a_run(tmp_path, [record(0), record(1, skipped="the loss <b>is nan", loss=math.nan)])
     with Metrics(tmp_path, job.metrics, 2) as metrics:
-        metrics.event("restart", step=2, reason="rank 3 </script><script> was killed")
+        metrics.event("resume", step=2, restart=1, reason="rank 3 </script><script> was killed")
         metrics.write(record(2))
         metrics.event("checkpoint", step=3)
-        metrics.event("end")
+        metrics.event("done")
     text, page, curves = reported(tmp_path)
     assert (tmp_path / "settings.toml").read_text() == page.all_text("pre")
     cells = page.all_text("td")
-    assert "reason rank 3 </script><script> was killed" in cells and "checkpoint" in cells
+    assert "restart 1, reason rank 3 </script><script> was killed" in cells and "checkpoint" in cells
     assert "3 of 10; ended" in cells and "unknown: no peak is known" in cells
     assert [tag for tag, _ in page.elements].count("script") == 1
     marks = [title for title in page.all_text("title").splitlines() if title.startswith("step ")]
-    assert "step 1: update skipped: the loss <b>is nan" in marks and "step 2: restart" in marks
+    assert "step 1: update skipped: the loss <b>is nan" in marks and "step 2: resume" in marks
     assert curves["loss"][0]["values"] == [4.0, None, record(2).loss]
     assert "NaN" not in text
 

@@ -31,6 +31,7 @@ from cubeloom.job.settings import (
 from cubeloom.launch import RankPool
 from cubeloom.metrics import Record
 from cubeloom.metrics.log import read_log
+from cubeloom.metrics.run import read_run
 from cubeloom.train.checkpoint import checkpoints
 from cubeloom.train.diary import Diary
 from cubeloom.train.loop import Ended, train
@@ -137,7 +138,9 @@ def test_a_run_that_is_asked_to_stop_keeps_what_it_has(ranks: RankPool, tmp_path
     made = job(tmp_path, "x=2", evaluation=EvaluationSettings(every=3, batches=2))
     ranks.run(2, _train_until, made, 3, timeout=60)
     assert [each.name for each in checkpoints(made.checkpoints)] == ["step-00000002", "step-00000003"]
+    assert read_run(tmp_path).state.startswith("stopped when asked to")
     same(run(ranks, made), serial)
+    assert read_run(tmp_path).state == "ended"
 
 
 def test_steps_without_a_number_are_skipped_by_all(ranks: RankPool, tmp_path: Path) -> None:
@@ -216,6 +219,8 @@ def test_metrics_say_where_the_time_went(ranks: RankPool, tmp_path: Path) -> Non
         assert record.computing_s + record.exposed_s + record.bubble_s == pytest.approx(record.seconds)
         assert record.mfu is None  # nobody says what this machine could do
     assert (tmp_path / "report.html").stat().st_size > 1000
+    told = read_run(tmp_path)
+    assert told.state == "ended" and told.restarts == 0
 
 
 def test_the_same_job_has_the_same_bits_and_can_be_made_to(ranks: RankPool, tmp_path: Path) -> None:

@@ -81,6 +81,6 @@ def _times(records: tuple[Record, ...]) -> list[Series]:
 def _marks(log: Log) -> list[tuple[int, str]]:
     """Skipped updates, and where a run began again."""
     found = [(record.step, f"update skipped: {record.skipped}") for record in log.records if record.skipped is not None]
-    again = ("resume", "restart", "early stop")
+    again = ("resume", "early stop")
     found += [(event.step, event.name) for event in log.events if event.step is not None and event.name in again]
     return sorted(found)[-_MOST_MARKS:]

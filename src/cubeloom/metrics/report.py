@@ -79,7 +79,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     memory = max((record.memory_bytes for record in records if record.memory_bytes is not None), default=None)
     yield "peak memory of a rank", bytes_(memory) if memory is not None else "not measured"
     yield "updates skipped", str(sum(record.skipped is not None for record in records))
-    yield "restarts", str(run.count("restart"))
+    yield "restarts", str(run.restarts)
 
 
 def _charts(found: Sequence[Chart]) -> str:

@@ -13,7 +13,12 @@ from cubeloom.metrics import log, timeline
 from cubeloom.metrics.log import Log
 from cubeloom.metrics.timeline import MeasuredStep
 
-_BEGINNINGS = ("start", "resume", "restart")
+_BEGINNINGS = ("start", "resume")
+_ENDS = {
+    "done": "ended",
+    "early stop": "ended early",
+    "asked to stop": "stopped when asked to; the same command goes on",
+}
 
 
 @dataclass(frozen=True)
@@ -30,12 +35,13 @@ class Run:
         """How it stands, by what was recorded since it last began."""
         names = [event.name for event in self.log.events]
         began = max((place for place, name in enumerate(names) if name in _BEGINNINGS), default=0)
-        if "early stop" in names[began:]:
-            return "ended early"
-        return "ended" if "end" in names[began:] else "no end was recorded: it still runs, or was stopped"
+        ends = [_ENDS[name] for name in names[began:] if name in _ENDS]
+        return ends[-1] if ends else "no end was recorded: it still runs, or was stopped"
 
-    def count(self, event: str) -> int:
-        return sum(each.name == event for each in self.log.events)
+    @property
+    def restarts(self) -> int:
+        """How often it was begun again because a rank had failed."""
+        return sum(event.name == "resume" and bool(event.fields.get("restart")) for event in self.log.events)
 
     def as_json(self) -> dict[str, Any]:
         """In few numbers."""

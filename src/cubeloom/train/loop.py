@@ -51,15 +51,13 @@ def train(job: Job, restart: int = 0, lanes: int = 1) -> Ended:
 def _steps(job: Job, trainer: Trainer, stop: Stop, pages: Diary) -> Ended:
     loss: float | None = None
     first = trainer.done
-    began = time.perf_counter()
     while trainer.done < job.steps:
-        step = trainer.done
+        step, began = trainer.done, time.perf_counter()
         stepped = trainer.step()
+        seconds = time.perf_counter() - began  # of the step alone: validation and checkpoints are not its work
         loss = stepped.loss
         validation, enough = _evaluate(job, trainer)
-        now = time.perf_counter()
-        asked = pages.write(step, stepped, now - began, stop.asked, validation)
-        began = time.perf_counter()
+        asked = pages.write(step, stepped, seconds, stop.asked, validation)
         _mention(stepped, step, pages)
         last = trainer.done == job.steps
         if last or step == first + _WARM:
