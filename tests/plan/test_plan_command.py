@@ -11,7 +11,8 @@ import pytest
 from cubeloom.cli.plan import Plan
 from cubeloom.errors import UserError
 from cubeloom.job import Job
-from cubeloom.settings import load
+from cubeloom.settings import load, write
+from cubeloom.settings.convert import convert
 
 FIELDS = {
     "grid", "schedule", "microbatches", "microbatch", "rest", "ways", "recompute", "step_s", "mfu", "memory_gb", "bytes",
@@ -88,15 +89,26 @@ def test_refusals(tmp_path: Path) -> None:
         command(output=tmp_path / "no" / "plan.toml")()
 
 
-def test_a_settings_file_s_model_is_planned_and_the_plan_extends_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("recipe", [False, True])
+def test_a_settings_file_is_planned_for_and_the_plan_takes_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recipe: bool
 ) -> None:
-    base, file = tmp_path / "base.toml", tmp_path / "plan.toml"
-    base.write_text('seed = 5\n[model]\npreset = "gpt-tiny"\nlayers = 3\n[batch]\nsamples = 16\nsequence = 32\n')
+    """Also where it has options that the plan's schedule does not take, and where it is a program."""
+    base, file = tmp_path / ("base.py" if recipe else "base.toml"), tmp_path / "plan.toml"
+    given = {
+        "seed": 5,
+        "model": {"preset": "gpt-tiny", "layers": 3},
+        "batch": {"samples": 16, "sequence": 32},
+        "grid": {"pipe": 2},
+        "schedule": {"name": "chimera", "pairs": 1, "microbatches": 2},
+        "layout": {"compile": True},
+    }
+    base.write_text(f"settings = {given!r}\n" if recipe else write(convert(Job, given)))
     options: dict[str, Any] = {"file": base, "model": None, "devices": 4, "global_batch": None, "output": file}
-    assert command(**options, overrides=("--batch.samples=32",))() == 0
+    assert command(**options, overrides=("--batch.samples=32", "--model.layers=4"))() == 0
     job = load(Job, file)
-    assert (job.seed, job.model.layers, job.batch.samples, job.grid.world) == (5, 3, 32, 4)
+    assert (job.seed, job.model.layers, job.batch.samples, job.grid.world) == (5, 4, 32, 4)
+    assert job.layout.compile
     job.laid_out()
     capsys.readouterr()
     with pytest.raises(UserError, match="FILE or --model"):

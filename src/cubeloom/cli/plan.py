@@ -64,15 +64,16 @@ class Plan:
 
     def __call__(self) -> int:
         model, devices, samples, sequence = self._asked()
+        record = self.record or (self.file is not None and self._job(self.file).layout.record)
         answer = search(
-            model, self.cluster, devices, samples, sequence, self.dtype, reserve=self.reserve, record=self.record
+            model, self.cluster, devices, samples, sequence, self.dtype, reserve=self.reserve, record=record
         )
         tried = self._rehearsed(answer) if self.rehearse else None
         answer = answer if tried is None else tried.answer
         explained = None if self.explain is None else explain(answer, Grid.parse(self.explain))
         if self.output is not None:
             self._needs_one(answer)
-            write_asked(self.output, configuration(answer, answer.plans[0], self.file))
+            write_asked(self.output, self._settings(answer))
         if self.html is not None:
             self._needs_one(answer)
             from cubeloom.plan.report import page
@@ -114,6 +115,15 @@ class Plan:
         model = derive(file.stem, job.model.config())
         devices, samples = self.devices or job.grid.world, self.global_batch or job.batch.samples
         return model, devices, samples, self.sequence or job.batch.sequence
+
+    def _settings(self, answer: Answer) -> str:
+        """Of the best plan. Of a job that was given, all of it: what the plan leaves out must not be the file's."""
+        if self.file is None:
+            return configuration(answer, answer.plans[0])
+        from cubeloom.rehearse.plans import job_of
+        from cubeloom.settings import write
+
+        return write(job_of(answer, answer.plans[0], self._job(self.file)))
 
     def _rehearsed(self, answer: Answer) -> Rehearsed:
         from cubeloom.rehearse import rehearsed

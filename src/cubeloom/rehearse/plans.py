@@ -121,15 +121,19 @@ def rehearsed(answer: Answer, count: int, base: Job | None = None, tell: Tell | 
 
 
 def job_of(answer: Answer, plan: Plan, base: Job | None = None) -> Job:
-    """What the plan's settings file says; of a job that it extends, the rest."""
+    """What the plan says; of a job that was planned for, the rest."""
     made = convert(Job, tomllib.loads(configuration(answer, plan)))
     if base is None:
         return made
-    optimizer = replace(base.optimizer, zero=made.optimizer.zero)
     return replace(
-        base, dtype=made.dtype, batch=made.batch, grid=made.grid, schedule=made.schedule, layout=made.layout,
-        optimizer=optimizer,
-    )  # fmt: skip
+        base,
+        dtype=made.dtype,
+        batch=made.batch,
+        grid=made.grid,
+        schedule=made.schedule,
+        layout=replace(made.layout, compile=base.layout.compile),
+        optimizer=replace(base.optimizer, zero=made.optimizer.zero),
+    )
 
 
 def _tried(answer: Answer, plan: Plan, base: Job | None, tell: Tell | None) -> Tried:

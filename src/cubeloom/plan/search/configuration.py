@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from cubeloom.errors import UserError
 from cubeloom.plan.closed.settings import RECOMPUTE, WEIGHTS
 from cubeloom.plan.search.answer import Answer
@@ -12,8 +10,8 @@ from cubeloom.plan.search.found import Plan
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
-def configuration(answer: Answer, plan: Plan, extends: Path | None = None) -> str:
-    """TOML. What it does not say keeps its default, or what the file that it extends says."""
+def configuration(answer: Answer, plan: Plan) -> str:
+    """TOML. What it does not say keeps its default."""
     if answer.dtype not in _DTYPES:
         raise UserError(f"a job trains in {' or '.join(_DTYPES)}, and the plan is for {answer.dtype}")
     grid, shape = plan.grid, plan.shape
@@ -37,9 +35,6 @@ def configuration(answer: Answer, plan: Plan, extends: Path | None = None) -> st
     if answer.task.record and plan.recordable:
         sections["layout"]["record"] = True
     lines = [f'dtype = "{_DTYPES[answer.dtype]}"']
-    if extends is not None:
-        lines.insert(0, f'extends = "{extends.resolve()}"')
-        del sections["model"]
     for name, values in sections.items():
         lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in values.items())]
     return "\n".join(lines) + "\n"
