@@ -52,6 +52,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         (["--sequence", "65"], "sequences of 1 to 64 tokens"),
         (["--dropout", "1.5"], "--dropout must be at least 0 and below 1"),
         (["--model", "llama-tiny", "--dropout", "0.1"], "model llama-tiny has no dropout"),
+        (["--grid", "x=2", "--microbatches", "4"], "--microbatches is for a pipeline"),
+        (["--grid.x=2"], "--grid.x=2 is a setting of a file, and no FILE was given"),
         (["--load", "/nowhere.safetensors"], "no weights at /nowhere.safetensors"),
     ],
 )

@@ -66,11 +66,29 @@ def test_what_was_saved_is_loaded_and_checked(suffix: str, tmp_path: Path, capsy
     assert Value.parse(capsys.readouterr().out) == generate("chimera", 4, 6, mode="halving")
 
 
-def test_a_loaded_schedule_that_is_wrong_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "mine.csv"
-    path.write_text("0F0,0B0\n1F0\n")
-    with pytest.raises(UserError, match="micro-batch 0 on stage 1 has 1F0"):
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("mine.csv", b"0F0,0B0\n1F0\n", "micro-batch 0 on stage 1 has 1F0"),
+        ("mine.txt", b"", "the last line of a schedule reads"),
+        ("mine.txt", b"\xff\xfe", "is no text"),
+        ("mine.json", b'{"name": "a", "stages": "x", "microbatches": 1, "workers": []}', "a schedule's JSON has"),
+        ("mine.json", b'{"name": "a", "stages": 1, "microbatches": 1, "workers": [[3]]}', "a schedule's JSON has"),
+        ("mine.json", b"[]", "a schedule's JSON has"),
+    ],
+)
+def test_a_loaded_schedule_that_is_wrong_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
         run(f"--load {path}")
+
+
+def test_a_settings_file_says_the_schedule_alone(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text("[grid]\npipe = 2\n")
+    with pytest.raises(UserError, match="--stages is what"):
+        run(f"{file} --stages 4")
 
 
 def test_reductions_and_recomputation(capsys: pytest.CaptureFixture[str]) -> None:

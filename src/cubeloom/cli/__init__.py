@@ -94,4 +94,6 @@ def _fields_of_a_job() -> set[str]:
 def with_overrides(command: Callable[[], int], overrides: tuple[str, ...]) -> Callable[[], int]:
     if not hasattr(command, "overrides"):
         raise UserError(f"{overrides[0]} is a setting of a file, and this command takes no file")
+    if getattr(command, "file", command) is None:
+        raise UserError(f"{overrides[0]} is a setting of a file, and no FILE was given")
     return dataclasses.replace(command, overrides=overrides)  # type: ignore[type-var]

@@ -66,8 +66,11 @@ class Schedule:
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def __call__(self) -> int:
-        if self.name is not None and Path(self.name).suffix in FILES:
-            made = [self._of_job(Path(self.name))]
+        of_job = self.name is not None and Path(self.name).suffix in FILES
+        if self.overrides and not of_job:
+            raise UserError(f"{self.overrides[0]} is a setting of a file, and no settings file was given")
+        if of_job:
+            made = [self._of_job(Path(str(self.name)))]
         elif self.load is not None:
             made = [self._loaded(self.load)]
         else:
@@ -115,6 +118,11 @@ class Schedule:
         return made, ""
 
     def _of_job(self, file: Path) -> tuple[pipeline.Schedule, str]:
+        for option in ("stages", "microbatches", "pairs", "mode", "chunks"):
+            if getattr(self, option) is not None:
+                raise UserError(
+                    f"--{option} is what {file} says: leave it out, or change it as --schedule.{option}=… or --grid.pipe=…"
+                )
         job = settings.load(Job, file, self.overrides)
         return job.schedule.schedule(job.grid.pipe), ""
 
@@ -125,6 +133,8 @@ class Schedule:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise UserError(f"{path} is no text, and so no schedule") from None
         readers = {".json": pipeline.from_json, ".csv": pipeline.from_csv}
         return readers.get(path.suffix, pipeline.Schedule.parse)(text), ""
 

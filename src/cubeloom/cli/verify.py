@@ -179,6 +179,9 @@ class Verify:
 
     def _schedule(self, grid: Grid) -> Schedule | None:
         if grid.pipe == 1 and self.schedule is None:
+            given = {"microbatches": self.microbatches, "pairs": self.pairs, "mode": self.mode}
+            for name in (name for name, value in given.items() if value is not None):
+                raise UserError(f"--{name} is for a pipeline: give --schedule too, or a grid with pipe > 1")
             return None
         count = 2 * grid.pipe if self.microbatches is None else self.microbatches
         made = generate(self.schedule or "1f1b", grid.pipe, count, pairs=self.pairs, mode=self.mode)

@@ -40,7 +40,10 @@ class Metrics:
             self._keep(record)
 
     def event(self, name: str, /, **fields: Any) -> None:
-        """Such as start, resume, skip, checkpoint, and at the end done, early stop or asked to stop. A field `step` puts it on the curves."""
+        """Such as start, resume, skip, checkpoint, and at the end done, early stop or asked to stop.
+
+        A field `step` puts it on the curves.
+        """
         plain = {key: finite(value) for key, value in fields.items()}
         self._line(Event(name, time.time(), plain).as_json())
 

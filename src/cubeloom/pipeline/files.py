@@ -67,7 +67,9 @@ def from_json(text: str) -> Schedule:
         data = json.loads(text)
         rows = tuple(parse_row(row) for row in data["workers"])
         return Schedule(str(data["name"]), int(data["stages"]), int(data["microbatches"]), rows)
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f'a schedule\'s JSON has "name", "stages", "microbatches" and "workers"; this one fails at {error}'
         ) from None

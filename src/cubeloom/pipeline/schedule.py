@@ -42,7 +42,7 @@ class Schedule:
     @classmethod
     def parse(cls, text: str) -> Schedule:
         """The inverse of `str`: one line a worker, then `name: 4 stages, 8 micro-batches`."""
-        *rows, foot = text.strip().splitlines()
+        *rows, foot = text.strip().splitlines() or [""]
         match = _FOOT.fullmatch(foot.strip())
         if match is None:
             raise UserError(f"the last line of a schedule reads 'NAME: 4 stages, 8 micro-batches', got {foot!r}")
