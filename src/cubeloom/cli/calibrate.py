@@ -15,6 +15,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from cubeloom import host
 from cubeloom.comm import devices
 from cubeloom.errors import UserError
 from cubeloom.files import write_asked
@@ -23,7 +24,7 @@ from cubeloom.launch.share_gpu import sharing
 from cubeloom.plan.hardware import Cluster, Dtype, written
 from cubeloom.plan.hardware.calibrate import fitted_cluster, fitted_device, missed_transfers
 from cubeloom.plan.hardware.facts import Fact
-from cubeloom.plan.hardware.measure import cores, measure_device
+from cubeloom.plan.hardware.measure import measure_device
 from cubeloom.plan.hardware.measure_links import measure_links
 from cubeloom.plan.hardware.measured import Shape, Transfer
 
@@ -81,7 +82,7 @@ class Calibrate:
 
     def _measured(self, kind: devices.Kind) -> tuple[Cluster, dict[str, float]]:
         is_host = kind == devices.CPU
-        here = cores() if is_host else devices.count(kind)
+        here = host.cores() if is_host else devices.count(kind)
         per_node = here * self.share_gpu
         groups = tuple(
             group for group in _GROUPS if group <= per_node

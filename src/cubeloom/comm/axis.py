@@ -1,6 +1,6 @@
 """Collectives along one axis of the grid. Each starts at once and is awaited where its result is needed.
 
-The only module, with `network` and `devices` beside it, that calls torch.distributed.
+No package but this one calls torch.distributed.
 """
 
 from __future__ import annotations

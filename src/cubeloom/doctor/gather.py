@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import resource
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from cubeloom import host
 from cubeloom.comm import devices
 from cubeloom.doctor.facts import Accelerator, Clocks, Devices, Facts, Machine, Room
 from cubeloom.doctor.links import measure_links
@@ -22,7 +22,6 @@ from cubeloom.launch import environment
 PACKAGES = ("cubeloom", "torch", "numpy", "einops", "greenlet", "safetensors", "tyro", "rich", "tokenizers", "pyarrow")
 _SHARED = Path("/dev/shm")
 _DRIVER = Path("/proc/driver/nvidia/version")
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def gather(ranks: int, folder: Path) -> Facts:
@@ -40,10 +39,10 @@ def gather(ranks: int, folder: Path) -> Facts:
 
 
 def machine(folder: Path) -> Machine:
-    total, free = memory()
+    total, free = host.memory()
     return Machine(
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=host.cores(),
         memory=total,
         memory_free=free,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -53,21 +52,8 @@ def machine(folder: Path) -> Machine:
     )
 
 
-def memory() -> tuple[int, int]:
-    """All and free, in bytes; no more than the container may use."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = page * os.sysconf("SC_PHYS_PAGES")
-    free = page * os.sysconf("SC_AVPHYS_PAGES")
-    known = _text(Path("/proc/meminfo"))
-    if found := re.search(r"^MemAvailable:\s+(\d+) kB$", known, re.MULTILINE):
-        free = int(found[1]) * 1024  # with what the kernel would give up
-    limits = [int(text) for text in (_text(Path(name)).strip() for name in _LIMITS) if text.isdecimal()]
-    total = min([total, *limits])
-    return total, min(free, total)
-
-
 def driver() -> str | None:
-    found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", _text(_DRIVER))
+    found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)", host.text_of(_DRIVER))
     return found[1] if found else None
 
 
@@ -93,10 +79,3 @@ def version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""

@@ -39,8 +39,3 @@ class Part:
         else:
             # A fused optimizer does not count its change, and who gathered the old values asks for it.
             increment_version(self.tensor)
-
-    def refresh(self) -> None:
-        """Take what the block has been given."""
-        if self.master:
-            self.tensor.detach().copy_(self.block)

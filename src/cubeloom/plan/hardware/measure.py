@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 
 import torch
 
+from cubeloom import host
 from cubeloom.comm import devices
 from cubeloom.plan.hardware.device import Dtype
 from cubeloom.plan.hardware.measured import DeviceMeasurements, Shape, undisturbed
@@ -97,8 +97,4 @@ def _bandwidth(device: torch.device, patience: float) -> float:
 
 
 def _memory_a_core() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // cores()
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return host.memory()[0] // host.cores()

@@ -1,0 +1,34 @@
+"""What this machine gives a process: its cores and its memory, no more than a container may use."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory() -> tuple[int, int]:
+    """All and free, in bytes."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = page * os.sysconf("SC_PHYS_PAGES")
+    free = page * os.sysconf("SC_AVPHYS_PAGES")
+    known = text_of(Path("/proc/meminfo"))
+    if found := re.search(r"^MemAvailable:\s+(\d+) kB$", known, re.MULTILINE):
+        free = int(found[1]) * 1024  # with what the kernel would give up
+    limits = [int(text) for text in (text_of(Path(name)).strip() for name in _LIMITS) if text.isdecimal()]
+    total = min([total, *limits])
+    return total, min(free, total)
+
+
+def text_of(file: Path) -> str:
+    """Nothing where the system has no such file."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
