@@ -78,6 +78,9 @@ REFUSED = {
     "folder=/dev/null/run": "is a file",
     "checkpoint.every=0": "at least 1",
     "guard.spike=0.5": "above 1",
+    "evaluation.every=0": "at least 1",
+    "evaluation.batches=0": "at least 1",
+    "evaluation.patience=0": "at least 1",
 }
 
 

@@ -165,7 +165,7 @@ class EvaluationSettings:
     """End early once so many in a row were no better than the best before."""
 
     def __post_init__(self) -> None:
-        if self.batches < 1 or min(self.every or 1, self.patience or 1) < 1:
+        if any(count is not None and count < 1 for count in (self.every, self.batches, self.patience)):
             raise UserError("evaluation.every, batches and patience are at least 1")
 
 
