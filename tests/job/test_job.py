@@ -72,7 +72,11 @@ REFUSED = {
     "batch.sequence=1000": "64 positions",
     "model.preset=unet-tiny": "does not|predict the next|no such size",
     'data.sources=[{folder = "nowhere"}]': "nowhere",
-    "schedule.name=pipedream-2bw": "within a step",
+    "schedule.name=pipedream-2bw": "within a step: .* optimizer.clip = 0",
+    "optimizer.clip=-1": "clip are 0 or more",
+    "optimizer.clip=inf": "all are finite",
+    "optimizer.clip=nan": "all are finite",
+    "optimizer.eps=nan": "eps is above 0",
     "model.kv_heads=2": "no such size",
     "model.hidden=-4": "too small",
     "folder=/dev/null/run": "is a file",
@@ -88,6 +92,14 @@ REFUSED = {
 def test_refusals(file: Path, override: str) -> None:
     with pytest.raises(UserError, match=REFUSED[override]):
         check(load(Job, file, [override]))
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
+def test_a_job_that_updates_within_a_step_switches_clipping_off(file: Path, tmp_path: Path, schedule: str) -> None:
+    job = load(Job, file, [f"schedule.name={schedule}", "optimizer.clip=0"])
+    check(job)
+    (tmp_path / "resolved.toml").write_text(write(job))
+    assert load(Job, tmp_path / "resolved.toml") == job
 
 
 def test_a_vocabulary_that_the_model_does_not_have(file: Path, tmp_path: Path) -> None:

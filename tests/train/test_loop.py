@@ -151,7 +151,7 @@ def test_steps_without_a_number_are_skipped_by_all(ranks: RankPool, tmp_path: Pa
         steps=40,
         rate=RateSettings(peak=1e200, decay="constant"),
         guard=GuardSettings(most=3),
-        optimizer=OptimizerSettings(clip=None, name="sgd"),
+        optimizer=OptimizerSettings(clip=0, name="sgd"),
     )
     with pytest.raises(UserError, match="3 steps in a row had to be skipped"):
         ranks.run(2, train, wild, timeout=60)

@@ -23,10 +23,10 @@ def check(job: Job) -> None:
     samples_of(job, "training")
     if job.evaluation.every is not None:
         samples_of(job, "validation")
-    if layout.schedule.updates is not Updates.FLUSH and (job.optimizer.zero or job.optimizer.clip is not None):
+    if layout.schedule.updates is not Updates.FLUSH and (job.optimizer.zero or job.optimizer.clip > 0):
         raise UserError(
-            f"schedule.name = {job.schedule.name!r} updates weights within a step: it takes no optimizer.zero, and no "
-            "optimizer.clip, since there is no gradient of a whole step"
+            f"schedule.name = {job.schedule.name!r} updates weights within a step: it takes no optimizer.zero, and "
+            "optimizer.clip = 0, since there is no gradient of a whole step"
         )
     if job.layout.record:
         if job.device == devices.CPU:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -118,8 +119,8 @@ class OptimizerSettings:
     """Of sgd."""
     weight_decay: float = 0.1
     """Of matrices; vectors, such as biases and norms, never decay."""
-    clip: float | None = 1.0
-    """The largest norm of all gradients together."""
+    clip: float = 1.0
+    """The largest norm of all gradients together; 0 for none."""
     zero: bool = False
     """Shard the optimizer's state over the data axis and a pipeline's replicas (ZeRO-1)."""
     masters: bool = True
@@ -128,8 +129,11 @@ class OptimizerSettings:
     def __post_init__(self) -> None:
         if not all(0 <= beta < 1 for beta in (*self.betas, self.momentum)):
             raise UserError(f"betas and momentum lie from 0 to below 1, got {self.betas} and {self.momentum}")
-        if self.eps <= 0 or self.weight_decay < 0 or (self.clip is not None and self.clip <= 0):
-            raise UserError("eps and clip are above 0, and weight_decay is 0 or more")
+        if not (0 < self.eps < inf and 0 <= self.weight_decay < inf and 0 <= self.clip < inf):
+            raise UserError(
+                f"optimizer.eps is above 0, weight_decay and clip are 0 or more, and all are finite; got {self.eps}, "
+                f"{self.weight_decay} and {self.clip}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

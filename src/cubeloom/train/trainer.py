@@ -113,7 +113,7 @@ class Trainer:
         skipped = self._guard.objection(size)
         if skipped is None:
             most = self.job.optimizer.clip
-            if most is not None and size > most:
+            if 0 < most < size:
                 scale(found, most / size)
             self.optimizer.step()
         self.optimizer.zero_grad()
