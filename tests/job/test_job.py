@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from cubeloom import Grid, UserError
 from cubeloom.data import Request, prepare
 from cubeloom.job import Job, check
+from cubeloom.job.settings import DataSettings, OptimizerSettings, Source
 from cubeloom.settings import load, write
 
 FILE = """
@@ -50,6 +52,31 @@ def test_what_was_resolved_loads_as_the_same_job(file: Path, tmp_path: Path) -> 
     job = load(Job, file, ['data.sources=[{folder = "a", weight = 0.5}, {folder = "b"}]'])
     (tmp_path / "resolved.toml").write_text(write(job))
     assert load(Job, tmp_path / "resolved.toml") == job
+
+
+RECIPE = """
+from pathlib import Path
+
+from cubeloom import Grid
+from cubeloom.job import Job
+from cubeloom.job.settings import DataSettings, OptimizerSettings, Source
+
+settings = Job(
+    folder=Path("here"),
+    grid=Grid(x=2),
+    data=DataSettings(sources=(Source(folder=Path("a"), weight=0.5),)),
+    optimizer=OptimizerSettings(clip=0.5),
+)
+"""
+
+
+def test_a_recipe_that_makes_a_job_with_overrides(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(RECIPE)
+    data = DataSettings(sources=(Source(folder=Path("a"), weight=0.5),))
+    job = Job(folder=Path("here"), grid=Grid(x=2), data=data, optimizer=OptimizerSettings(clip=0.5))
+    assert load(Job, tmp_path / "job.py") == job
+    changed = replace(job, grid=Grid(x=2, y=2), optimizer=replace(job.optimizer, zero=True))
+    assert load(Job, tmp_path / "job.py", ["--grid.y=2", "optimizer.zero=true"]) == changed
 
 
 def test_one_worker_needs_no_schedule_and_accumulates(file: Path) -> None:

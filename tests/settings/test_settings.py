@@ -64,6 +64,17 @@ def test_a_recipe_in_python(put: Any) -> None:
     assert load(Run, file, ["exact=true"]) == Run("gpt", 42, Optimizer(kind="sgd"), exact=True)
 
 
+def test_a_recipe_in_python_may_use_paths_and_sections(put: Any) -> None:
+    recipe = "from pathlib import Path\nfrom {} import Optimizer\nsettings = {}\n"
+    values = '{"model": "gpt", "out": Path("here"), "optimizer": Optimizer(kind="sgd")}'
+    file = put("run.py", recipe.format(__name__, values))
+    assert load(Run, file, ["optimizer.rate=0.5"]) == Run("gpt", optimizer=Optimizer(0.5, "sgd"), out=Path("here"))
+    unset = put("unset.py", 'settings = {"model": "gpt", "out": None}\n')
+    assert load(Run, unset) == Run("gpt")
+    with pytest.raises(UserError, match="steps = None should be a whole number"):
+        load(Run, put("none.py", 'settings = {"model": "gpt", "steps": None}\n'))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

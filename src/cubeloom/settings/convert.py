@@ -62,7 +62,9 @@ def _choice(where: str, value: object, known: list[str]) -> str:
 
 
 def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
-    """The first that fits; TOML has no null, so that None is what a setting is that nobody set."""
+    """The first that fits. TOML has no null: None is what a setting is that nobody set, or that a recipe set so."""
+    if value is None and type(None) in kinds:
+        return None
     wanted = [kind for kind in kinds if kind is not type(None)]
     for kind in wanted[:-1]:
         try:
@@ -85,7 +87,7 @@ def _tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
 
 
 def _plain(kind: Any, value: Any, where: str) -> Any:
-    if kind is Path and isinstance(value, str):
+    if kind is Path and isinstance(value, str | Path):
         return Path(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

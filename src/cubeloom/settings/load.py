@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import runpy
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -19,7 +20,7 @@ def load(kind: type[T], file: Path, overrides: Iterable[str] = ()) -> T:
     """The settings of a file, as a frozen dataclass of this kind.
 
     A TOML file may begin with `extends = "base.toml"`, beside it: it then says only what is different. A Python recipe sets
-    `settings`, a nested dict or an instance of the kind.
+    `settings`, a nested dict or an instance of the kind; a section of the dict may be an instance, too.
     """
     values = _recipe(kind, file) if file.suffix == ".py" else _toml(file)
     for override in overrides:
@@ -58,11 +59,21 @@ def _recipe(kind: type[T], file: Path) -> Values:
         made = runpy.run_path(str(file)).get("settings")
     except Exception as error:
         raise UserError(f"the recipe {file} failed: {type(error).__name__}: {error}") from error
-    if isinstance(made, kind):
-        return dict(vars(made))
-    if not isinstance(made, Mapping):
+    if not isinstance(made, (kind, Mapping)):
         raise UserError(f"the recipe {file} does not set `settings` to a {kind.__name__} or a dict")
-    return dict(made)
+    plain: Values = _plain(made)
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """As a file would say it, so that overrides reach into sections: dataclasses as dicts."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
 
 
 def _override(text: str) -> Values:
