@@ -124,6 +124,18 @@ def test_a_limit_as_slurm_writes_it(time: str, expected: int) -> None:
     assert seconds(time) == expected
 
 
+def test_a_job_that_is_recorded_is_checked_as_on_its_gpus(file: Path, tmp_path: Path) -> None:
+    recorded = ("grid.x=1", "grid.z=1", "grid.data=2", "layout.record=true")
+    out = tmp_path / "job.sh"
+    assert Slurm(file=file, out=out, overrides=(*recorded, "device=cuda"))() == 0
+    for overrides, message in (
+        (recorded, "use device = 'cuda'"),
+        ((*recorded, "device=cuda", "grid.x=2"), "stages cannot be recorded"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Slurm(file=file, out=out, overrides=overrides)()
+
+
 def test_the_command_checks_the_job_and_writes_a_whole_file(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,7 +49,7 @@ class Slurm:
     def __call__(self) -> int:
         job = load(Job, self.file, self.overrides)
         # Whoever writes the script need not have the devices that will run it.
-        check(replace(job, device=devices.CPU))
+        check(job, device_here=False)
         give(self.script(job).text(), self.out)
         return 0
 
@@ -102,8 +102,8 @@ class Kubernetes:
 
     def __call__(self) -> int:
         job = load(Job, self.file, self.overrides)
-        here = replace(job, device=devices.CPU, folder=Path(tempfile.gettempdir()), data=replace(job.data, sources=()))
-        check(here)
+        here = replace(job, folder=Path(tempfile.gettempdir()), data=replace(job.data, sources=()))
+        check(here, device_here=False)
         give(self.manifest(job).text(), self.out)
         return 0
 
