@@ -21,6 +21,7 @@ from cubeloom.errors import UserError
 from cubeloom.grid import AXES, Grid
 from cubeloom.job import Job
 from cubeloom.job.job import DTYPES
+from cubeloom.job.settings import SHARES, check_share
 from cubeloom.launch.share_gpu import sharing
 from cubeloom.models import Config, LanguageConfig, config
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
@@ -167,14 +168,14 @@ class Verify:
             if not isinstance(model, LanguageConfig):
                 raise UserError(f"model {self.model} has no number of layers to choose")
             model = replace(model, layers=self.layers)
-        for name, value in (("dropout", self.dropout), ("label_smoothing", self.label_smoothing)):
+        for name in SHARES:
+            value = getattr(self, name)
             if value is None:
                 continue
             if not hasattr(model, name):
                 raise UserError(f"model {self.model} has no {name.replace('_', ' ')}")
-            if not 0 <= value < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 0 and below 1, got {value}")
-            model = replace(model, **{name: value})  # type: ignore[arg-type]
+            check_share(f"--{name.replace('_', '-')}", value)
+            model = replace(model, **{name: value})
         return model
 
     def _schedule(self, grid: Grid) -> Schedule | None:

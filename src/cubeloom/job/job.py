@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -68,10 +69,10 @@ class Job:
     def __post_init__(self) -> None:
         if self.lanes is not None and self.lanes < 1:
             raise UserError(f"lanes = {self.lanes}: at least one communicator is needed")
-        if self.steps < 1 or self.restarts < 0 or self.patience <= 0:
+        if self.steps < 1 or self.restarts < 0 or not 0 < self.patience < inf:
             raise UserError(
                 f"steps = {self.steps}, restarts = {self.restarts} and patience = {self.patience:g} must be at least 1, 0 "
-                "and above 0"
+                "and above 0, and finite"
             )
         if self.batch.samples < 1 or self.batch.sequence < 1:
             raise UserError(

@@ -15,6 +15,14 @@ from cubeloom.models import Config, config
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
 from cubeloom.runtime.build import Recompute
 
+SHARES = ("dropout", "label_smoothing")  # of a model's numbers, those that are no sizes
+
+
+def check_share(name: str, value: float) -> None:
+    """Raises UserError unless so much can be left out, and something stays; also for what is no number."""
+    if not 0 <= value < 1:
+        raise UserError(f"{name} must be at least 0 and below 1, got {value}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
@@ -41,7 +49,9 @@ class ModelSettings:
         for name, value in changes.items():
             if not hasattr(model, name):
                 raise UserError(f"model.{name}: the model {self.preset} has no such size")
-            if not isinstance(value, bool) and value < (0 if isinstance(value, float) else 1):
+            if name in SHARES:
+                check_share(f"model.{name}", value)
+            elif not isinstance(value, bool) and value < 1:
                 raise UserError(f"model.{name} = {value} is too small")
         return replace(model, **changes)
 
@@ -183,7 +193,7 @@ class GuardSettings:
     """So many skipped in a row end the run."""
 
     def __post_init__(self) -> None:
-        if self.most < 1 or (self.spike is not None and self.spike <= 1):
+        if self.most < 1 or (self.spike is not None and not self.spike > 1):
             raise UserError("guard.spike is above 1, and guard.most at least 1")
 
 
