@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cubeloom.cli import main
+from cubeloom.comm import devices
 from cubeloom.errors import UserError
 from cubeloom.job import Job, check
 from cubeloom.launch import elastic
@@ -110,6 +111,27 @@ def test_print_settings_prints_them_all_and_does_nothing(file: Path, here: Here)
     _, out, _ = here("train", "job.toml", "--print-settings", "--rate.peak=0.5")
     assert "peak = 0.5" in out
     assert sorted(each.name for each in file.parent.iterdir()) == ["job.toml"]
+
+
+@pytest.mark.usefixtures("no_process", "file")
+@pytest.mark.parametrize(
+    ("gpus", "options", "ranks"),
+    [
+        (1, ["--device=cuda"], 1),
+        (4, ["--device=cuda"], 4),
+        (1, ["--device=cuda", "--share-gpu"], 2),
+        (0, ["--device=cuda"], 2),
+        (1, ["--device=cuda", "--ranks", "4"], 4),
+        (1, [], 2),
+    ],
+)
+def test_replan_takes_the_gpus_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: Here, gpus: int, options: list[str], ranks: int
+) -> None:
+    monkeypatch.setattr(devices, "count", lambda kind: gpus)
+    _, out, _ = here("train", "job.toml", "--replan", "--print-settings", *options)
+    (tmp_path / "fitted.toml").write_text(out)
+    assert load(Job, tmp_path / "fitted.toml").grid.world == ranks
 
 
 @pytest.mark.usefixtures("no_process")

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from cubeloom.comm import devices
 from cubeloom.errors import UserError
 from cubeloom.job import Job
 from cubeloom.job.replan import replan
@@ -32,7 +33,8 @@ class Train:
     replan: bool = False
     """If there are other than the grid's number of ranks, go on with the best grid for as many."""
     ranks: int | None = None
-    """How many there are, for --replan; by default those that were started, or else this machine's devices."""
+    """How many there are, for --replan; by default those that were started, or else this machine's GPUs. On the CPU, or
+    where ranks share a GPU, there are as many as the grid has."""
     share_gpu: bool = False
     """Let several ranks of this machine share a GPU, side by side where CUDA's MPS is installed."""
     print_settings: bool = False
@@ -65,4 +67,9 @@ class Train:
         if self.ranks is not None:
             return self.ranks
         here = membership(current())
-        return job.grid.world if here is None else here.world
+        if here is not None:
+            return here.world
+        if job.device == devices.CPU or self.share_gpu:
+            return job.grid.world
+        # Without any, the job stays as it is, and is refused for that.
+        return devices.count(job.device) or job.grid.world
