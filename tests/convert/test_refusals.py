@@ -203,6 +203,19 @@ class TestPlace:
         with pytest.raises(UserError, match=r"notes.txt is there already, and is not a folder"):
             convert(source, ours / "notes.txt", force=True)
 
+    def test_checkpoints_of_a_training_are_never_removed(self, source: Path, ours: Path) -> None:
+        (trained := ours / "step-00000100").mkdir()
+        with pytest.raises(UserError, match=r"ours holds step-00000100, which no conversion writes"):
+            convert(source, ours, force=True)
+        assert trained.exists()
+
+    def test_what_a_killed_one_left_is_no_obstacle(self, source: Path, ours: Path) -> None:
+        for left in (".ours.replaced", ".ours.writing"):
+            (ours.parent / left / "step-00000000").mkdir(parents=True)
+        convert(source, ours, dtype=torch.bfloat16, force=True)
+        assert convert(ours, ours.parent / "back").dtypes == ("bfloat16",)
+        assert sorted(path.name for path in ours.parent.iterdir()) == ["back", "ours", "theirs"]
+
     @pytest.mark.parametrize("target", [".", "..", "../theirs"])
     def test_the_source_is_never_replaced(self, source: Path, target: str) -> None:
         before = folders.content(source.parent)

@@ -13,6 +13,7 @@ from cubeloom.convert.checkpoint_files import Deferred, write_weights
 from cubeloom.convert.dtypes import plain
 from cubeloom.convert.hugging_face_config import read_config
 from cubeloom.convert.hugging_face_folder import HuggingFaceFolder
+from cubeloom.convert.place import IMPORTED
 from cubeloom.errors import UserError
 from cubeloom.models.description import describe
 from cubeloom.models.hugging_face import Rule, rules_to_read
@@ -48,7 +49,7 @@ class Import:
             wrote(tensor)
             return tensor
 
-        checkpoint = folder / "step-00000000"
+        checkpoint = folder / IMPORTED
         checkpoint.mkdir()
         shapes = self.tensors
         write_weights(

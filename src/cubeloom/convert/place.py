@@ -10,6 +10,9 @@ from pathlib import Path
 from cubeloom.convert.hugging_face_folder import CONFIG, INDEX
 from cubeloom.errors import UserError
 
+IMPORTED = "step-00000000"
+"""The checkpoint that an import writes; others are of a training."""
+
 
 def check_place(source: Path, target: Path, force: bool) -> None:
     """Refuse to write where something is; `force` replaces it, but only what a conversion could have written."""
@@ -29,7 +32,7 @@ def check_place(source: Path, target: Path, force: bool) -> None:
 
 
 def _converted(path: Path) -> bool:
-    return path.name in (CONFIG, INDEX) or path.suffix == ".safetensors" or path.name.startswith("step-")
+    return path.name in (CONFIG, INDEX, IMPORTED) or path.suffix == ".safetensors"
 
 
 @contextmanager
@@ -52,6 +55,7 @@ def _put(writing: Path, target: Path) -> None:
     """What was there goes once its successor has come, and comes back if that fails."""
     replaced = target.with_name(f".{target.name}.replaced")
     if target.exists():
+        shutil.rmtree(replaced, ignore_errors=True)  # of one that was killed
         target.rename(replaced)
     try:
         writing.rename(target)
