@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.timeout(120)
 
 MODEL = GPTConfig(vocab=64, positions=8, hidden=16, layers=2, heads=4)
 BATCH = Batch(8, 8)
+ADAMW = partial(torch.optim.AdamW, lr=1e-2)
+SGD = partial(torch.optim.SGD, lr=1e-2, momentum=0.9)
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,14 @@ def tokens(step: int) -> Tensor:
     return (torch.arange(64) * (step + 3)).view(8, 8) % 64
 
 
-def train(on: On, folder: Path | None, first: int, last: int, width: int = 16) -> list[float]:
+def train(
+    on: On,
+    folder: Path | None,
+    first: int,
+    last: int,
+    width: int = 16,
+    make: Callable[..., torch.optim.Optimizer] = ADAMW,
+) -> list[float]:
     """Losses of the steps from `first` on; begins from the newest checkpoint if it begins late, and leaves one at the end."""
     grid = Grid.parse(on.grid)
     network = Network(grid)
@@ -60,7 +70,6 @@ def train(on: On, folder: Path | None, first: int, last: int, width: int = 16) -
         pipeline = Pipeline(model, cut_of(model), network, BATCH, fill, generate(on.schedule, grid.pipe, 4))
         parameters, gradients = pipeline.parameters, pipeline.gradients
         forward_backward = pipeline.step
-    make = partial(torch.optim.AdamW, lr=1e-2)
     optimizer: BlockOptimizer | ShardedOptimizer = (
         ShardedOptimizer(parameters.values(), gradients, make) if on.zero else BlockOptimizer(parameters.values(), make)
     )
@@ -110,6 +119,17 @@ def test_a_half_written_one_is_never_read(ranks: RankPool, tmp_path: Path) -> No
     (tmp_path / ".step-00000009").mkdir()
     (tmp_path / "step-00000008").mkdir()
     assert [each.name for each in checkpoints(tmp_path)] == ["step-00000001"]
+
+
+def test_an_optimizer_does_not_go_on_from_another(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(1, train, On("x=1"), tmp_path, 0, 1, 16, SGD)
+    said = r"has the state of SGD, and the optimizer here is AdamW; go on with SGD, or begin a new run"
+    with pytest.raises(UserError, match=said):
+        ranks.run(1, train, On("x=1"), tmp_path, 1, 2)
+    manifest = checkpoints(tmp_path)[0] / "manifest.json"
+    unnamed = {name: value for name, value in json.loads(manifest.read_text()).items() if name != "optimizer"}
+    manifest.write_text(json.dumps(unnamed))  # as earlier versions wrote it
+    ranks.run(1, train, On("x=1"), tmp_path, 1, 2, 16, SGD)
 
 
 def test_damaged_and_foreign_ones_are_named_and_refused(ranks: RankPool, tmp_path: Path) -> None:

@@ -54,7 +54,16 @@ def shard_of(value: Tensor, parameter: nn.Parameter, part: Part, network: Networ
     return Shard.of(value, block.shape, (block.offset[0] + part.rows.start, *block.offset[1:]))
 
 
-def updates_of(optimizer: Optimizer) -> float:
+def said_of(optimizer: Optimizer) -> dict[str, Any]:
+    """What a checkpoint says of the optimizer whose tensors it has."""
+    return {"optimizer": name_of(optimizer), "updates": _updates_of(optimizer)}
+
+
+def name_of(optimizer: Optimizer) -> str:
+    return type(optimizer.optimizer).__name__
+
+
+def _updates_of(optimizer: Optimizer) -> float:
     """How many updates the optimizer has made, the same for every parameter; 0 if it does not count."""
     for state in optimizer.optimizer.state.values():
         if "step" in state:

@@ -20,6 +20,7 @@ from cubeloom.train.checkpoint.entries import (
     WEIGHTS,
     Optimizer,
     Parameters,
+    name_of,
     shard_of,
     state_of,
     weights_of,
@@ -33,6 +34,7 @@ def load_checkpoint(
 ) -> tuple[int, dict[str, Any]]:
     """Fill parameters and optimizer from a checkpoint of any grid; gives the number of steps done, and the progress."""
     manifest = read_manifest(checkpoint)
+    _check_optimizer(checkpoint, manifest, optimizer)
     reader = FileSystemReader(checkpoint)
     stored = reader.read_metadata().state_dict_metadata
     weights = weights_of(parameters, network)
@@ -84,6 +86,16 @@ def _make_room(parameters: Parameters, optimizer: Optimizer, stored: Mapping[str
             state = optimizer.optimizer.state[tensor]
             state[key] = torch.empty_like(tensor)
             state["step"] = torch.tensor(updates, device=tensor.device)  # where a fused optimizer counts
+
+
+def _check_optimizer(checkpoint: Path, manifest: Mapping[str, Any], optimizer: Optimizer) -> None:
+    """What one optimizer keeps is of no use to another. Imports and checkpoints of earlier versions name none."""
+    stored, here = manifest.get("optimizer"), name_of(optimizer)
+    if stored is not None and stored != here:
+        raise UserError(
+            f"the checkpoint {checkpoint} has the state of {stored}, and the optimizer here is {here}; go on with {stored}, "
+            "or begin a new run with its weights alone (model.start)"
+        )
 
 
 def _check(checkpoint: Path, weights: Mapping[str, Shard], stored: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ def seal(
     folder: Path,
     step: int,
     progress: Mapping[str, Any],
-    updates: float = 0.0,
+    optimizer: Mapping[str, Any] | None = None,
     checksums: Mapping[str, str] | None = None,
 ) -> None:
     """Make a folder whose files are all written a checkpoint: add what it says of itself, and their checksums."""
@@ -26,7 +26,7 @@ def seal(
     manifest = {
         "format": FORMAT,
         "step": step,
-        "updates": updates,
+        **(optimizer or {"updates": 0.0}),
         "progress": dict(progress),
         "files": {file.name: known.get(file.name) or checksum(file) for file in _files(folder)},
     }

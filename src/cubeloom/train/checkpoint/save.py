@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from cubeloom.comm import Aside, Network
 from cubeloom.errors import UserError
-from cubeloom.train.checkpoint.entries import Optimizer, Parameters, state_of, updates_of, weights_of
+from cubeloom.train.checkpoint.entries import Optimizer, Parameters, said_of, state_of, weights_of
 from cubeloom.train.checkpoint.manifest import checkpoints, checksum, seal
 from cubeloom.train.checkpoint.shard import Shard
 
@@ -33,7 +33,7 @@ def save_checkpoint(
     `progress` is what is not a tensor, such as the position in the data: JSON, the same on all ranks.
     """
     shards = weights_of(parameters, network) | state_of(parameters, optimizer, network)
-    return _write(folder, step, shards, network, network.aside, progress, updates_of(optimizer), keep)
+    return _write(folder, step, shards, network, network.aside, progress, said_of(optimizer), keep)
 
 
 class CheckpointWriter:
@@ -56,8 +56,8 @@ class CheckpointWriter:
             name: Shard.of(shard.local.to("cpu", copy=True), shard.whole, shard.offset)
             for name, shard in shards.items()
         }
-        updates = updates_of(optimizer)
-        arguments = self._folder, step, copies, self._network, self._aside, progress, updates, self._keep
+        said = said_of(optimizer)
+        arguments = self._folder, step, copies, self._network, self._aside, progress, said, self._keep
         self._thread = threading.Thread(target=self._work, args=arguments, name="cubeloom checkpoint")
         self._thread.start()
 
@@ -84,7 +84,7 @@ def _write(
     network: Network,
     aside: Aside,
     progress: Mapping[str, Any],
-    updates: float,
+    optimizer: Mapping[str, Any],
     keep: int,
 ) -> Path:
     final = folder / f"step-{step:08d}"
@@ -98,7 +98,7 @@ def _write(
     checksums = aside.gather({file.name: checksum(file) for file in writing.glob(f"__{network.rank}_*")})
 
     def finish() -> None:
-        seal(writing, step, progress, updates, {name: each for mine in checksums for name, each in mine.items()})
+        seal(writing, step, progress, optimizer, {name: each for mine in checksums for name, each in mine.items()})
         shutil.rmtree(final, ignore_errors=True)
         writing.rename(final)
         for old in checkpoints(folder)[:-keep]:
