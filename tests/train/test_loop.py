@@ -203,6 +203,25 @@ def _digits(what: Job) -> int:
     return 24 if not torch.equal(weight, weight.bfloat16().float()) else 7
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_run_that_starts_with_weights_of_bfloat16_has_all_their_digits(
+    ranks: RankPool, tmp_path: Path, dtype: str
+) -> None:
+    made = job(tmp_path / "first", "x=2", steps=2, dtype="bfloat16")
+    run(ranks, made)
+    started = job(tmp_path / "second", "x=2", dtype=dtype, model=replace(MODEL, start=made.folder))
+    for mine, theirs in zip(*(ranks.run(2, _updated, each, timeout=60) for each in (started, made)), strict=True):
+        assert mine.dtype is torch.float32 and torch.equal(mine, theirs)
+        assert not torch.equal(mine, mine.bfloat16().float())
+
+
+def _updated(what: Job) -> torch.Tensor:
+    """What the optimizer updates, before it does: masters, where there are some."""
+    trainer = Trainer(what, Network(what.grid))
+    trainer.close()
+    return torch.cat([part.tensor.detach().flatten() for part in trainer.optimizer.parts.values()])
+
+
 def test_fewer_ranks_go_on_with_the_best_grid_that_fits(ranks: RankPool, tmp_path: Path, serial: list[Record]) -> None:
     made = job(tmp_path, "pipe=2,x=2", "chimera", evaluation=EvaluationSettings(every=3, batches=2))
     ranks.run(4, _train_until, made, 2, timeout=60)

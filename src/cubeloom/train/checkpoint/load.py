@@ -46,15 +46,14 @@ def load_checkpoint(
 
 
 def load_weights(checkpoint: Path, parameters: Parameters, optimizer: Optimizer, network: Network) -> None:
-    """Fill the parameters alone, to begin a training with weights of another."""
+    """Fill the parameters alone, and their masters, to begin a training with weights of another."""
     read_manifest(checkpoint)
     reader = FileSystemReader(checkpoint)
-    stored = {
-        name: each for name, each in reader.read_metadata().state_dict_metadata.items() if name.startswith(WEIGHTS)
-    }
+    found, wanted = reader.read_metadata().state_dict_metadata, (WEIGHTS, f"{STATE}{MASTER}/")
+    stored = {name: each for name, each in found.items() if name.startswith(wanted)}
     weights = weights_of(parameters, network)
     _check(checkpoint, weights, stored)
-    load({**weights}, storage_reader=reader)
+    load({**weights, **state_of(parameters, optimizer, network, stored)}, storage_reader=reader)
     _load_masters(reader, stored, parameters, optimizer, network)
 
 
