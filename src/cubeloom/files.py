@@ -29,3 +29,12 @@ def write_asked(file: Path, text: str) -> None:
         replace_text(file, text)
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror or error}") from None
+
+
+def sync_names(folder: Path) -> None:
+    """Have the names in a folder outlive a loss of power: what syncs a file does not sync the name it got."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from cubeloom.models import GPTConfig, build, cut_of
 from cubeloom.pipeline import generate
 from cubeloom.runtime import Pipeline
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
-from cubeloom.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from cubeloom.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint, seal
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -119,6 +120,17 @@ def test_a_half_written_one_is_never_read(ranks: RankPool, tmp_path: Path) -> No
     (tmp_path / ".step-00000009").mkdir()
     (tmp_path / "step-00000008").mkdir()
     assert [each.name for each in checkpoints(tmp_path)] == ["step-00000001"]
+
+
+def test_a_manifest_outlives_a_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On disk before the folder that it is in can be given its name: first its text, then its own name."""
+    synced: list[tuple[Path, bool]] = []
+    manifest = tmp_path / "manifest.json"
+    monkeypatch.setattr(
+        os, "fsync", lambda file: synced.append((Path(f"/proc/self/fd/{file}").readlink(), manifest.exists()))
+    )
+    seal(tmp_path, 1, {})
+    assert synced == [(tmp_path / ".manifest.json.partial", False), (tmp_path, True)]
 
 
 def test_an_optimizer_does_not_go_on_from_another(ranks: RankPool, tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cubeloom.errors import UserError
+from cubeloom.files import sync_names
 
 _LOCK = "lock"
 
@@ -55,9 +55,7 @@ def publish(folder: Path, out: Path) -> None:
         out.rename(old)
     folder.rename(out)
     shutil.rmtree(old, ignore_errors=True)
-    parent = os.open(out.parent, os.O_RDONLY)
-    os.fsync(parent)
-    os.close(parent)
+    sync_names(out.parent)
 
 
 def _explained(error: OSError, out: Path) -> UserError:

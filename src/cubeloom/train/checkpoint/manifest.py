@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cubeloom.errors import UserError
+from cubeloom.files import replace_text, sync_names
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -30,7 +31,9 @@ def seal(
         "progress": dict(progress),
         "files": {file.name: known.get(file.name) or checksum(file) for file in _files(folder)},
     }
-    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+    # On disk before the folder gets its name: after a loss of power the name could be there, and an empty file under it.
+    replace_text(folder / _MANIFEST, json.dumps(manifest, indent=1))
+    sync_names(folder)
 
 
 def checkpoints(folder: Path) -> list[Path]:
