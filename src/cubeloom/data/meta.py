@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cubeloom.errors import UserError
+from cubeloom.files import replace_text
 
 FORMAT, VERSION = "cubeloom tokens", 1
 META, TOKENS, DOCUMENTS, TOKENIZER = "meta.json", "tokens.bin", "documents.bin", "tokenizer.json"
@@ -52,7 +52,7 @@ class Meta:
 
     def write(self, folder: Path) -> None:
         known = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        write_atomically(folder / META, json.dumps(known, indent=2) + "\n")
+        replace_text(folder / META, json.dumps(known, indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Meta:
@@ -75,13 +75,3 @@ class Meta:
 
 def token_dtype(vocabulary: int) -> np.dtype[np.unsignedinteger]:
     return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """A reader finds the old content or the new, never half of it."""
-    beside = path.with_name(path.name + ".new")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)

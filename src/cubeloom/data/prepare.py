@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from cubeloom.data import hugging_face
 from cubeloom.data.chunks import Place, chunks
-from cubeloom.data.meta import DOCUMENTS, META, TOKENIZER, TOKENS, Meta, Part, token_dtype, write_atomically
+from cubeloom.data.meta import DOCUMENTS, META, TOKENIZER, TOKENS, Meta, Part, token_dtype
 from cubeloom.data.request import DEFAULT_VOCABULARY, Request
 from cubeloom.data.sources import Progress, Source, describe, sha256
 from cubeloom.data.token_file import TokenFile
@@ -22,6 +22,7 @@ from cubeloom.data.tokenizer import Bytes, Tokenizer
 from cubeloom.data.workshop import empty, publish, workshop
 from cubeloom.data.writer import BEGIN, VALIDATION, State, Writer
 from cubeloom.errors import UserError
+from cubeloom.files import replace_text
 
 _JOURNAL = "journal.json"
 TRAINED_ON = 1 << 30
@@ -97,10 +98,10 @@ def _tokenizer(request: Request, sources: list[Source], folder: Path, progress: 
         return Bytes()
     file = folder / TOKENIZER
     if request.tokenizer != "bpe":
-        write_atomically(file, hugging_face.read(Path(request.tokenizer)))
+        replace_text(file, hugging_face.read(Path(request.tokenizer)))
     elif not file.exists():
         texts = _training_texts(request, sources, progress)
-        write_atomically(file, hugging_face.train(texts, request.vocabulary or DEFAULT_VOCABULARY))
+        replace_text(file, hugging_face.train(texts, request.vocabulary or DEFAULT_VOCABULARY))
     return hugging_face.HuggingFace(file, request.end)
 
 
@@ -116,7 +117,7 @@ def _training_texts(request: Request, sources: list[Source], progress: Progress)
 
 
 def _write_journal(folder: Path, wanted: dict[str, Any], state: State) -> None:
-    write_atomically(folder / _JOURNAL, json.dumps({"request": wanted, "state": asdict(state)}))
+    replace_text(folder / _JOURNAL, json.dumps({"request": wanted, "state": asdict(state)}))
 
 
 def _journal(folder: Path, wanted: dict[str, Any]) -> State | None:
