@@ -136,7 +136,12 @@ def test_replan_takes_the_gpus_of_this_machine(
 
 @pytest.mark.usefixtures("no_process")
 @pytest.mark.parametrize(
-    ("set_so", "told"), [("--grid.x=7", "7"), ("--model.start=nowhere", "nowhere is not a checkpoint")]
+    ("set_so", "told"),
+    [
+        ("--grid.x=7", "7"),
+        ("--model.start=nowhere", "nowhere is not a checkpoint"),
+        ("--model.start=job.toml", "job.toml is not a checkpoint of cubeloom: it is a file, not a folder"),
+    ],
 )
 def test_one_clear_error(file: Path, here: Here, set_so: str, told: str) -> None:
     code, _, errors = here("train", "job.toml", set_so)

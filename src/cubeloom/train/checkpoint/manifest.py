@@ -53,6 +53,8 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((checkpoint / _MANIFEST).read_text())
     except FileNotFoundError:
         raise UserError(f"{checkpoint} is not a checkpoint of cubeloom: it has no {_MANIFEST}") from None
+    except NotADirectoryError:
+        raise UserError(f"{checkpoint} is not a checkpoint of cubeloom: it is a file, not a folder") from None
     except json.JSONDecodeError as error:
         raise UserError(f"the checkpoint {checkpoint} is damaged: {_MANIFEST}: {error}") from None
     if manifest.get("format") != FORMAT:
