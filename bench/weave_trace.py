@@ -2,7 +2,7 @@
 
     python bench/weave_trace.py [--ranks 2] [--ways 2] [-o trace.json]
 
-Writes rank 0's trace (open it in Perfetto), and says for how much of the time in which a collective's kernel ran another
+With `-o` writes rank 0's trace (open it in Perfetto). Says for how much of the time in which a collective's kernel ran another
 kernel of the same rank computed.
 """
 

@@ -6,6 +6,7 @@ import gc
 import json
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,3 +216,11 @@ def test_a_tape_alone() -> None:
     tape = Tape()
     assert tape.group("1", (0, 1)) != tape.group("2", (0, 1)) != tape.group("3", (0, 2))
     assert tape.origin() == ""
+
+
+def test_a_file_s_numbers_are_those_that_it_computes_in(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('dtype = "bfloat16"\n[model]\npreset = "gpt-tiny"\n[batch]\nsamples = 4\nsequence = 8\n')
+    assert Rehearse(file=file).experiment().dtype is torch.bfloat16
+    assert Rehearse(file=file, dtype="float32").experiment().dtype is torch.float32
+    assert Rehearse(grid="x=2").experiment().dtype is torch.float64

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Literal
 
 import tyro
 from rich.console import Console
@@ -14,8 +15,10 @@ from cubeloom.cli.verify import Verify
 from cubeloom.comm.ledger import plain
 from cubeloom.cube import Batch
 from cubeloom.errors import UserError
+from cubeloom.job import Job
 from cubeloom.rehearse import Rehearsal, rehearse
 from cubeloom.rehearse.memory import KINDS
+from cubeloom.settings import load
 from cubeloom.verify import Experiment
 
 
@@ -33,6 +36,8 @@ class Rehearse(Verify):
     """The rank to report on; the one that needs most memory by default."""
     real: bool = False
     """Compute with true tensors on the device, and time it; otherwise tensors have shapes and no values."""
+    dtype: Literal["float64", "float32", "bfloat16"] | None = None  # type: ignore[assignment]
+    """What is computed in: by default what a FILE says, and float64 without one."""
     steps: int = 2
     """The first step makes the optimizer's state and learns the order of weights; the second is as all that follow."""
     load: tyro.conf.Suppress[Path | None] = None
@@ -41,7 +46,10 @@ class Rehearse(Verify):
 
     def experiment(self) -> Experiment:
         # What a file must not be given beside it is looked for among the options of `verify`.
-        found = Verify(**{field.name: getattr(self, field.name) for field in fields(Verify)}).experiment()
+        given = {field.name: getattr(self, field.name) for field in fields(Verify)}
+        if self.dtype is None:
+            given["dtype"] = Verify.dtype if self.file is None else load(Job, self.file, self.overrides).dtype
+        found = Verify(**given).experiment()
         return found if self.world is None else of_size(found, self.world)
 
     def __call__(self) -> int:
