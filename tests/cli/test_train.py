@@ -225,7 +225,8 @@ def test_a_full_disk_ends_the_job_with_one_message_and_the_last_checkpoint(file:
     assert not list((file.parent / "run" / "checkpoints").glob("step-*"))
 
 
-def test_a_signal_lets_the_step_end_and_keeps_it(file: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_lets_the_step_end_and_keeps_it(file: Path, number: signal.Signals) -> None:
     arguments = [sys.executable, "-m", "cubeloom", "train", "job.toml", "--folder=run", "--steps=2000"]
     job = subprocess.Popen(
         arguments, cwd=file.parent, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True
@@ -234,7 +235,7 @@ def test_a_signal_lets_the_step_end_and_keeps_it(file: Path) -> None:
     while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
         assert job.poll() is None
         time.sleep(0.05)
-    job.send_signal(signal.SIGTERM)
+    job.send_signal(number)
     _, errors = job.communicate(timeout=60)
     assert job.returncode == 75, errors
     assert "the same command goes on" in errors and "Traceback" not in errors
@@ -250,7 +251,8 @@ def _refused(refusals: Path, words: str) -> None:
 
 
 def test_what_a_rank_is_refused_the_agent_says() -> None:
-    before = signal.getsignal(signal.SIGINT)  # a shell's background job ignores it
+    numbers = (signal.SIGINT, signal.SIGUSR1)
+    before = [signal.getsignal(each) for each in numbers]  # a shell's background job ignores SIGINT
     with pytest.raises(UserError, match="the disk is full"):
         elastic.start(1, 1, _refused, "the disk is full")
-    assert signal.getsignal(signal.SIGINT) is before  # the agent has let go of it
+    assert [signal.getsignal(each) for each in numbers] == before  # the agent has let go of them

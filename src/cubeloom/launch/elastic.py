@@ -22,6 +22,8 @@ from cubeloom.errors import UserError
 from cubeloom.launch.ready import PRELOAD
 
 _LOOK = 0.1  # seconds between two looks of the agent at its ranks
+# What the agent passes on to its ranks. Any other would end it alone, and leave them to train on.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 # A rank's name for what it was refused, in a folder that ranks and agent share.
 Refusals = Path
 
@@ -53,6 +55,7 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
             max_restarts=restarts,
             monitor_interval=_LOOK,
             start_method="forkserver",
+            signals_to_handle=",".join(each.name for each in _SIGNALS),
         )
         # Ranks say themselves what befell them, in one line each.
         for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
@@ -74,7 +77,7 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
 @contextmanager
 def _giving_signals_back() -> Iterator[None]:
     """The agent takes these signals for itself, and would keep them."""
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
+    before = {each: signal.getsignal(each) for each in _SIGNALS}
     try:
         yield
     finally:
