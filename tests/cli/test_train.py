@@ -225,8 +225,10 @@ def test_a_full_disk_ends_the_job_with_one_message_and_the_last_checkpoint(file:
     assert not list((file.parent / "run" / "checkpoints").glob("step-*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_lets_the_step_end_and_keeps_it(file: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "to_a_rank"), [(signal.SIGTERM, False), (signal.SIGUSR1, False), (signal.SIGUSR1, True)]
+)
+def test_a_signal_lets_the_step_end_and_keeps_it(file: Path, number: signal.Signals, to_a_rank: bool) -> None:
     arguments = [sys.executable, "-m", "cubeloom", "train", "job.toml", "--folder=run", "--steps=2000"]
     job = subprocess.Popen(
         arguments, cwd=file.parent, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True
@@ -235,12 +237,14 @@ def test_a_signal_lets_the_step_end_and_keeps_it(file: Path, number: signal.Sign
     while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
         assert job.poll() is None
         time.sleep(0.05)
-    job.send_signal(number)
+    ranks = json.loads(metrics.read_text().splitlines()[0])["processes"]
+    os.kill(ranks[1] if to_a_rank else job.pid, number)
     _, errors = job.communicate(timeout=60)
     assert job.returncode == 75, errors
     assert "the same command goes on" in errors and "Traceback" not in errors
     (kept,) = (file.parent / "run" / "checkpoints").glob("step-*")
     assert int(kept.name.removeprefix("step-")) >= 2
+    assert metrics.read_text().count('"resume"') == 0  # nobody began again
 
 
 def _refused(refusals: Path, words: str) -> None:

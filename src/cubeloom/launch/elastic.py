@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import signal
+import sys
 import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -20,16 +22,17 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from cubeloom.comm import world
 from cubeloom.errors import UserError
 from cubeloom.launch.ready import PRELOAD
+from cubeloom.launch.slurm import INTERRUPTED
 
 _LOOK = 0.1  # seconds between two looks of the agent at its ranks
 # What the agent passes on to its ranks. Any other would end it alone, and leave them to train on.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-# A rank's name for what it was refused, in a folder that ranks and agent share.
+# A folder that ranks and agent share: in it a rank leaves word of what it was refused, or that it was asked to stop.
 Refusals = Path
 
 
 class Interrupted(RuntimeError):
-    """Somebody asked the agent to stop, and the ranks have."""
+    """Somebody asked the agent or a rank to stop, and the ranks have."""
 
 
 class JobFailed(RuntimeError):
@@ -39,7 +42,8 @@ class JobFailed(RuntimeError):
 def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: Any) -> dict[int, Any]:
     """Run `function(refusals, *arguments)` on so many processes, and again if one dies; what they gave, by rank.
 
-    What cannot be helped by beginning again, a rank tells with `refuse`: then this raises the same UserError.
+    What cannot be helped by beginning again, a rank tells with `refuse`: then this raises the same UserError. If a rank ends
+    with `stop`, this raises Interrupted.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     with tempfile.TemporaryDirectory(prefix="cubeloom-") as folder:
@@ -91,7 +95,22 @@ def refuse(refusals: Refusals, error: UserError) -> None:
     (refusals / "refused").write_text(str(error))
 
 
+def stop(refusals: Refusals) -> NoReturn:
+    """Leave word that all ranks have stopped because somebody asked for it, and end this one.
+
+    An agent that was asked takes no results: a rank that waited to hand its own over would be killed in the end. One that was
+    not asked would wait for the result of a rank that ended well: so this ends as if it had failed.
+    """
+    with suppress(FileNotFoundError):  # an agent that is asked twice does not wait, and takes the folder with it
+        (refusals / "stopped").touch()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)
+
+
 def refused(refusals: Refusals) -> None:
-    """Raise what a rank was refused, if one was."""
+    """Raise what ranks left word of, if one did: there is nothing to begin again."""
     if (refusals / "refused").exists():
         raise UserError((refusals / "refused").read_text())
+    if (refusals / "stopped").exists():
+        raise Interrupted("a rank was asked to stop")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 
@@ -70,10 +69,7 @@ def _rank_of_agent(refusals: elastic.Refusals, job: Job) -> Ended:
         sys.stderr.write(f"rank {here.rank} of {here.world}: {type(error).__name__}: {str(error).splitlines()[0]}\n")
         raise
     if ended.why == "asked to stop":
-        # An agent that was asked to stop takes no results: a rank that waited to hand its own over would be killed in the end.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        elastic.stop(refusals)
     return ended
 
 
