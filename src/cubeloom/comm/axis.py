@@ -16,6 +16,7 @@ from cubeloom.comm.devices import Instant
 from cubeloom.comm.journal import Transfer
 from cubeloom.comm.recorder import Recorder
 from cubeloom.comm.watch import Watch
+from cubeloom.errors import first_line
 
 # torch 2.13 renamed these and warns of the old names; 2.11 has only the old ones.
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -115,7 +116,7 @@ class Axis:
                 work.wait()
         except RuntimeError as error:
             # Only the first words: what follows is advice of gloo's, and a stack of torch's.
-            words = str(error).splitlines()[0].partition(" This is typically")[0]
+            words = first_line(error).partition(" This is typically")[0]
             raise CommunicationError(f"{' '.join(about)}: {words}") from error
         if isinstance(self._limit, Watch):
             self._limit.waits(" ".join(about))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from cubeloom.data.sources import Source
-from cubeloom.errors import UserError
+from cubeloom.errors import UserError, first_line
 
 CHUNK = 1 << 22
 ROWS = 1024
@@ -129,7 +129,7 @@ def _parquet(source: Source, start: Place, field: str) -> Iterator[Chunk]:
                     pieces = [Piece(_string(value, field, f"{source.path} row {at}"), True) for at, value in values]
                     yield Chunk(pieces, Place(row), source.bytes * row // file.metadata.num_rows)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{source.path} is not a readable Parquet file: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{source.path} is not a readable Parquet file: {first_line(error)}") from None
 
 
 def _unknown(field: str, fields: list[str], where: str) -> str:

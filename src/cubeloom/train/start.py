@@ -66,7 +66,8 @@ def _rank_of_agent(refusals: elastic.Refusals, job: Job) -> Ended:
         elastic.refuse(refusals, error)
         raise
     except Exception as error:
-        sys.stderr.write(f"rank {here.rank} of {here.world}: {type(error).__name__}: {str(error).splitlines()[0]}\n")
+        what = f"{type(error).__name__}: {error}".splitlines()[0]  # some have no words
+        sys.stderr.write(f"rank {here.rank} of {here.world}: {what}\n")
         raise
     if ended.why == "asked to stop":
         elastic.stop(refusals)

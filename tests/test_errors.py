@@ -1,0 +1,20 @@
+"""What an error says, in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from cubeloom.errors import first_line
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("it broke\nat line 3"), "it broke"),
+        (OSError("\nlater"), "later"),
+        (MemoryError(), "MemoryError"),
+        (AssertionError(" "), "AssertionError"),
+    ],
+)
+def test_an_error_without_words_is_named(error: Exception, said: str) -> None:
+    assert first_line(error) == said
