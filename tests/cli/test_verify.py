@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cubeloom import cli
+from cubeloom.cli.verify import Verify
 from cubeloom.cube import initial_values, materialise
 from cubeloom.launch import RankPool
 from cubeloom.models import build, config
@@ -66,6 +67,15 @@ def test_what_cannot_work_is_refused(
     assert said.err.startswith("cubeloom: ")
     assert said.err.count("\n") == 1
     assert said.out == ""
+
+
+def test_ctrl_c_leaves_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(self: Verify) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Verify, "__call__", interrupted)
+    assert run(monkeypatch) == 130
+    assert capsys.readouterr().err == "cubeloom: interrupted\n"
 
 
 @pytest.mark.parametrize("arguments", [["--rest", "halved"], ["--dtype", "int8"], ["--stpes", "3"]])

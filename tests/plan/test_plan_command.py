@@ -111,6 +111,8 @@ def test_a_settings_file_is_planned_for_and_the_plan_takes_its_place(
     assert job.layout.compile
     job.laid_out()
     capsys.readouterr()
+    with pytest.raises(UserError, match="would take the place of the file"):
+        command(**{**options, "output": base})()
     with pytest.raises(UserError, match="FILE or --model"):
         command(file=base)()
     with pytest.raises(UserError, match="give a FILE, or --model"):

@@ -79,6 +79,7 @@ def test_a_recipe_in_python_may_use_paths_and_sections(put: Any) -> None:
     ("text", "message"),
     [
         ('model = "gpt"\nstpes = 3', "unknown setting stpes; did you mean 'steps'? There are model, steps, optimizer"),
+        ('model = "gpt"\nqq = 3', "unknown setting qq. There are model"),
         ('model = "gpt"\n[optimizer]\nrat = 3', "unknown setting optimizer.rat; did you mean 'rate'?"),
         ("steps = 3", "model is not set, and has no default"),
         ('model = "gpt"\nsteps = "ten"', "steps = 'ten' should be a whole number"),

@@ -6,6 +6,7 @@ Only the command that is given is imported: some need torch, which takes seconds
 from __future__ import annotations
 
 import dataclasses
+import signal
 import sys
 from collections.abc import Callable
 from functools import reduce
@@ -46,7 +47,7 @@ TAKE_A_FILE = ("train", "launch")
 
 def main() -> None:
     """Train neural networks that are too large for one device."""
-    # Exit 0 if the command succeeded, 1 if what it checked does not hold, 2 if its input cannot work.
+    # Exit 0 if the command succeeded, 1 if what it checked does not hold, 2 if its input cannot work, 130 after Ctrl-C.
     arguments, overrides = split(sys.argv[1:])
     if arguments[:1] and arguments[0] in COMMANDS:
         name, *rest = arguments
@@ -66,6 +67,9 @@ def main() -> None:
     except UserError as error:
         print(f"cubeloom: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("cubeloom: interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
 
 
 def _class(name: str) -> Any:

@@ -94,6 +94,10 @@ class Plan:
         if self.rehearse < 0:
             raise UserError(f"--rehearse {self.rehearse}: a number of plans, from 0 up")
         if self.file is not None:
+            if self.output is not None and self.output.resolve() == self.file.resolve():
+                raise UserError(
+                    f"-o {self.output} would take the place of the file that is planned for: give it another name"
+                )
             if self.model is not None:
                 raise UserError("give a FILE or --model, not both")
             return self._of_job(self.file)

@@ -34,7 +34,7 @@ def convert(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 def _unknown(path: str, key: str, known: list[str]) -> str:
     near = difflib.get_close_matches(key, known, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"unknown setting {path}{hint} There are {', '.join(known)}"
 
 

@@ -59,8 +59,8 @@ def _find(name: str | Path, folder: str) -> Path:
         raise UserError(f"no file {text}; a {kind} is a TOML file or one of {', '.join(_names(folder))}")
     longer = [each for each in _names(folder) if each.startswith(text)]
     near = longer or difflib.get_close_matches(text, _names(folder), 1, cutoff=0.4)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise UserError(f"unknown {kind} {text!r}; {hint}There are {', '.join(_names(folder))}, or a TOML file of your own")
+    hint = f"; did you mean {near[0]}?" if near else "."
+    raise UserError(f"unknown {kind} {text!r}{hint} There are {', '.join(_names(folder))}, or a TOML file of your own")
 
 
 def _device(path: Path) -> Device:
