@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -64,7 +65,7 @@ class Plan:
 
     def __call__(self) -> int:
         model, devices, samples, sequence = self._asked()
-        record = self.record or (self.file is not None and self._job(self.file).layout.record)
+        record = self.record or (self._job is not None and self._job.layout.record)
         answer = search(
             model, self.cluster, devices, samples, sequence, self.dtype, reserve=self.reserve, record=record
         )
@@ -100,40 +101,44 @@ class Plan:
                 )
             if self.model is not None:
                 raise UserError("give a FILE or --model, not both")
-            return self._of_job(self.file)
+            return self._of_job(self.file.stem)
         if self.model is None or self.devices is None or self.global_batch is None:
             raise UserError("give a FILE, or --model, --devices and --global-batch")
         return self.model, self.devices, self.global_batch, self.sequence
 
-    def _job(self, file: Path) -> Job:
+    @cached_property
+    def _job(self) -> Job | None:
+        """What the file says, if one was given."""
+        if self.file is None:
+            return None
         # Here and not above: with a preset nothing of torch is needed, and its import takes longer than planning.
         from cubeloom.job import Job
         from cubeloom.settings import load
 
-        return load(Job, file, self.overrides)
+        return load(Job, self.file, self.overrides)
 
-    def _of_job(self, file: Path) -> tuple[Model, int, int, int]:
+    def _of_job(self, name: str) -> tuple[Model, int, int, int]:
         from cubeloom.plan.model.derive import derive
 
-        job = self._job(file)
-        model = derive(file.stem, job.model.config())
+        job = self._job
+        assert job is not None
+        model = derive(name, job.model.config())
         devices, samples = self.devices or job.grid.world, self.global_batch or job.batch.samples
         return model, devices, samples, self.sequence or job.batch.sequence
 
     def _settings(self, answer: Answer) -> str:
         """Of the best plan. Of a job that was given, all of it: what the plan leaves out must not be the file's."""
-        if self.file is None:
+        if self._job is None:
             return configuration(answer, answer.plans[0])
         from cubeloom.rehearse.plans import job_of
         from cubeloom.settings import write
 
-        return write(job_of(answer, answer.plans[0], self._job(self.file)))
+        return write(job_of(answer, answer.plans[0], self._job))
 
     def _rehearsed(self, answer: Answer) -> Rehearsed:
         from cubeloom.rehearse import rehearsed
 
-        base = None if self.file is None else self._job(self.file)
-        return rehearsed(answer, self.rehearse, base, _Told())
+        return rehearsed(answer, self.rehearse, self._job, _Told())
 
     def _needs_one(self, answer: Answer) -> None:
         if not answer.plans:

@@ -66,11 +66,11 @@ class Schedule:
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def __call__(self) -> int:
-        of_job = self.name is not None and Path(self.name).suffix in FILES
-        if self.overrides and not of_job:
+        file = Path(self.name) if self.name is not None and Path(self.name).suffix in FILES else None
+        if self.overrides and file is None:
             raise UserError(f"{self.overrides[0]} is a setting of a file, and no settings file was given")
-        if of_job:
-            made = [self._of_job(Path(str(self.name)))]
+        if file is not None:
+            made = [self._of_job(file)]
         elif self.load is not None:
             made = [self._loaded(self.load)]
         else:

@@ -180,9 +180,9 @@ class Verify:
 
     def _schedule(self, grid: Grid) -> Schedule | None:
         if grid.pipe == 1 and self.schedule is None:
-            given = {"microbatches": self.microbatches, "pairs": self.pairs, "mode": self.mode}
-            for name in (name for name, value in given.items() if value is not None):
-                raise UserError(f"--{name} is for a pipeline: give --schedule too, or a grid with pipe > 1")
+            given = [name for name in ("microbatches", "pairs", "mode") if getattr(self, name) is not None]
+            if given:
+                raise UserError(f"--{given[0]} is for a pipeline: give --schedule too, or a grid with pipe > 1")
             return None
         count = 2 * grid.pipe if self.microbatches is None else self.microbatches
         made = generate(self.schedule or "1f1b", grid.pipe, count, pairs=self.pairs, mode=self.mode)
