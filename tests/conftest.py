@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 
 import pytest
 
@@ -22,7 +24,13 @@ def ranks() -> Iterator[RankPool]:
 
 
 @pytest.fixture(scope="session")
-def gpu_ranks() -> Iterator[RankPool]:
-    """Eight on the GPU that there is, each with its part of it."""
-    with sharing(8, devices.count("cuda")), RankPool(8, "cuda") as pool:
-        yield pool
+def gpu_ranks() -> Iterator[Callable[[int], RankPool]]:
+    """Ranks of the GPU that there is: a pool for every size asked for, in which each has the part that it has in a job."""
+    with ExitStack() as kept:
+
+        @cache
+        def pool_of(ranks: int) -> RankPool:
+            kept.enter_context(sharing(ranks, devices.count("cuda")))
+            return kept.enter_context(RankPool(ranks, "cuda"))
+
+        yield pool_of

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from cubeloom import counter
 from cubeloom.comm import devices
+from on_a_gpu import NEEDS_GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not devices.available("cuda"), reason="needs a CUDA device"),
-]
+pytestmark = NEEDS_GPU
 SHAPE = (3000, 1701)  # more than one block of them
 
 

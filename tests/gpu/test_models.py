@@ -8,23 +8,18 @@ import pytest
 import torch
 
 from cubeloom import Grid
-from cubeloom.comm import devices
 from cubeloom.cube import Batch, Rest
-from cubeloom.launch import RankPool
 from cubeloom.models import config
 from cubeloom.verify import Experiment, verify
 from grids import MODELS, RESTS
+from on_a_gpu import NEEDS_GPU, GpuRanks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not devices.available("cuda"), reason="needs a CUDA device"),
-    pytest.mark.timeout(300),
-]
+pytestmark = NEEDS_GPU
 
 
 @pytest.mark.parametrize("rest", RESTS)
 @pytest.mark.parametrize("model", MODELS)
-def test_every_model(gpu_ranks: RankPool, model: str, rest: Any) -> None:
+def test_every_model(gpu_ranks: GpuRanks, model: str, rest: Any) -> None:
     single = Experiment(
         model=config(model),
         grid=Grid(x=2, y=2, z=2),
@@ -32,5 +27,5 @@ def test_every_model(gpu_ranks: RankPool, model: str, rest: Any) -> None:
         rest=Rest(activations=rest),
         dtype=torch.float32,
     )
-    report = verify(single, "cuda", pool=gpu_ranks)
+    report = verify(single, "cuda", pool=gpu_ranks(8))
     assert report.ok, (report.loss_diff, report.grad_diff, report.weight_diff, report.bytes_agree)

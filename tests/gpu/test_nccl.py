@@ -13,27 +13,22 @@ import pytest
 import torch
 
 from cubeloom import Grid
-from cubeloom.comm import devices
 from cubeloom.cube import Batch, Rest
-from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, config
 from cubeloom.pipeline import generate
 from cubeloom.runtime.microbatches import portions
 from cubeloom.verify import Experiment, verify
+from on_a_gpu import NEEDS_GPU, GpuRanks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not devices.available("cuda"), reason="needs a CUDA device"),
-    pytest.mark.timeout(300),
-]
+pytestmark = NEEDS_GPU
 GPT = GPTConfig(vocab=96, positions=16, hidden=64, layers=8, heads=4)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 REPLICATED = Rest(activations="replicated")
 
 
-def trains_as_serial(ranks: RankPool, grid: Grid, dtype: torch.dtype, batch: Batch, **changes: Any) -> None:
+def trains_as_serial(gpu_ranks: GpuRanks, grid: Grid, dtype: torch.dtype, batch: Batch, **changes: Any) -> None:
     experiment = Experiment(**{"model": GPT, "grid": grid, "batch": batch, "steps": 2, "dtype": dtype, **changes})
-    report = verify(experiment, "cuda", pool=ranks)
+    report = verify(experiment, "cuda", pool=gpu_ranks(grid.world))
     if dtype is torch.bfloat16:
         assert report.loss_diff <= 0.02 and report.grad_diff <= 0.1, (report.loss_diff, report.grad_diff)
     else:
@@ -45,14 +40,14 @@ def trains_as_serial(ranks: RankPool, grid: Grid, dtype: torch.dtype, batch: Bat
 @DTYPES
 @pytest.mark.parametrize("grid", ["x=2", "z=2", "x=2,y=2", "data=2,z=2", "x=2,y=2,z=2"])
 @pytest.mark.parametrize("rest", [Rest(), REPLICATED], ids=["sharded", "replicated"])
-def test_cube(gpu_ranks: RankPool, grid: str, rest: Rest, dtype: torch.dtype) -> None:
+def test_cube(gpu_ranks: GpuRanks, grid: str, rest: Rest, dtype: torch.dtype) -> None:
     trains_as_serial(gpu_ranks, Grid.parse(grid), dtype, Batch(16, 12), rest=rest)
 
 
 @DTYPES
 @pytest.mark.parametrize("grid", ["x=2,y=2", "x=2,y=2,z=2"])
 @pytest.mark.parametrize("rest", [Rest(), REPLICATED], ids=["sharded", "replicated"])
-def test_weave(gpu_ranks: RankPool, grid: str, rest: Rest, dtype: torch.dtype) -> None:
+def test_weave(gpu_ranks: GpuRanks, grid: str, rest: Rest, dtype: torch.dtype) -> None:
     trains_as_serial(gpu_ranks, Grid.parse(grid), dtype, Batch(16, 12), rest=rest, ways=2)
 
 
@@ -61,7 +56,7 @@ def test_weave(gpu_ranks: RankPool, grid: str, rest: Rest, dtype: torch.dtype) -
     ("name", "workers"),
     [(name, d) for name in ("1f1b", "chimera-zb") for d in (2, 4, 8)] + [("zbv", 4), ("chimera", 4)],
 )
-def test_pipeline(gpu_ranks: RankPool, name: str, workers: int, dtype: torch.dtype) -> None:
+def test_pipeline(gpu_ranks: GpuRanks, name: str, workers: int, dtype: torch.dtype) -> None:
     model = GPTConfig(vocab=96, positions=16, hidden=64, layers=16, heads=4)
     schedule = generate(name, workers, 2 * workers)
     batch = Batch(len(portions(schedule)), 12)
@@ -70,7 +65,7 @@ def test_pipeline(gpu_ranks: RankPool, name: str, workers: int, dtype: torch.dty
 
 @DTYPES
 @pytest.mark.parametrize("name", ["1f1b", "chimera-zb"])
-def test_recorded_stages(gpu_ranks: RankPool, name: str, dtype: torch.dtype) -> None:
+def test_recorded_stages(gpu_ranks: GpuRanks, name: str, dtype: torch.dtype) -> None:
     schedule = generate(name, 4, 8)
     batch = Batch(len(portions(schedule)), 12)
     trains_as_serial(gpu_ranks, Grid(pipe=4), dtype, batch, schedule=schedule, record=True, steps=4)
@@ -78,13 +73,13 @@ def test_recorded_stages(gpu_ranks: RankPool, name: str, dtype: torch.dtype) -> 
 
 @DTYPES
 @pytest.mark.parametrize("grid", ["pipe=2,data=2", "pipe=2,x=2,y=2"])
-def test_pipeline_of_cubes(gpu_ranks: RankPool, grid: str, dtype: torch.dtype) -> None:
+def test_pipeline_of_cubes(gpu_ranks: GpuRanks, grid: str, dtype: torch.dtype) -> None:
     on = Grid.parse(grid)
     batch = Batch(4 * on.data * on.z, 12)
     trains_as_serial(gpu_ranks, on, dtype, batch, schedule=generate("chimera-zb", 2, 4), zero=True)
 
 
-def test_images(gpu_ranks: RankPool) -> None:
+def test_images(gpu_ranks: GpuRanks) -> None:
     trains_as_serial(
         gpu_ranks, Grid.parse("x=2,y=2"), torch.float32, Batch(8, 1), model=config("unet-tiny"), rest=REPLICATED
     )

@@ -11,18 +11,14 @@ import torch
 from cubeloom import Grid
 from cubeloom.comm import Network, devices
 from cubeloom.cube import Batch, Rest, apply, initial_values
-from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, cut_of
 from cubeloom.pipeline import generate
 from cubeloom.runtime import Pipeline
 from cubeloom.runtime.recorded import GraphRecord
 from cubeloom.weave import Weave
+from on_a_gpu import NEEDS_GPU, GpuRanks
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not devices.available("cuda"), reason="needs a CUDA device"),
-    pytest.mark.timeout(300),
-]
+pytestmark = NEEDS_GPU
 SMALL = GPTConfig(vocab=96, positions=16, hidden=64, layers=8, heads=4)
 
 
@@ -80,12 +76,12 @@ def _cube(grid: str, ways: int, rest: Rest) -> None:
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["plain", "recorded"])
 @pytest.mark.parametrize("name", ["1f1b", "chimera-zb"])
-def test_pipeline(gpu_ranks: RankPool, name: str, recorded: bool) -> None:
-    gpu_ranks.run(4, _pipeline, name, recorded, timeout=200)
+def test_pipeline(gpu_ranks: GpuRanks, name: str, recorded: bool) -> None:
+    gpu_ranks(4).run(4, _pipeline, name, recorded, timeout=200)
 
 
 @pytest.mark.parametrize("ways", [1, 2])
 @pytest.mark.parametrize("grid", ["x=2,y=2", "y=2,z=2"])
 @pytest.mark.parametrize("rest", [Rest(), Rest(activations="replicated")], ids=["sharded", "replicated"])
-def test_cube(gpu_ranks: RankPool, grid: str, ways: int, rest: Rest) -> None:
-    gpu_ranks.run(4, _cube, grid, ways, rest, timeout=200)
+def test_cube(gpu_ranks: GpuRanks, grid: str, ways: int, rest: Rest) -> None:
+    gpu_ranks(4).run(4, _cube, grid, ways, rest, timeout=200)

@@ -15,12 +15,9 @@ from cubeloom.models import build, config, cut_of
 from cubeloom.pipeline import Action, generate
 from cubeloom.runtime import Pipeline
 from cubeloom.runtime.work import StepWork
+from on_a_gpu import NEEDS_GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not devices.available("cuda"), reason="needs a CUDA device"),
-    pytest.mark.timeout(300),
-]
+pytestmark = NEEDS_GPU
 PATIENCE = 4.0
 
 

@@ -95,10 +95,9 @@ def wiring(kind: Kind, local_rank: int, shared: bool) -> dict[str, str]:
     if shared:
         # NCCL refuses two ranks of one host on one GPU, and takes each other id for another host.
         found["NCCL_HOSTID"] = f"cubeloom-{local_rank}"
-        # Its protocols for short messages can hang between such ranks: four on an H200 with NCCL 2.28 hung in a
-        # reduce-scatter of 24 or 32 KiB within the first 60 steps, three times out of three, and not in 120 steps with
-        # this one (2026-11-16).
-        found["NCCL_PROTO"] = "Simple"
+        # Two channels, each with a connection of its own, are slower there for a message than one: 8 MiB were handed on three
+        # times in 11.1 ms over one, in 16.7 ms over two (H200, NCCL 2.28, 2026-11-16).
+        found["NCCL_MAX_P2P_NCHANNELS"] = "1"
     return found
 
 

@@ -19,20 +19,28 @@ from pathlib import Path
 
 CONTROL = "nvidia-cuda-mps-control"
 
+# Products in bfloat16 run in clusters of up to eight blocks, which need free multiprocessors next to each other. Among more
+# ranks than this, the kernels in which others wait for a message can hold the places that the rank they wait for needs for
+# such a cluster, and all wait forever: with eight parts of an H200, of 14 or of 16 multiprocessors, a job hung within its
+# first 60 steps whenever it was tried; with four parts of 32 never (2026-11-16, docs/performance.md).
+SIDE_BY_SIDE = 4
+
 
 @contextmanager
 def sharing(ranks: int, devices: int) -> Iterator[bool]:
     """While it is entered, processes that are started share the GPUs; gives whether MPS helps them to.
 
-    Where MPS is not installed or does not start they share all the same, in turns. Nothing is left behind.
+    Where MPS is not installed or does not start, or more than `SIDE_BY_SIDE` ranks share a GPU, they share all the same, in
+    turns. Nothing is left behind.
     """
     control = shutil.which(CONTROL)
-    if control is None or ranks <= devices:
+    each = -(-ranks // devices) if devices else 0
+    if control is None or not 1 < each <= SIDE_BY_SIDE:
         yield False
         return
     before = dict(os.environ)
     with _ended_in_order(), tempfile.TemporaryDirectory(prefix="cubeloom-mps-") as name:
-        os.environ.update(_variables(Path(name), -(-ranks // devices)))
+        os.environ.update(_variables(Path(name), each))
         started = subprocess.run([control, "-d"], capture_output=True).returncode == 0
         if not started:
             _restore(before)
