@@ -52,6 +52,20 @@ def test_what_is_not_whole_is_refused(folder: Path, damage: Callable[[Path], obj
         TokenFile(folder)
 
 
+def test_a_token_that_the_vocabulary_does_not_have_is_not_handed_on(folder: Path) -> None:
+    """As a model would look it up where nothing is. The others are what they were."""
+    tokens = np.memmap(folder / "tokens.bin", np.uint16, mode="r+")
+    tokens[3] = 4711
+    tokens.flush()
+    stream = TokenFile(folder).stream(8)
+    where = stream.order(torch.arange(stream.windows)).tolist().index(0)
+    with pytest.raises(
+        UserError, match=r"out is damaged: it has a token 4711, and a vocabulary of 257; `cubeloom data"
+    ):
+        stream.samples(torch.tensor([where]))
+    stream.samples(torch.tensor([number for number in range(stream.windows) if number != where]))
+
+
 def test_a_changed_byte_is_found_when_asked_for(folder: Path) -> None:
     path = folder / "tokens.bin"
     data = bytearray(path.read_bytes())

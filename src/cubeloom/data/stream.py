@@ -40,6 +40,10 @@ class Stream:
     """Anew in each epoch; else in order."""
     tokenizer: str = ""
     """Its fingerprint: streams of different tokenizers do not mix."""
+    vocabulary: int | None = None
+    """How many tokens there are: none may be outside. By default nobody looks."""
+    name: str = "the stream"
+    """Where its tokens are from."""
 
     def __post_init__(self) -> None:
         if self.sequence < 1 or self.windows < 1:
@@ -55,7 +59,15 @@ class Stream:
             self.tokens[window * self.sequence : (window + 1) * self.sequence + 1]
             for window in self.order(numbers).tolist()
         ]
-        return torch.from_numpy(np.stack(rows).astype(np.int64))
+        found = torch.from_numpy(np.stack(rows).astype(np.int64))
+        largest = int(found.max())
+        # A model would look it up in a table that does not have it: an error far from here, or none at all.
+        if self.vocabulary is not None and largest >= self.vocabulary:
+            raise UserError(
+                f"{self.name} is damaged: it has a token {largest}, and a vocabulary of {self.vocabulary}; "
+                f"`cubeloom data show {self.name}` checks its files"
+            )
+        return found
 
     def order(self, numbers: Tensor) -> Tensor:
         """Which window each sample is."""

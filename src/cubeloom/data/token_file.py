@@ -62,7 +62,15 @@ class TokenFile:
         tokens = self.training if part == "training" else self.validation
         if len(tokens) <= sequence:
             raise UserError(f"{self.folder} has {len(tokens)} tokens for {part}: too few for a sequence of {sequence}")
-        return Stream(tokens, sequence, seed, shuffled=part == "training", tokenizer=self.meta.tokenizer)
+        return Stream(
+            tokens,
+            sequence,
+            seed,
+            shuffled=part == "training",
+            tokenizer=self.meta.tokenizer,
+            vocabulary=self.meta.vocabulary,
+            name=str(self.folder),
+        )
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
