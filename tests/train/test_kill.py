@@ -109,6 +109,21 @@ def _disturb(folder: Path, undisturbed: Log, lasts: float, seed: int, kills: int
     return done
 
 
+@pytest.mark.timeout(120)
+def test_ranks_do_not_outlive_their_agent(tmp_path: Path) -> None:
+    """One that is killed cannot end them: they see it, keep their step, and end."""
+    agent = _start(_job(tmp_path / "run", 100_000, restarts=0))
+    log = tmp_path / "run" / "metrics.jsonl"
+    while not log.exists():
+        time.sleep(0.1)
+    ranks = _ranks(agent.pid)
+    assert len(ranks) == 4
+    agent.kill()
+    agent.communicate(timeout=60)  # its pipe is theirs too: until the last of them has ended
+    assert not any(_command(rank) for rank in ranks)
+    assert read_log(log).events[-1].name == "asked to stop"
+
+
 @pytest.mark.timeout(240)
 def test_two_kills(tmp_path: Path) -> None:
     undisturbed, lasts = _undisturbed(tmp_path, 24)

@@ -12,6 +12,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -45,8 +46,10 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
     What cannot be helped by beginning again, a rank tells with `refuse`: then this raises the same UserError. If a rank ends
     with `stop`, this raises Interrupted.
     """
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    with tempfile.TemporaryDirectory(prefix="cubeloom-") as folder:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    theirs, ours = context.Pipe(duplex=False)
+    with theirs, ours, tempfile.TemporaryDirectory(prefix="cubeloom-") as folder:
         refusals = Refusals(folder)
         config = LaunchConfig(
             min_nodes=1,
@@ -66,7 +69,7 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
             logging.getLogger(name).setLevel(logging.CRITICAL)
         try:
             with _giving_signals_back():
-                return dict(elastic_launch(config, function)(refusals, *arguments))
+                return dict(elastic_launch(config, _live)(theirs, function, refusals, *arguments))
         except SignalException as error:
             raise Interrupted(error.sigval.name) from None
         except ChildFailedError as error:
@@ -76,6 +79,17 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
             raise JobFailed(
                 f"rank {rank} of {ranks} failed with {how}, and the job had been begun again {restarts} times"
             ) from None
+
+
+def _live(agent: Connection, function: Callable[..., Any], *arguments: Any) -> Any:
+    threading.Thread(target=_end_with, args=(agent,), name="cubeloom agent", daemon=True).start()
+    return function(*arguments)
+
+
+def _end_with(agent: Connection) -> None:
+    """An agent that is killed cannot end its ranks: they would train on, and nobody would know of them."""
+    agent.poll(None)  # nothing is ever sent: it ends when the other end is closed, as the agent's death does
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
