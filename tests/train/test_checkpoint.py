@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +23,8 @@ from cubeloom.models import GPTConfig, build, cut_of
 from cubeloom.pipeline import generate
 from cubeloom.runtime import Pipeline
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
-from cubeloom.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint, seal
+from cubeloom.train.checkpoint import checkpoints, load_checkpoint, newest, save_checkpoint, seal
+from cubeloom.train.checkpoint.save import not_written
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -118,8 +121,28 @@ def test_only_the_newest_are_kept(ranks: RankPool, tmp_path: Path) -> None:
 def test_a_half_written_one_is_never_read(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(2, train, On("x=2"), tmp_path, 0, 1)
     (tmp_path / ".step-00000009").mkdir()
-    (tmp_path / "step-00000008").mkdir()
-    assert [each.name for each in checkpoints(tmp_path)] == ["step-00000001"]
+    (tmp_path / "step-00000000").mkdir()
+    assert newest(tmp_path) == tmp_path / "step-00000001"
+    assert checkpoints(tmp_path) == [tmp_path / "step-00000001"]
+
+
+def test_one_that_lost_its_manifest_is_not_passed_over(ranks: RankPool, tmp_path: Path) -> None:
+    """Training would begin anew, or go on from an older one, and nobody would know."""
+    ranks.run(1, train, On("x=1"), tmp_path, 0, 1)
+    (tmp_path / "step-00000002").mkdir()
+    said = "step-00000002 is damaged: manifest.json is missing; step-00000001 beside it is older: to go on from there, take"
+    with pytest.raises(UserError, match=said):
+        newest(tmp_path)
+
+
+def test_a_full_disk_is_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch says "[enforce fail at inline_container.cc:672] . unexpected pos 640 vs 576"."""
+    of_torch = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 640 vs 576\nframe #0: c10")
+    assert "written: [enforce fail at inline_container.cc:672] . unexpected pos 640 vs 576; those" in str(
+        not_written(tmp_path / "step-00000001", of_torch)
+    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+    assert "could not be written: the disk is full; those" in str(not_written(tmp_path / "step-00000001", of_torch))
 
 
 def test_a_manifest_outlives_a_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +177,8 @@ def test_damaged_and_foreign_ones_are_named_and_refused(ranks: RankPool, tmp_pat
     data.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(UserError, match=f"is damaged: {data.name} is not what was written"):
         ranks.run(1, train, On("x=1"), tmp_path, 1, 2)
+    with pytest.raises(UserError, match=f"is damaged: {data.name} is not what was written"):
+        ranks.run(2, train, On("x=2"), tmp_path, 1, 2)  # one of them has looked at it, and both are refused
     data.unlink()
     with pytest.raises(UserError, match=f"is damaged: {data.name} is missing"):
         ranks.run(1, train, On("x=1"), tmp_path, 1, 2)

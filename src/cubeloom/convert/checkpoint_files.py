@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from cubeloom.errors import UserError
-from cubeloom.train.checkpoint import WEIGHTS, read_manifest
+from cubeloom.train.checkpoint import METADATA, WEIGHTS, check_files, read_manifest
 
 
 class Deferred(Tensor):
@@ -44,14 +44,16 @@ def write_weights(folder: Path, weights: Mapping[str, Deferred]) -> None:
 
 def is_checkpoint(folder: Path) -> bool:
     """Of torch; whether it is ours its manifest says."""
-    return (folder / ".metadata").is_file()
+    return (folder / METADATA).is_file()
 
 
 class CheckpointWeights:
     """`tensors` are the weights, on the meta device; `progress` is what the checkpoint's manifest says."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self.progress = dict(read_manifest(checkpoint)["progress"])
+        manifest = read_manifest(checkpoint)
+        check_files(checkpoint, manifest)
+        self.progress = dict(manifest["progress"])
         self._reader = FileSystemReader(checkpoint)
         self._metadata = self._reader.read_metadata()
         self._reader.set_up_storage_reader(self._metadata, True)

@@ -10,6 +10,7 @@ from typing import Literal
 from cubeloom.comm import Network, devices
 from cubeloom.job import Job
 from cubeloom.train.beside import write_beside
+from cubeloom.train.claim import claimed
 from cubeloom.train.diary import Diary, diary
 from cubeloom.train.stop import Stop
 from cubeloom.train.trainer import Stepped, Trainer
@@ -33,9 +34,15 @@ def train(job: Job, restart: int = 0, lanes: int = 1) -> Ended:
     if job.deterministic:
         devices.repeat_exactly()
     network = Network(job.grid, devices.current(job.device), job.patience, lanes=job.lanes or lanes)
-    if network.rank == 0:
-        write_beside(job)
-    trainer = Trainer(job, network)
+    with claimed(job.folder, network):
+        trainer = Trainer(job, network)
+        if network.rank == 0:
+            write_beside(job)  # only now: what the folder has, may have been refused
+        return _train(trainer, restart)
+
+
+def _train(trainer: Trainer, restart: int) -> Ended:
+    job, network = trainer.job, trainer.network
     with Stop() as stop, diary(trainer) as pages:
         processes = network.aside.gather(os.getpid())
         begin, words = ("resume", f"going on with step {trainer.done}") if trainer.done or restart else ("start", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +12,8 @@ from cubeloom.cube.gradients import Gradients
 from cubeloom.job.settings import OptimizerSettings
 from cubeloom.train.block_optimizer import BlockOptimizer
 from cubeloom.train.sharded_optimizer import ShardedOptimizer
+
+KINDS: dict[str, type[torch.optim.AdamW | torch.optim.SGD]] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
 def optimizer_of(
@@ -24,9 +27,12 @@ def optimizer_of(
             {"params": [part for part in parts if part.dim() <= 1], "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
-        if settings.name == "sgd":
-            return torch.optim.SGD(groups, momentum=settings.momentum, fused=True)
-        return torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=True)
+        own: dict[str, Any] = (
+            {"momentum": settings.momentum}
+            if settings.name == "sgd"
+            else {"betas": settings.betas, "eps": settings.eps}
+        )
+        return KINDS[settings.name](groups, **own, fused=True)
 
     if settings.zero:
         return ShardedOptimizer(parameters.values(), gradients, make, settings.masters)

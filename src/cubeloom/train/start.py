@@ -13,9 +13,10 @@ from cubeloom.launch.environment import Membership, current, membership
 from cubeloom.launch.ready import join, make_ready
 from cubeloom.launch.share_gpu import sharing
 from cubeloom.metrics import check_sinks
-from cubeloom.train.beside import write_beside
-from cubeloom.train.checkpoint import newest, read_manifest
+from cubeloom.train.checkpoint import check_fits, newest
+from cubeloom.train.claim import check_unclaimed
 from cubeloom.train.loop import Ended, train
+from cubeloom.train.optimizers import KINDS
 
 
 def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | None:
@@ -26,8 +27,7 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
     """
     check(job)
     check_sinks(job.metrics)
-    if job.model.start is not None:
-        read_manifest(newest(job.model.start) or job.model.start)
+    _check_begin(job)
     here = membership(current())
     if here is None:
         have = devices.count(job.device)
@@ -36,7 +36,7 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
                 f"the grid {job.grid} has {job.grid.world} ranks, and this machine {have} GPU{'s' if have > 1 else ''}; "
                 "--share-gpu lets them share"
             )
-        write_beside(job)
+        check_unclaimed(job.folder)
         with sharing(job.grid.world, have if job.device != devices.CPU else job.grid.world):
             found = elastic.start(job.grid.world, job.restarts, _rank_of_agent, job)
         ended: Ended = found[0]
@@ -51,6 +51,16 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
             f"{job.grid.world}, or let --replan choose"
         )
     return _join_and_train(job, here, lanes=1)
+
+
+def _check_begin(job: Job) -> None:
+    """That what the job goes on from, or begins with, is of its model."""
+    shapes = {name: parameter.shape for name, parameter in job.skeleton().named_parameters()}
+    found, start = newest(job.folder), job.model.start
+    if found is not None:
+        check_fits(found, shapes, KINDS[job.optimizer.name].__name__)
+    elif start is not None:
+        check_fits(newest(start) or start, shapes)
 
 
 def _rank_of_agent(refusals: elastic.Refusals, job: Job) -> Ended:

@@ -7,8 +7,11 @@ A checkpoint appears whole or not at all: it is written beside its place and ren
 """
 
 from cubeloom.train.checkpoint.entries import WEIGHTS as WEIGHTS
+from cubeloom.train.checkpoint.load import METADATA as METADATA
+from cubeloom.train.checkpoint.load import check_fits as check_fits
 from cubeloom.train.checkpoint.load import load_checkpoint as load_checkpoint
 from cubeloom.train.checkpoint.load import load_weights as load_weights
+from cubeloom.train.checkpoint.manifest import check_files as check_files
 from cubeloom.train.checkpoint.manifest import checkpoints as checkpoints
 from cubeloom.train.checkpoint.manifest import newest as newest
 from cubeloom.train.checkpoint.manifest import read_manifest as read_manifest

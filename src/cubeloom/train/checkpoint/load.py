@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +25,32 @@ from cubeloom.train.checkpoint.entries import (
     state_of,
     weights_of,
 )
-from cubeloom.train.checkpoint.manifest import read_manifest
+from cubeloom.train.checkpoint.manifest import check_files, read_manifest
 from cubeloom.train.checkpoint.shard import Shard
+
+METADATA = ".metadata"  # torch's list of what is in which file
+Shapes = Mapping[str, Sequence[int]]
+
+
+def check_fits(checkpoint: Path, shapes: Shapes, optimizer: str | None = None) -> None:
+    """That a training whose parameters have these shapes can begin with it; with this optimizer, if it is to go on."""
+    manifest = read_manifest(checkpoint)
+    if optimizer is not None:
+        _check_optimizer(checkpoint, manifest, optimizer)
+    check_files(checkpoint, manifest, [METADATA])
+    _check_shapes(checkpoint, shapes, FileSystemReader(checkpoint).read_metadata().state_dict_metadata)
 
 
 def load_checkpoint(
     checkpoint: Path, parameters: Parameters, optimizer: Optimizer, network: Network
 ) -> tuple[int, dict[str, Any]]:
     """Fill parameters and optimizer from a checkpoint of any grid; gives the number of steps done, and the progress."""
-    manifest = read_manifest(checkpoint)
-    _check_optimizer(checkpoint, manifest, optimizer)
+    manifest = _read_together(checkpoint, network)
+    _check_optimizer(checkpoint, manifest, name_of(optimizer))
     reader = FileSystemReader(checkpoint)
     stored = reader.read_metadata().state_dict_metadata
     weights = weights_of(parameters, network)
-    _check(checkpoint, weights, stored)
+    _check_shapes(checkpoint, _shapes(weights), stored)
     _make_room(parameters, optimizer, stored, float(manifest["updates"]))
     load({**weights, **state_of(parameters, optimizer, network, stored)}, storage_reader=reader)
     _load_masters(reader, stored, parameters, optimizer, network)
@@ -47,14 +59,29 @@ def load_checkpoint(
 
 def load_weights(checkpoint: Path, parameters: Parameters, optimizer: Optimizer, network: Network) -> None:
     """Fill the parameters alone, and their masters, to begin a training with weights of another."""
-    read_manifest(checkpoint)
+    _read_together(checkpoint, network)
     reader = FileSystemReader(checkpoint)
     found, wanted = reader.read_metadata().state_dict_metadata, (WEIGHTS, f"{STATE}{MASTER}/")
     stored = {name: each for name, each in found.items() if name.startswith(wanted)}
     weights = weights_of(parameters, network)
-    _check(checkpoint, weights, stored)
+    _check_shapes(checkpoint, _shapes(weights), stored)
     load({**weights, **state_of(parameters, optimizer, network, stored)}, storage_reader=reader)
     _load_masters(reader, stored, parameters, optimizer, network)
+
+
+def _read_together(checkpoint: Path, network: Network) -> dict[str, Any]:
+    """The manifest, once each rank has found its part of the files as they were written: so that none reads them all."""
+    manifest, failure = None, None
+    try:
+        manifest = read_manifest(checkpoint)
+        check_files(checkpoint, manifest, sorted(manifest["files"])[network.rank :: network.grid.world])
+    except UserError as error:
+        failure = error
+    failures = [each for each in network.aside.gather(failure) if each is not None]
+    if failures:
+        raise failures[0]
+    assert manifest is not None
+    return manifest
 
 
 def _load_masters(
@@ -87,9 +114,9 @@ def _make_room(parameters: Parameters, optimizer: Optimizer, stored: Mapping[str
             state["step"] = torch.tensor(updates, device=tensor.device)  # where a fused optimizer counts
 
 
-def _check_optimizer(checkpoint: Path, manifest: Mapping[str, Any], optimizer: Optimizer) -> None:
+def _check_optimizer(checkpoint: Path, manifest: Mapping[str, Any], here: str) -> None:
     """What one optimizer keeps is of no use to another. Imports and checkpoints of earlier versions name none."""
-    stored, here = manifest.get("optimizer"), name_of(optimizer)
+    stored = manifest.get("optimizer")
     if stored is not None and stored != here:
         raise UserError(
             f"the checkpoint {checkpoint} has the state of {stored}, and the optimizer here is {here}; go on with {stored}, "
@@ -97,13 +124,16 @@ def _check_optimizer(checkpoint: Path, manifest: Mapping[str, Any], optimizer: O
         )
 
 
-def _check(checkpoint: Path, weights: Mapping[str, Shard], stored: Mapping[str, Any]) -> None:
-    for name, shard in weights.items():
-        plain = name.removeprefix(WEIGHTS)
-        entry = stored.get(name)
+def _shapes(weights: Mapping[str, Shard]) -> Shapes:
+    return {name.removeprefix(WEIGHTS): shard.whole for name, shard in weights.items()}
+
+
+def _check_shapes(checkpoint: Path, shapes: Shapes, stored: Mapping[str, Any]) -> None:
+    for name, shape in shapes.items():
+        entry = stored.get(f"{WEIGHTS}{name}")
         if not isinstance(entry, TensorStorageMetadata):
-            raise UserError(f"the checkpoint {checkpoint} is of another model: it has no {plain}")
-        if tuple(entry.size) != shard.whole:
+            raise UserError(f"the checkpoint {checkpoint} is of another model: it has no {name}")
+        if tuple(entry.size) != tuple(shape):
             raise UserError(
-                f"the checkpoint {checkpoint} is of another model: {plain} is {list(entry.size)}, and here {list(shard.whole)}"
+                f"the checkpoint {checkpoint} is of another model: {name} is {list(entry.size)}, and here {list(shape)}"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,22 @@ def seal(
 
 def checkpoints(folder: Path) -> list[Path]:
     """The whole ones, oldest first."""
-    return sorted(path for path in folder.glob("step-*") if (path / _MANIFEST).exists())
+    return [path for path in _folders(folder) if (path / _MANIFEST).exists()]
 
 
 def newest(folder: Path) -> Path | None:
     """The newest checkpoint in a folder of them, or in that of a run."""
-    found = checkpoints(folder) or checkpoints(folder / "checkpoints")
-    return found[-1] if found else None
+    found = _folders(folder) or _folders(folder / "checkpoints")
+    if not found:
+        return None
+    if not (found[-1] / _MANIFEST).exists():
+        # They get their names when they are whole: somebody took it away, and whoever goes on from another should know.
+        raise damaged(found[-1], f"{_MANIFEST} is missing")
+    return found[-1]
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself, once its files are what they were when it was written."""
+    """What a checkpoint says of itself, once all its files are there; `check_files` says whether they are as written."""
     try:
         manifest: dict[str, Any] = json.loads((checkpoint / _MANIFEST).read_text())
     except FileNotFoundError:
@@ -56,16 +61,33 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     except NotADirectoryError:
         raise UserError(f"{checkpoint} is not a checkpoint of cubeloom: it is a file, not a folder") from None
     except json.JSONDecodeError as error:
-        raise UserError(f"the checkpoint {checkpoint} is damaged: {_MANIFEST}: {error}") from None
+        raise damaged(checkpoint, f"{_MANIFEST}: {error}") from None
     if manifest.get("format") != FORMAT:
         raise UserError(f"{checkpoint} has format {manifest.get('format')}, and this version reads {FORMAT}")
-    for name, written in manifest["files"].items():
-        file = checkpoint / name
-        if not file.exists():
-            raise UserError(f"the checkpoint {checkpoint} is damaged: {name} is missing")
-        if checksum(file) != written:
-            raise UserError(f"the checkpoint {checkpoint} is damaged: {name} is not what was written")
+    for name in manifest["files"]:
+        if not (checkpoint / name).exists():
+            raise damaged(checkpoint, f"{name} is missing")
     return manifest
+
+
+def check_files(checkpoint: Path, manifest: Mapping[str, Any], names: Iterable[str] | None = None) -> None:
+    """That files are what they were when they were written: all, or those named."""
+    for name in manifest["files"] if names is None else names:
+        if checksum(checkpoint / name) != manifest["files"][name]:
+            raise damaged(checkpoint, f"{name} is not what was written")
+
+
+def damaged(checkpoint: Path, what: str) -> UserError:
+    """Says from where one could go on instead."""
+    older = [each for each in checkpoints(checkpoint.parent) if each.name < checkpoint.name]
+    instead = (
+        f"; {older[-1].name} beside it is older: to go on from there, take {checkpoint.name} away" if older else ""
+    )
+    return UserError(f"the checkpoint {checkpoint} is damaged: {what}{instead}")
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*"))
 
 
 def _files(folder: Path) -> list[Path]:

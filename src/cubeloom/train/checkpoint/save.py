@@ -13,11 +13,13 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from cubeloom.comm import Aside, Network
-from cubeloom.errors import UserError
+from cubeloom.errors import UserError, first_line
 from cubeloom.files import sync_names
 from cubeloom.train.checkpoint.entries import Optimizer, Parameters, said_of, state_of, weights_of
 from cubeloom.train.checkpoint.manifest import checkpoints, checksum, seal
 from cubeloom.train.checkpoint.shard import Shard
+
+_FULL = 2**20  # bytes free, of a disk that somebody just failed to write to
 
 
 def save_checkpoint(
@@ -94,7 +96,7 @@ def _write(
     try:
         save(dict(shards), storage_writer=FileSystemWriter(writing, sync_files=True), process_group=aside.group)
     except CheckpointException as error:
-        raise _cannot(final, next(iter(error.failures.values()))[0]) from error
+        raise not_written(final, next(iter(error.failures.values()))[0]) from error
     # Each rank reads its own files back, so that none reads them all.
     checksums = aside.gather({file.name: checksum(file) for file in writing.glob(f"__{network.rank}_*")})
 
@@ -120,11 +122,14 @@ def _together(aside: Aside, mine: bool, work: Callable[[], None], final: Path) -
             failure = error
     failures = [each for each in aside.gather(failure) if each is not None]
     if failures:
-        raise _cannot(final, failures[0])
+        raise not_written(final, failures[0])
 
 
-def _cannot(final: Path, error: BaseException) -> UserError:
-    return UserError(f"the checkpoint {final} could not be written: {error}; those before it are whole")
+def not_written(final: Path, error: BaseException) -> UserError:
+    # Of a full disk torch only says where in its own code it could not write.
+    free = shutil.disk_usage(final.parent).free if final.parent.exists() else None
+    words = "the disk is full" if free is not None and free < _FULL else first_line(error)
+    return UserError(f"the checkpoint {final} could not be written: {words}; those before it are whole")
 
 
 def _make_folder(writing: Path) -> None:

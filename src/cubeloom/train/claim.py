@@ -1,0 +1,62 @@
+"""One training at a time writes to a folder: two would take each other's checkpoints away."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cubeloom.comm import Network
+from cubeloom.errors import UserError
+
+_LOCK = ".lock"
+
+
+@contextmanager
+def claimed(folder: Path, network: Network) -> Iterator[None]:
+    """Rank 0 claims the folder for as long as this is entered, or all ranks are refused."""
+    held, failure = None, None
+    if network.rank == 0:
+        try:
+            held = _hold(folder)
+        except UserError as error:
+            failure = error
+    try:
+        for each in network.aside.gather(failure):
+            if each is not None:
+                raise each
+        yield
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def check_unclaimed(folder: Path) -> None:
+    """Before any process starts."""
+    if (folder / _LOCK).exists():
+        os.close(_hold(folder))
+
+
+def _hold(folder: Path) -> int:
+    """The open file that claims the folder: the system ends the claim with the process that has it open."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"folder = {str(folder)!r} cannot be written to: {error.strerror}") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        who = os.pread(file, 200, 0).decode(errors="replace") or "somebody"
+        os.close(file)
+        raise UserError(
+            f"folder = {str(folder)!r}: {who} is training there; wait for its end, or choose another folder"
+        ) from None
+    except OSError:
+        return file  # a disk without locks: then nobody is kept out
+    os.ftruncate(file, 0)
+    os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+    return file

@@ -1,0 +1,80 @@
+"""What a run's folder has is looked at before any process starts, and a refused command leaves it as it was."""
+
+from __future__ import annotations
+
+import fcntl
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from jobs import job
+
+from cubeloom import Grid, UserError
+from cubeloom.comm import Network
+from cubeloom.job import Job
+from cubeloom.job.settings import OptimizerSettings
+from cubeloom.launch import RankPool, elastic
+from cubeloom.train.claim import check_unclaimed, claimed
+from cubeloom.train.loop import train
+from cubeloom.train.start import begin
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To start one is an error."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(elastic, "elastic_launch", refuse)
+
+
+def _files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.usefixtures("no_process")
+def test_a_job_that_does_not_fit_its_folder_leaves_it_as_it_was(ranks: RankPool, tmp_path: Path) -> None:
+    made = replace(job(tmp_path / "run"), steps=2)
+    ranks.run(1, train, made)
+    before = _files(tmp_path)
+    longer = replace(made, steps=4)
+    for changed, said in (
+        (
+            replace(longer, model=replace(longer.model, hidden=32)),
+            r"another model: embed.weight is \[64, 16\], and here",
+        ),
+        (replace(longer, model=replace(longer.model, layers=3)), "of another model: it has no blocks.2"),
+        (
+            replace(longer, optimizer=OptimizerSettings(name="sgd")),
+            "has the state of AdamW, and the optimizer here is SGD",
+        ),
+    ):
+        with pytest.raises(UserError, match=said):
+            begin(changed)
+    start = replace(longer, folder=tmp_path / "new", model=replace(longer.model, hidden=32, start=tmp_path / "run"))
+    with pytest.raises(UserError, match="is of another model"):
+        begin(start)
+    assert _files(tmp_path) == before
+
+
+def _claim_and_train(folder: Path, other: Job) -> None:
+    network = Network(Grid(x=2))
+    with claimed(folder, network):
+        train(other)
+
+
+@pytest.mark.usefixtures("no_process")
+def test_two_trainings_do_not_share_a_folder(ranks: RankPool, tmp_path: Path) -> None:
+    made = replace(job(tmp_path / "run", "x=2"), steps=2)
+    said = r"folder = '.*run': process \d+ on .* is training there; wait for its end, or choose another folder"
+    with pytest.raises(UserError, match=said):
+        ranks.run(2, _claim_and_train, made.folder, made)
+    check_unclaimed(made.folder)  # the ranks are gone, and their claim with them
+    ranks.run(2, _claim_and_train, tmp_path, made)
+    with (made.folder / ".lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match=said):
+            begin(made)
