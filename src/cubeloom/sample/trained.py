@@ -17,6 +17,7 @@ from cubeloom.models import build
 from cubeloom.models.decoder import Decoder
 from cubeloom.models.description import config_from
 from cubeloom.settings import load
+from cubeloom.train.beside import from_run
 from cubeloom.train.checkpoint import newest
 
 
@@ -43,4 +44,4 @@ class Trained:
             return weights.read(name).float()
 
         materialise(model, fill)
-        return cls(model.eval(), TokenFile(job.data.sources[0].folder).tokenizer)
+        return cls(model.eval(), TokenFile(from_run(run, job.data.sources[0].folder)).tokenizer)

@@ -6,6 +6,7 @@ import json
 import platform
 import sys
 import time
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -26,6 +27,15 @@ def write_beside(job: Job) -> None:
         replace_text(job.folder / ENVIRONMENT, json.dumps(_environment(), indent=1) + "\n")
     except OSError as error:
         raise UserError(f"folder = {str(job.folder)!r} cannot be written to: {error.strerror}") from None
+
+
+def from_run(run: Path, path: Path) -> Path:
+    """A path of a run's settings, which begins where the run was begun; or here, where that is not known or has moved away."""
+    with suppress(OSError, ValueError, KeyError):
+        there = Path(json.loads((run / ENVIRONMENT).read_text())["directory"]) / path
+        if there.exists():
+            return there
+    return path
 
 
 def _environment() -> dict[str, str]:
