@@ -226,7 +226,13 @@ def test_a_full_disk_ends_the_job_with_one_message_and_the_last_checkpoint(file:
 
 
 @pytest.mark.parametrize(
-    ("number", "to_a_rank"), [(signal.SIGTERM, False), (signal.SIGUSR1, False), (signal.SIGUSR1, True)]
+    ("number", "to_a_rank"),
+    [
+        (signal.SIGTERM, False),
+        (signal.SIGUSR1, False),
+        (signal.SIGUSR1, True),
+        pytest.param(signal.SIGHUP, False, marks=pytest.mark.long),
+    ],
 )
 def test_a_signal_lets_the_step_end_and_keeps_it(file: Path, number: signal.Signals, to_a_rank: bool) -> None:
     arguments = [sys.executable, "-m", "cubeloom", "train", "job.toml", "--folder=run", "--steps=2000"]
@@ -245,6 +251,20 @@ def test_a_signal_lets_the_step_end_and_keeps_it(file: Path, number: signal.Sign
     (kept,) = (file.parent / "run" / "checkpoints").glob("step-*")
     assert int(kept.name.removeprefix("step-")) >= 2
     assert metrics.read_text().count('"resume"') == 0  # nobody began again
+
+
+def _hang_up(_: Path, agent: int) -> str:
+    os.kill(agent, signal.SIGHUP)
+    time.sleep(0.5)
+    return "done all the same"
+
+
+def test_a_job_under_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert elastic.start(1, 0, _hang_up, os.getpid()) == {0: "done all the same"}
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _refused(refusals: Path, words: str) -> None:

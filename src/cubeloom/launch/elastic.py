@@ -62,7 +62,8 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
             max_restarts=restarts,
             monitor_interval=_LOOK,
             start_method="forkserver",
-            signals_to_handle=",".join(each.name for each in _SIGNALS),
+            # What is ignored, as nohup does, stays so: the agent would take it for a wish.
+            signals_to_handle=",".join(e.name for e in _SIGNALS if signal.getsignal(e) is not signal.SIG_IGN),
         )
         # Ranks say themselves what befell them, in one line each.
         for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):

@@ -8,13 +8,13 @@ import threading
 from types import FrameType
 from typing import Self
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 # An agent that ends its ranks kills them after 30 s. By then we are gone, also where a step waits for a rank that has died.
 _GRACE = 25.0
 
 
 class Stop:
-    """While it is entered, `asked` says whether a signal has come: an end of time from Slurm, a Ctrl-C."""
+    """While it is entered, `asked` says whether a signal has come: an end of time from Slurm, a Ctrl-C, a closed terminal."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -23,7 +23,8 @@ class Stop:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # others cannot hear signals
-            self._before = {each: signal.signal(each, self._hear) for each in _SIGNALS}
+            heard = [each for each in _SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]  # nohup's is not
+            self._before = {each: signal.signal(each, self._hear) for each in heard}
         return self
 
     def __exit__(self, *_: object) -> None:
