@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -16,6 +17,8 @@ from cubeloom import Grid
 from cubeloom.comm import Network
 from cubeloom.convert import convert
 from cubeloom.cube import Batch, apply, initial_values
+from cubeloom.job import Job
+from cubeloom.job.settings import ModelSettings, RateSettings
 from cubeloom.launch import RankPool
 from cubeloom.models import build, cut_of
 from cubeloom.models.description import config_from, describe
@@ -23,6 +26,7 @@ from cubeloom.pipeline import generate
 from cubeloom.runtime import Pipeline
 from cubeloom.train import BlockOptimizer
 from cubeloom.train.checkpoint import checkpoints, load_checkpoint, read_manifest, save_checkpoint
+from cubeloom.train.loop import train
 
 from . import folders
 
@@ -91,3 +95,23 @@ def test_what_a_grid_saved_is_exported(ranks: RankPool, tmp_path: Path, on: On) 
     done = convert(tmp_path / "run", tmp_path / "back")
     assert done.source == tmp_path / "run" / "checkpoints" / "step-00000007"
     assert (tmp_path / "back" / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+
+
+def test_a_run_in_bfloat16_is_exported_with_all_digits_of_its_masters(ranks: RankPool, tmp_path: Path) -> None:
+    job = Job(
+        folder=tmp_path / "run",
+        steps=3,
+        dtype="bfloat16",
+        model=ModelSettings(preset="gpt-tiny"),
+        batch=Batch(4, 8),
+        grid=Grid(x=2),
+        rate=RateSettings(warmup=1),
+    )
+    ranks.run(2, train, job)
+    convert(job.folder, tmp_path / "rounded")
+    convert(job.folder, tmp_path / "whole", dtype=torch.float32)
+    rounded, whole = (load_file(tmp_path / name / "model.safetensors") for name in ("rounded", "whole"))
+    for name, tensor in whole.items():
+        assert torch.equal(tensor.bfloat16(), rounded[name]), name
+    name = "transformer.wte.weight"
+    assert not torch.equal(whole[name], rounded[name].float())

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from cubeloom.errors import UserError
-from cubeloom.train.checkpoint import METADATA, WEIGHTS, check_files, read_manifest
+from cubeloom.train.checkpoint import MASTER, METADATA, STATE, WEIGHTS, check_files, read_manifest
 
 
 class Deferred(Tensor):
@@ -65,10 +65,17 @@ class CheckpointWeights:
                 shape = torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
                 self.tensors[name.removeprefix(WEIGHTS)] = shape
 
-    def read(self, name: str) -> Tensor:
-        """The whole tensor, from whichever files have blocks of it."""
+    def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """The whole tensor, from whichever files have blocks of it.
+
+        If `dtype` has room for more digits than the weights have, it is the optimizer's float32 weight, where there is one.
+        """
+        entry, master = f"{WEIGHTS}{name}", f"{STATE}{MASTER}/{name}"
         tensor = torch.empty_like(self.tensors[name], device="cpu")
+        stored = self._metadata.state_dict_metadata.get(master)
+        if dtype is not None and dtype.itemsize > tensor.itemsize and isinstance(stored, TensorStorageMetadata):
+            entry, tensor = master, torch.empty(stored.size, dtype=stored.properties.dtype)
         planner = DefaultLoadPlanner(flatten_state_dict=False)
-        planner.set_up_planner({f"{WEIGHTS}{name}": tensor}, self._metadata, True)
+        planner.set_up_planner({entry: tensor}, self._metadata, True)
         self._reader.read_data(planner.create_local_plan(), planner).wait()
         return tensor

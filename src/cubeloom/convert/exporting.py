@@ -48,7 +48,7 @@ class Export:
         (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         files = SafetensorsFiles(folder, self.tensors, self._shard_size)
         for rule in self._rules:
-            parts = rule.layout.split(self._cast(self._source.read(rule.ours)))
+            parts = rule.layout.split(self._cast(self._source.read(rule.ours, self._dtype)))
             for name, part in zip(rule.theirs, parts, strict=True):
                 files.write(name, part)
                 wrote(part)

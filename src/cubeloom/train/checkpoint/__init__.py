@@ -6,6 +6,8 @@
 A checkpoint appears whole or not at all: it is written beside its place and renamed when all ranks are done.
 """
 
+from cubeloom.train.checkpoint.entries import MASTER as MASTER
+from cubeloom.train.checkpoint.entries import STATE as STATE
 from cubeloom.train.checkpoint.entries import WEIGHTS as WEIGHTS
 from cubeloom.train.checkpoint.load import METADATA as METADATA
 from cubeloom.train.checkpoint.load import check_fits as check_fits
