@@ -180,6 +180,18 @@ def test_recorded_stages_cost_the_host_nothing_and_cubes_what_they_did() -> None
     assert seconds(slow, cube, True) == seconds(slow, cube, False)
 
 
+def test_a_plan_that_computes_once_more_is_not_timed_as_a_recording() -> None:
+    """It cannot be one. With little memory there is no other."""
+    slow = replace(cluster("perlmutter"), device=replace(cluster("perlmutter").device, host=1e-3, memory=4e9))
+
+    def seconds(record: bool) -> tuple[object, float]:
+        best = search("gpt2-medium", slow, 2, 8, only=Grid(pipe=2), record=record).plans[0]
+        return best.recompute, best.seconds
+
+    assert seconds(True) == seconds(False)
+    assert seconds(True)[0] is not False
+
+
 def test_the_configuration_of_a_plan_that_can_be_recorded_says_so() -> None:
     answer = search("gpt-tiny", "perlmutter", 8, 16, record=True)
     plans = {plan.recordable: plan for plan in reversed(answer.plans)}

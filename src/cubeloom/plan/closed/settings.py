@@ -34,7 +34,7 @@ class Settings:
     regathered: Any = False  # inputs of linears
     ways: Any = 1
     item: int = 2  # bytes of a number
-    record: bool = False  # stages are recorded wherever they can be
+    record: Any = False  # stages are recorded wherever the grid lets them
     place: tuple[Any, Any] = (0, 0)  # of the rank on x and y: a turn moves different bytes on each
     inner: dict[str, Any] = field(default_factory=dict)  # for each axis how many ranks lie between neighbours on it
 

@@ -100,8 +100,7 @@ def search(
 ) -> Answer:
     """The best plans for a step of `samples` on so many devices of a cluster; of all grids, or of one.
 
-    With `record`, stages are CUDA graphs wherever they can be, and the host's time is no plan's concern there. (A plan that
-    computes forwards once more cannot be recorded, and is timed as if it could.)
+    With `record`, stages are CUDA graphs wherever they can be, and the host's time is no plan's concern there.
     """
     began = time.perf_counter()
     model = load(model) if isinstance(model, str) else model

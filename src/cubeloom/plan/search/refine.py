@@ -74,7 +74,7 @@ def settings_of(candidates: Sequence[Candidate], apart: Sequence[Sequence[int]],
         regathered=each(lambda c: c.regathered, bool),
         ways=each(lambda c: c.ways),
         item=task.item,
-        record=task.record,
+        record=each(lambda c: task.record and not c.recompute, bool),
         inner={axis: inner[:, place] for place, axis in enumerate(AXES)},
     )
 
