@@ -134,6 +134,36 @@ def test_replan_takes_the_gpus_of_this_machine(
     assert load(Job, tmp_path / "fitted.toml").grid.world == ranks
 
 
+@pytest.mark.usefixtures("no_process", "file")
+def test_replan_on_a_cluster_is_what_plan_finds_for_as_many_devices(tmp_path: Path, here: Here) -> None:
+    """All else is the file's; no grid of seven devices has work for all, six do."""
+    asked = ["job.toml", "--cluster", "perlmutter", "--rate.peak=0.5"]
+    _, out, _ = here("train", *asked, "--dtype=float32", "--replan", "--ranks", "7", "--print-settings")
+    (tmp_path / "replanned.toml").write_text(out)
+    found = load(Job, tmp_path / "replanned.toml")
+    here("plan", *asked, "--devices", "6", "--dtype", "fp32", "-o", "planned.toml")
+    assert found == load(Job, tmp_path / "planned.toml")
+    assert (found.grid.world, found.rate.peak) == (6, 0.5)
+
+
+@pytest.mark.usefixtures("no_process", "file")
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--cluster", "perlmutter"], "--ranks and --cluster are for --replan"),
+        (["--ranks", "2"], "--ranks and --cluster are for --replan"),
+        (
+            ["--replan", "--ranks", "3", "--cluster", "perlmutter"],
+            "dtype = 'float64': plans are for bfloat16 and float32",
+        ),
+        (["--replan", "--ranks", "3", "--cluster", "perlmuter", "--dtype=float32"], "perlmutter"),
+    ],
+)
+def test_replan_says_what_it_cannot_plan(here: Here, options: list[str], told: str) -> None:
+    code, _, errors = here("train", "job.toml", *options)
+    assert code == 2 and told in errors
+
+
 @pytest.mark.usefixtures("no_process")
 @pytest.mark.parametrize(
     ("set_so", "told"),

@@ -35,6 +35,9 @@ class Train:
     ranks: int | None = None
     """How many there are, for --replan; by default those that were started, or else this machine's GPUs. On the CPU, or
     where ranks share a GPU, there are as many as the grid has."""
+    cluster: str | None = None
+    """Of which they are devices, for --replan: the planner then chooses grid, schedule and layout. One that cubeloom knows, or
+    a TOML file that `cubeloom calibrate` wrote. By default only the grid is chosen, by the bytes that it moves."""
     share_gpu: bool = False
     """Let several ranks of this machine share a GPU, side by side where CUDA's MPS is installed."""
     print_settings: bool = False
@@ -45,10 +48,10 @@ class Train:
 
     def __call__(self) -> int:
         job = load(Job, self.file, self.overrides)
-        if self.ranks is not None and not self.replan:
-            raise UserError("--ranks is for --replan: the grid says how many ranks there are")
+        if not self.replan and (self.ranks is not None or self.cluster is not None):
+            raise UserError("--ranks and --cluster are for --replan: the grid says how many ranks there are")
         if self.replan:
-            job = replan(job, self._ranks(job))
+            job = self._replanned(job)
         if self.print_settings:
             print(write(job), end="")
             return 0
@@ -62,6 +65,14 @@ class Train:
         if ended is not None and self.json and (here is None or here.rank == 0):
             print(json.dumps({**asdict(ended), "folder": str(job.folder), "grid": job.grid.sizes}))
         return INTERRUPTED if ended is not None and ended.why == "asked to stop" else 0
+
+    def _replanned(self, job: Job) -> Job:
+        ranks = self._ranks(job)
+        if self.cluster is None or ranks == job.grid.world:
+            return replan(job, ranks)
+        from cubeloom.rehearse.plans import planned  # who does not ask for it does not wait for its import
+
+        return planned(job, self.cluster, ranks)
 
     def _ranks(self, job: Job) -> int:
         if self.ranks is not None:

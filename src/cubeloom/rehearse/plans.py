@@ -10,8 +10,11 @@ from fractions import Fraction
 from typing import Any
 
 from cubeloom.comm.ledger import plain
+from cubeloom.errors import UserError
 from cubeloom.job import Job
-from cubeloom.plan.search import Answer, Plan, configuration
+from cubeloom.plan.model.derive import derive
+from cubeloom.plan.search import Answer, Plan, configuration, search
+from cubeloom.plan.search.configuration import DTYPES
 from cubeloom.rehearse.rehearsal import Rehearsal, rehearse
 from cubeloom.settings.convert import convert
 from cubeloom.verify import Experiment
@@ -118,6 +121,27 @@ def rehearsed(answer: Answer, count: int, base: Job | None = None, tell: Tell | 
         refused={**answer.refused, **refused},
     )
     return Rehearsed(left, tuple(passed), tuple(failed))
+
+
+def planned(job: Job, cluster: str, devices: int) -> Job:
+    """The job as the planner would run it on at most so many devices of a cluster: on as many as can be used."""
+    dtypes = {long: short for short, long in DTYPES.items()}
+    if job.dtype not in dtypes:
+        raise UserError(f"dtype = {job.dtype!r}: plans are for {' and '.join(dtypes)}")
+    model = derive(job.model.preset, job.model.config())
+    for count in range(devices, 0, -1):
+        answer = search(
+            model,
+            cluster,
+            count,
+            job.batch.samples,
+            job.batch.sequence,
+            dtypes[job.dtype],
+            record=job.layout.record,
+        )
+        if answer.plans:
+            return job_of(answer, answer.plans[0], job)
+    raise UserError(f"the job fits on no {devices} devices of {cluster} or fewer: {dict(answer.refused)}")
 
 
 def job_of(answer: Answer, plan: Plan, base: Job | None = None) -> Job:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from cubeloom.errors import UserError
 from cubeloom.plan.closed.settings import RECOMPUTE, WEIGHTS
+from cubeloom.plan.hardware import Dtype
 from cubeloom.plan.search.answer import Answer
 from cubeloom.plan.search.found import Plan
 
-_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+DTYPES: dict[Dtype, str] = {"bf16": "bfloat16", "fp32": "float32"}
+"""What a job calls the numbers that plans are for."""
 
 
 def configuration(answer: Answer, plan: Plan) -> str:
     """TOML. What it does not say keeps its default."""
-    if answer.dtype not in _DTYPES:
-        raise UserError(f"a job trains in {' or '.join(_DTYPES)}, and the plan is for {answer.dtype}")
+    if answer.dtype not in DTYPES:
+        raise UserError(f"a job trains in {' or '.join(DTYPES)}, and the plan is for {answer.dtype}")
     grid, shape = plan.grid, plan.shape
     schedule = {"name": shape.name, "microbatches": plan.microbatches}
     if shape.name.startswith("chimera"):
@@ -34,7 +36,7 @@ def configuration(answer: Answer, plan: Plan) -> str:
     }
     if answer.task.record and plan.recordable:
         sections["layout"]["record"] = True
-    lines = [f'dtype = "{_DTYPES[answer.dtype]}"']
+    lines = [f'dtype = "{DTYPES[answer.dtype]}"']
     for name, values in sections.items():
         lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in values.items())]
     return "\n".join(lines) + "\n"
