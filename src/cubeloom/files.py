@@ -1,8 +1,9 @@
-"""Text files that are never seen half-written."""
+"""Files and folders that are never seen half-written."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from cubeloom.errors import UserError
@@ -29,6 +30,22 @@ def write_asked(file: Path, text: str) -> None:
         replace_text(file, text)
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror or error}") from None
+
+
+def replace_folder(made: Path, target: Path) -> None:
+    """Give a folder that lies beside it the target's name. What was there goes once its successor has come, and comes back
+    if that fails."""
+    replaced = target.with_name(f".{target.name}.replaced")
+    if target.exists():
+        shutil.rmtree(replaced, ignore_errors=True)  # of one that was killed
+        target.rename(replaced)
+    try:
+        made.rename(target)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(target)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def sync_names(folder: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cubeloom.convert.hugging_face_folder import CONFIG, INDEX
 from cubeloom.errors import UserError
+from cubeloom.files import replace_folder
 
 IMPORTED = "step-00000000"
 """The checkpoint that an import writes; others are of a training."""
@@ -44,23 +45,8 @@ def written_whole(target: Path) -> Iterator[Path]:
             shutil.rmtree(writing, ignore_errors=True)  # of one that was killed
             writing.mkdir(parents=True)
             yield writing
-            _put(writing, target)
+            replace_folder(writing, target)
         finally:
             shutil.rmtree(writing, ignore_errors=True)
     except OSError as error:
         raise UserError(f"{target} cannot be written: {error.strerror or error}") from None
-
-
-def _put(writing: Path, target: Path) -> None:
-    """What was there goes once its successor has come, and comes back if that fails."""
-    replaced = target.with_name(f".{target.name}.replaced")
-    if target.exists():
-        shutil.rmtree(replaced, ignore_errors=True)  # of one that was killed
-        target.rename(replaced)
-    try:
-        writing.rename(target)
-    except OSError:
-        if replaced.exists():
-            replaced.rename(target)
-        raise
-    shutil.rmtree(replaced, ignore_errors=True)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cubeloom.errors import UserError
-from cubeloom.files import sync_names
+from cubeloom.files import replace_folder, sync_names
 
 _LOCK = "lock"
 
@@ -49,12 +49,7 @@ def empty(folder: Path) -> None:
 def publish(folder: Path, out: Path) -> None:
     """Put a finished folder in its place at once, instead of one that may be there."""
     (folder / _LOCK).unlink()
-    old = out.with_name(f".{out.name}.old")
-    if out.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        out.rename(old)
-    folder.rename(out)
-    shutil.rmtree(old, ignore_errors=True)
+    replace_folder(folder, out)
     sync_names(out.parent)
 
 
