@@ -33,8 +33,7 @@ class Metrics:
 
     def write(self, record: Record) -> None:
         """Call it for every step. Of those between two `metrics.every`, only a remarkable one or the last is kept."""
-        remarkable = record.skipped is not None or record.validation is not None
-        if record.step % self._every and not remarkable:
+        if record.step % self._every and not record.remarkable:
             self._left_out = record
         else:
             self._keep(record)

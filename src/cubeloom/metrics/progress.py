@@ -56,7 +56,7 @@ class Bar:
 
     def show(self, record: Record) -> None:
         self._bar.update(self._task, completed=record.step + 1, description=described(record, short=True))
-        if remarkable(record):
+        if record.remarkable:
             self.say(f"step {record.step}  {described(record)}")
 
     def say(self, text: str) -> None:
@@ -77,7 +77,7 @@ class Lines:
     def show(self, record: Record) -> None:
         now = time.monotonic()
         due = self._said is None or now - self._said >= SECONDS_A_LINE
-        if due or remarkable(record) or record.step == self._steps - 1:
+        if due or record.remarkable or record.step == self._steps - 1:
             self._write(record, now)
         else:
             self._unsaid = record
@@ -99,10 +99,6 @@ class Lines:
             left = (now - self._begun) / (done - self._first) * ahead
             text += f"  {timedelta(seconds=round(left))} left"
         self.say(text)
-
-
-def remarkable(record: Record) -> bool:
-    return record.skipped is not None or record.validation is not None
 
 
 def described(record: Record, short: bool = False) -> str:

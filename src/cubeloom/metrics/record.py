@@ -32,6 +32,11 @@ class Record:
     validation: float | None = None
     """The loss on validation data, where it was evaluated after this step."""
 
+    @property
+    def remarkable(self) -> bool:
+        """Kept and shown, however many steps are not."""
+        return self.skipped is not None or self.validation is not None
+
     def as_json(self) -> dict[str, Any]:
         """Every field, always. JSON has no NaN and no infinity: such a number is null."""
         return {field.name: finite(getattr(self, field.name)) for field in fields(self)}
