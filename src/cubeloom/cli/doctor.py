@@ -15,8 +15,8 @@ from rich.table import Table
 
 from cubeloom.doctor import Facts, Finding, examine, gather
 from cubeloom.doctor.environment_checks import relevant
-from cubeloom.doctor.words import duration, rate, size
 from cubeloom.errors import UserError
+from cubeloom.units import bytes_, rate, seconds
 
 _COLOURS = {"wrong": "bold red", "doubtful": "yellow", "fine": "green"}
 _MOST = 64
@@ -55,18 +55,18 @@ def facts_table(facts: Facts) -> Table:
     rows = {
         "system": machine.system,
         "cores": str(machine.cores),
-        "memory": f"{size(machine.memory_free)} free of {size(machine.memory)}",
+        "memory": f"{bytes_(machine.memory_free)} free of {bytes_(machine.memory)}",
         "devices": ", ".join(
-            f"{each.name} with {size(each.memory_free)} free of {size(each.memory)}"
+            f"{each.name} with {bytes_(each.memory_free)} free of {bytes_(each.memory)}"
             for each in facts.devices.accelerators
         )
         or "no GPU",
         "driver, CUDA of torch": f"{facts.devices.driver or '-'}, {facts.devices.runtime or '-'}",
         "versions": ", ".join(f"{name} {version or '-'}" for name, version in facts.versions.items()),
-        "disk": f"{size(machine.disk.free)} free at {machine.disk.path}",
-        "shared memory": "-" if machine.shared_memory is None else f"{size(machine.shared_memory.free)} free",
+        "disk": f"{bytes_(machine.disk.free)} free at {machine.disk.path}",
+        "shared memory": "-" if machine.shared_memory is None else f"{bytes_(machine.shared_memory.free)} free",
         "open files": f"at most {machine.open_files}",
-        "clock": f"ticks every {duration(facts.clocks.resolution)}",
+        "clock": f"ticks every {seconds(facts.clocks.resolution)}",
         "interfaces": ", ".join(machine.interfaces),
         "environment": "\n".join(f"{name}={value}" for name, value in relevant(facts.variables).items()) or "-",
     }
@@ -87,8 +87,8 @@ def links_table(facts: Facts) -> Table:
         title="Ranks of this machine",
     )
     for link in facts.links:
-        measured = (duration(link.latency), rate(link.bandwidth), rate(link.all_reduce))
-        apart = f"{duration(abs(link.skew))} ± {duration(link.skew_error)}"
+        measured = (seconds(link.latency), rate(link.bandwidth), rate(link.all_reduce))
+        apart = f"{seconds(abs(link.skew))} ± {seconds(link.skew_error)}"
         shown = (*measured, apart) if link.failure is None else ("-",) * 4
         table.add_row(link.backend, link.version or "-", str(link.ranks), *shown)
     return table

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from cubeloom.doctor.environment_checks import environment
 from cubeloom.doctor.facts import Facts, Links
 from cubeloom.doctor.findings import Finding, doubtful, fine, wrong
-from cubeloom.doctor.words import duration, rate, size
+from cubeloom.units import bytes_, rate, seconds
 
 TESTED = ((2, 11), (2, 13))
 """The oldest torch that we support and the newest that the tests are run with, as pyproject.toml and constraints.txt say."""
@@ -101,7 +101,7 @@ def cores(facts: Facts) -> Iterator[Finding]:
 
 def memory(facts: Facts) -> Iterator[Finding]:
     free, each = facts.machine.memory_free, facts.machine.memory_free / facts.ranks
-    said = f"{size(free)} free of {size(facts.machine.memory)}, {size(each)} a rank"
+    said = f"{bytes_(free)} free of {bytes_(facts.machine.memory)}, {bytes_(each)} a rank"
     if each < 256 * MIB:
         yield wrong("memory", said, "a rank needs that for torch alone: free some, or start fewer ranks")
     elif each < GIB:
@@ -112,7 +112,7 @@ def memory(facts: Facts) -> Iterator[Finding]:
 
 def disk(facts: Facts) -> Iterator[Finding]:
     room = facts.machine.disk
-    said = f"{size(room.free)} free of {size(room.total)} at {room.path}"
+    said = f"{bytes_(room.free)} free of {bytes_(room.total)} at {room.path}"
     if room.free < GIB:
         yield wrong("disk", said, "no room for a checkpoint: free some, or set `folder` elsewhere")
     elif room.free < 10 * GIB:
@@ -126,7 +126,7 @@ def shared_memory(facts: Facts) -> Iterator[Finding]:
     if room is None:
         yield doubtful("shared memory", "there is no /dev/shm", "mount one: GPUs of one machine talk through it")
         return
-    said = f"{size(room.free)} free of {size(room.total)} at {room.path}"
+    said = f"{bytes_(room.free)} free of {bytes_(room.total)} at {room.path}"
     more = "more with `docker run --shm-size=8g`, or an emptyDir with `medium: Memory` at /dev/shm in a pod"
     # NCCL takes about 10 MB a rank; 64 MiB is what Docker gives, and is soon used up.
     if room.free < 10 * MIB * facts.ranks:
@@ -159,7 +159,7 @@ def clocks(facts: Facts) -> Iterator[Finding]:
     if facts.clocks.resolution > 1e-3:
         yield doubtful(
             "clocks",
-            f"the monotonic clock ticks every {duration(facts.clocks.resolution)}",
+            f"the monotonic clock ticks every {seconds(facts.clocks.resolution)}",
             "measured times of short steps will be coarse",
         )
 
@@ -182,7 +182,7 @@ def _link(link: Links) -> Iterator[Finding]:
     if link.latency > 5e-3:
         slow = True
         yield doubtful(
-            subject, f"a message takes {duration(link.latency)}", "the machine is busy, or has fewer cores than ranks"
+            subject, f"a message takes {seconds(link.latency)}", "the machine is busy, or has fewer cores than ranks"
         )
     if link.bandwidth < 50e6:
         slow = True
@@ -193,13 +193,13 @@ def _link(link: Links) -> Iterator[Finding]:
         say = wrong if off > 10 else doubtful
         yield say(
             subject,
-            f"clocks of ranks are {duration(abs(link.skew))} apart",
+            f"clocks of ranks are {seconds(abs(link.skew))} apart",
             "let every machine follow the same NTP server: timelines of ranks cannot be compared",
         )
     if not slow:
         yield fine(
             subject,
-            f"{link.ranks} ranks: {duration(link.latency)} a message, {rate(link.bandwidth)} between two, "
+            f"{link.ranks} ranks: {seconds(link.latency)} a message, {rate(link.bandwidth)} between two, "
             f"{rate(link.all_reduce)} in an all-reduce",
         )
 

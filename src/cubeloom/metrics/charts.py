@@ -9,7 +9,7 @@ from cubeloom.metrics.chart import Chart, Series
 from cubeloom.metrics.log import Log
 from cubeloom.metrics.record import Record
 from cubeloom.metrics.thin import Point, averaged, thinned
-from cubeloom.metrics.units import bytes_, count, seconds
+from cubeloom.units import bytes_, count, seconds
 
 _BLUE, _ORANGE, _GREEN, _GREY = "#1f6fc4", "#d9660f", "#1a7f37", "#5c6b7a"
 _PARTS = (("computing", "#79aee3"), ("exposed communication", "#e59a5c"), ("bubble", "#eec4bd"))

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from cubeloom.metrics.record import Record
-from cubeloom.metrics.units import bytes_, count
+from cubeloom.units import bytes_, count
 
 SECONDS_A_LINE = 2.0
 

@@ -17,7 +17,7 @@ from cubeloom.files import write_asked
 from cubeloom.metrics.chart import LEFT, WIDTH, Chart
 from cubeloom.metrics.charts import charts
 from cubeloom.metrics.run import Run, read_run
-from cubeloom.metrics.units import bytes_, count
+from cubeloom.units import bytes_, count
 
 NAME = "report.html"
 _MOST_EVENTS = 200
