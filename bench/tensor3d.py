@@ -26,6 +26,7 @@ from cubeloom.cube.forms import Form, LinearForm, Spread
 from cubeloom.cube.image_forms import StayForm
 from cubeloom.cube.resolve import forms
 from cubeloom.cube.volume import pass_volume
+from cubeloom.divisors import divisors
 from cubeloom.grid import Grid
 from cubeloom.models import build, config, cut_of
 
@@ -80,7 +81,7 @@ def moved(layers: tuple[Form, ...], sequence: int, grid: Grid) -> Moved:
 
 
 def planes(ranks: int) -> Iterator[Grid]:
-    return (Grid(x=x, y=ranks // x) for x in range(1, ranks + 1) if ranks % x == 0)
+    return (Grid(x=x, y=ranks // x) for x in divisors(ranks))
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from cubeloom.divisors import divisors
 from cubeloom.pipeline import Costs, Schedule, generate
 from cubeloom.pipeline.schedules import FAMILIES
-from cubeloom.pipeline.schedules._common import divisors
 from cubeloom.pipeline.schedules.chimera import Mode
 
 BIDIRECTIONAL = ("gems", "dualpipe", "chimera", "chimera-zb")

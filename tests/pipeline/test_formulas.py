@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cubeloom.divisors import divisors
 from cubeloom.pipeline import Costs, Schedule, Timeline, generate, simulate
-from cubeloom.pipeline.schedules._common import divisors
 
 EVEN = range(2, 33, 2)
 PAIRS = [(stages, pairs) for stages in EVEN for pairs in divisors(stages // 2)]

@@ -15,6 +15,7 @@ import torch
 
 from cubeloom.cube import Batch, Cut, Rest, step_volume
 from cubeloom.cube.resolve import forms, problems
+from cubeloom.divisors import divisors
 from cubeloom.errors import UserError
 from cubeloom.grid import Grid, grids
 from cubeloom.models import build, cut_of
@@ -229,7 +230,7 @@ def test_tensor3d_block_is_its_equation() -> None:
 def test_best_plane_of_a_gpt_is_tensor3ds(ranks: int, plane: tuple[int, int]) -> None:
     """The rule's optimum, and the best of all planes by the closed form: as `bench/tensor3d.py` prints."""
     model = load("gpt-80b")
-    planes = [(x, ranks // x) for x in range(1, ranks + 1) if ranks % x == 0]
+    planes = [(x, ranks // x) for x in divisors(ranks)]
     s = Settings(
         data=1.0, z=1.0, x=np.array([float(x) for x, _ in planes]), y=np.array([float(y) for _, y in planes]),
         samples=256.0, sequence=2048, sharded=False,

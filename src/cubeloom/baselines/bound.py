@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 from math import cbrt, sqrt
 
+from cubeloom.divisors import divisors
+
 
 def regime(m: int, k: int, n: int, ranks: int) -> int:
     """How many of the three dimensions the best grid cuts: 1, 2 or 3."""
@@ -41,8 +43,8 @@ def moved_words(m: int, k: int, n: int, grid: tuple[int, int, int]) -> Fraction:
 
 def matmul_grids(ranks: int) -> Iterator[tuple[int, int, int]]:
     """Every (gm, gk, gn) of so many ranks."""
-    for gm in (size for size in range(1, ranks + 1) if ranks % size == 0):
-        for gk in (size for size in range(1, ranks // gm + 1) if ranks // gm % size == 0):
+    for gm in divisors(ranks):
+        for gk in divisors(ranks // gm):
             yield gm, gk, ranks // gm // gk
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom.comm import Axis, Network, Pending
+from cubeloom.divisors import divisors
 from cubeloom.errors import UserError
 from cubeloom.grid import Grid
 
@@ -71,8 +72,7 @@ class Plane:
         q = self.row.size
         for size in whole.shape:
             if size % q:
-                legal = [parts for parts in range(1, size + 1) if size % parts == 0]
-                nearest = min(legal, key=lambda parts: abs(parts - q))
+                nearest = min(divisors(size), key=lambda parts: abs(parts - q))
                 raise UserError(
                     f"{name} {list(whole.shape)} cannot be cut over a plane of {q}×{q}: {q} does not divide {size}; "
                     f"the nearest that does is {nearest}"

@@ -12,6 +12,7 @@ from typing import Annotated
 import tyro
 
 from cubeloom.comm import devices
+from cubeloom.divisors import divisors
 from cubeloom.errors import UserError
 from cubeloom.files import write_asked
 from cubeloom.job import Job, check
@@ -139,7 +140,7 @@ def spread(job: Job, nodes: int | None, each: int | None) -> tuple[int, int]:
     most = min(each, world)
     found = -(-world // most) if nodes is None else nodes
     if world % found or world // found > each:
-        fitting = [str(size) for size in range(1, most + 1) if world % size == 0]
+        fitting = [str(size) for size in divisors(world) if size <= most]
         raise UserError(
             f"the {world} ranks of grid {job.grid} cannot lie evenly on {found} nodes with at most {each} on each; "
             f"{world} ranks go by {', '.join(fitting)} on a node"

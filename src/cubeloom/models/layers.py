@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cubeloom.divisors import divisors
 from cubeloom.errors import UserError
 from cubeloom.initial import Constant, Initial, Normal
 from cubeloom.models.pieces import Piece
@@ -181,8 +182,7 @@ def initial_by_fan(name: str, fans: Mapping[str, int], *, gain: float) -> Initia
 
 def check_divides(whole: str, size: int, parts: str, count: int) -> None:
     if size % count:
-        legal = [n for n in range(1, size + 1) if size % n == 0]
-        nearest = sorted(sorted(legal, key=lambda n: abs(n - count))[:2])
+        nearest = sorted(sorted(divisors(size), key=lambda n: abs(n - count))[:2])
         raise UserError(
             f"{count} {parts} do not divide the {whole} {size}; the nearest that do: {' or '.join(map(str, nearest))}"
         )

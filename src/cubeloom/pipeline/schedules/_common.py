@@ -31,10 +31,6 @@ def even_stages(name: str, stages: int) -> None:
     refuse(name, "stages", "an even number of stages", stages, lambda d: d >= 2 and d % 2 == 0)
 
 
-def divisors(number: int) -> list[int]:
-    return [f for f in range(1, number + 1) if number % f == 0]
-
-
 def by_slot(workers: int, timed: Iterable[tuple[int, int, Action]]) -> tuple[Row, ...]:
     """Rows from (slot, worker, action). Dependencies lie in earlier slots, so any order within a slot is sound."""
     rows: list[list[tuple[int, int, Action]]] = [[] for _ in range(workers)]

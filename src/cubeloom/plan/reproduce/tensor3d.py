@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
+from cubeloom.divisors import divisors
 from cubeloom.plan.closed.settings import FREED, Settings
 from cubeloom.plan.closed.volume import step_bytes
 from cubeloom.plan.hardware import Cluster
@@ -57,7 +58,7 @@ def reproduce() -> Report:
 def unet(cluster: Cluster) -> tuple[Step, Step]:
     """Tensor3D, and Megatron-LM, which is the plane of x = 1; in parts of a batch as large as fit the former's memory."""
     model = as_tensor3d(load(UNET))
-    planes = [(x, UNET_PLANE // x) for x in range(1, UNET_PLANE + 1) if UNET_PLANE % x == 0]
+    planes = [(x, UNET_PLANE // x) for x in divisors(UNET_PLANE)]
     x, y = min(planes, key=lambda plane: _plane_bytes(model, *plane))
     plane = Decomposition(data=UNET_COPIES, y=y, x=x, ways=2)
     size = largest(model, plane, UNET_BATCH // UNET_COPIES, cluster)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cubeloom.divisors import divisors
 from cubeloom.grid import Grid
 from cubeloom.plan.closed.carried import Carried, Load, Pieces, carry, loads, weighted
 from cubeloom.plan.closed.legal import refusals
@@ -21,7 +22,7 @@ from cubeloom.plan.closed.volume import handed_numbers
 from cubeloom.plan.hardware import Cluster, Dtype
 from cubeloom.plan.model import Model, with_stages
 from cubeloom.plan.search.best import Best, Candidate, Tally
-from cubeloom.plan.search.space import Array, Space, Task, at, divisors, flat, space
+from cubeloom.plan.search.space import Array, Space, Task, at, flat, space
 
 NEEDLESS = "recomputation where it fits without: never faster"
 

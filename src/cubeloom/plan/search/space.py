@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cubeloom.divisors import divisors
 from cubeloom.plan.closed.settings import FREED, KEPT, REPLICATED, Settings
 from cubeloom.plan.hardware import Cluster
 
@@ -48,11 +49,6 @@ class Space:
     sizes: Array
     settings: Settings
     distinct: Array  # [mesh]: not the same as another choice
-
-
-def divisors(number: int) -> list[int]:
-    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
-    return sorted({*small, *(number // each for each in small)})
 
 
 def space(task: Task, per_node: int, only: tuple[int, int, int] | None = None) -> Space:
