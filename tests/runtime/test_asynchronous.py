@@ -83,7 +83,7 @@ def _most_versions(name: str, stages: int, microbatches: int) -> list[int]:
                 kept.backward_done(action.microbatch)
             else:
                 kept.update(lambda: None)
-            seen = max(seen, kept.held)
+            seen = max(seen, 1 + len(kept._old))
         most.append(seen)
     return most
 

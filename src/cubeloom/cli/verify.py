@@ -84,7 +84,7 @@ class Verify:
     zero: bool = False
     """Shard the optimizer's state over the data axis and a pipeline's replicas (ZeRO-1)."""
     load: Path | None = None
-    """Start from these weights (a safetensors file that cubeloom wrote) instead of initial values."""
+    """Start from these weights (a safetensors file of `cubeloom.models.weights.save_weights`) instead of initial values."""
     patience: float = 120
     """Seconds that a rank waits for another before it ends the job."""
     seed: int = 0

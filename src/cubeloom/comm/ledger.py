@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -38,16 +37,9 @@ class Ledger:
 
     def by_axis(self) -> dict[str, Fraction]:
         """Bytes received along each axis."""
-        return self._sum(lambda entry: entry.axis)
-
-    def by_origin(self) -> dict[str, Fraction]:
-        """Bytes received for each layer and pass that asked."""
-        return self._sum(lambda entry: entry.origin)
-
-    def _sum(self, key: Callable[[Entry], str]) -> dict[str, Fraction]:
         total: dict[str, Fraction] = defaultdict(Fraction)
         for entry in self.entries:
-            total[key(entry)] += entry.received
+            total[entry.axis] += entry.received
         return dict(total)
 
 

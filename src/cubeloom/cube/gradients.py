@@ -163,15 +163,6 @@ class Gradients:
                 self._buckets.put(parameter, self._axes[parameter])
         self._buckets.flush()
 
-    def forget(self) -> None:
-        """After a backward that failed on all ranks: drop what it left under way, so that the next one is exact."""
-        for _, pending in self._arriving:
-            pending.wait()
-        self._buckets.forget()
-        for left in (self._arriving, self._sums, self._owed, self._seen, self._summed, self._earlier):
-            left.clear()
-        self._backward = -1
-
     def _arrive(self) -> None:
         parameter, pending = self._arriving.popleft()
         self.add(parameter, pending.wait())
@@ -249,12 +240,6 @@ class _Buckets:
         """Send what is left."""
         for (axis, _, scattered), parameters in self._open.items():
             self._send(axis, parameters, scattered)
-        self._open.clear()
-
-    def forget(self) -> None:
-        for _, pending, _ in self._under_way:
-            pending.wait()
-        self._under_way.clear()
         self._open.clear()
 
     def finish(self) -> list[nn.Parameter]:

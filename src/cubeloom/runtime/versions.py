@@ -53,10 +53,5 @@ class Versions:
         change()
         self._newest += 1
 
-    @property
-    def held(self) -> int:
-        """How many versions there are."""
-        return 1 + len(self._old)
-
     def _put(self, blocks: Sequence[Tensor]) -> list[Tensor]:
         return [exchange(each, block) for each, block in zip(self._parameters, blocks, strict=True)]
