@@ -41,8 +41,12 @@ Here = Callable[..., tuple[int, str, str]]
 
 
 def cubeloom(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return python("-m", "cubeloom", *arguments, folder=folder, **variables)
+
+
+def python(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "cubeloom", *arguments],
+        [sys.executable, *arguments],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
         capture_output=True,
@@ -94,14 +98,7 @@ def test_a_file_trains_and_the_same_command_goes_on(file: Path) -> None:
 
 def test_torchrun_s_ranks_are_joined(file: Path) -> None:
     module = ["--nproc-per-node=2", "--standalone", "-m", "cubeloom", "train", "job.toml", "--folder=run"]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *module],
-        cwd=file.parent,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    done = python("-m", "torch.distributed.run", *module, folder=file.parent)
     assert done.returncode == 0, done.stderr
     assert (file.parent / "run" / "report.html").exists()
 
@@ -242,14 +239,7 @@ def test_a_full_disk_ends_the_job_with_one_message_and_the_last_checkpoint(file:
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
         "from cubeloom.cli import main; main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", limited, "train", "job.toml", "--folder=run", "--restarts=1"],
-        cwd=file.parent,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    done = python("-c", limited, "train", "job.toml", "--folder=run", "--restarts=1", folder=file.parent)
     assert done.returncode == 2, done.stderr
     assert "step-00000003 could not be written" in done.stderr
     assert not list((file.parent / "run" / "checkpoints").glob("step-*"))

@@ -20,18 +20,11 @@ from cubeloom.initial import Initial, Normal
 from cubeloom.launch import RankPool
 from cubeloom.models import MeanSquaredError, UNetConfig, config
 from cubeloom.pipeline import generate
-from cubeloom.verify import Experiment, Report, verify
+from cubeloom.verify import Experiment, verify
 from grids import CUBES, RESTS, rest_is_long
+from parity import holds
 
 pytestmark = pytest.mark.timeout(180)
-
-
-def holds(report: Report) -> None:
-    assert report.loss_diff <= 1e-10
-    assert report.grad_diff <= 1e-10
-    assert report.weight_diff <= 1e-10
-    assert report.bytes_agree, (report.counted, report.predicted)
-    assert report.replicas_agree
 
 
 def experiment(model: str, grid: str, rest: Any = "sharded", ways: int = 1, **changes: Any) -> Experiment:

@@ -29,8 +29,9 @@ from cubeloom.grid import AXES
 from cubeloom.initial import Normal
 from cubeloom.launch import RankPool
 from cubeloom.models import BERTConfig, Config, GPTConfig, config
-from cubeloom.verify import Experiment, Report, verify
+from cubeloom.verify import Experiment, verify
 from grids import CUBES, MODELS, RESTS, SAMPLE, SAMPLE_WITH_DATA, WITH_DATA, rest_is_long
+from parity import holds
 
 GPT_TINY = cast(GPTConfig, config("gpt-tiny"))
 
@@ -41,13 +42,6 @@ def experiment(model: str | Config, grid: str | Grid, rest: Rest | None = None, 
     on = Grid.parse(grid) if isinstance(grid, str) else grid
     chosen = {"batch": Batch(2 * on.data * on.z, 24), "steps": 2, "rest": rest or Rest(), **changes}
     return Experiment(model=config(model) if isinstance(model, str) else model, grid=on, **chosen)
-
-
-def holds(report: Report) -> None:
-    assert report.loss_diff <= 1e-10
-    assert report.grad_diff <= 1e-10
-    assert report.weight_diff <= 1e-10
-    assert report.bytes_agree, (report.counted, report.predicted)
 
 
 def in_turn(grids: list[str]) -> list[tuple[str, str, str]]:
