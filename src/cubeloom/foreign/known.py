@@ -79,7 +79,7 @@ def _is_conv1d(module: nn.Module) -> bool:
     return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
 
 
-class _StoredByInput:
+class _StoredByInput(Matmul):
     """`X[…, K] · W[K, N]`."""
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -90,9 +90,3 @@ class _StoredByInput:
 
     def weight_gradient(self, gradient: Tensor, x: Tensor, shape: torch.Size, into: Tensor | None = None) -> Tensor:
         return add_product(into, x.flatten(0, -2).t(), gradient.flatten(0, -2))
-
-    def bias_gradient(self, gradient: Tensor) -> Tensor:
-        return gradient.flatten(0, -2).sum(0)
-
-    def bias(self, bias: Tensor) -> Tensor:
-        return bias

@@ -7,7 +7,7 @@ from cubeloom.plan.model import layers as plan
 
 def flops(model: plan.Model, sequence: int) -> float:
     """Of one sample: forward, and twice as much for the gradients. Attention is counted in full, causal or not, as is usual."""
-    return 3.0 * sum(_layer(layer, model, sequence) for kind in model.row for layer in model.kinds[kind].layers)
+    return 3.0 * sum(_layer(layer, sequence) for kind in model.row for layer in model.kinds[kind].layers)
 
 
 def parameters(model: plan.Model) -> int:
@@ -27,7 +27,7 @@ def parameters(model: plan.Model) -> int:
     return found
 
 
-def _layer(layer: plan.Any, model: plan.Model, sequence: int) -> float:
+def _layer(layer: plan.Any, sequence: int) -> float:
     match layer:
         case plan.Linear():
             return 2.0 * layer.k * layer.n * layer.taps * (layer.pixels[1] if layer.pixels else sequence)

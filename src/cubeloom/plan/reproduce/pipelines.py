@@ -62,7 +62,6 @@ class Run:
     summed: float  # gradients, where nothing hides it
     update: float
     memory: float
-    timeline: Timeline
 
     @property
     def throughput(self) -> float:
@@ -162,7 +161,6 @@ def _synchronous(setup: Setup, schedule: Schedule, stage_costs: Costs, device: D
         timeline.makespan - last,
         update,
         _memory(timeline),
-        timeline,
     )
 
 
@@ -187,9 +185,7 @@ def _endless(setup: Setup, schedule: Schedule, stage_costs: Costs, device: Devic
         )
     seconds, busy, summed, update = max(paces)
     waited = max(0.0, count * interval - seconds)
-    return Run(
-        setup, bool(stage_costs.recompute), seconds + waited, busy, waited, summed, update, _memory(timeline), timeline
-    )
+    return Run(setup, bool(stage_costs.recompute), seconds + waited, busy, waited, summed, update, _memory(timeline))
 
 
 def _held(timeline: Timeline, worker: int) -> float:
