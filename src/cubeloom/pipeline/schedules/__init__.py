@@ -68,7 +68,7 @@ def names() -> list[str]:
 def family(name: str) -> Family:
     if name not in FAMILIES:
         near = difflib.get_close_matches(name, FAMILIES, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else "."
         raise UserError(f"no schedule is called {name!r}{hint} There are {', '.join(FAMILIES)}")
     return FAMILIES[name]
 
@@ -114,5 +114,5 @@ def _choice(kind: type[Mode] | type[Placement], what: str, text: str) -> Mode | 
         return kind(text)
     except ValueError:
         near = difflib.get_close_matches(text, list(kind), 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]}?" if near else "."
         raise UserError(f"no {what} is called {text!r}{hint} There are {', '.join(kind)}") from None
