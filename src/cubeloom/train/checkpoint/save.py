@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from cubeloom.comm import Aside, Network
 from cubeloom.errors import UserError, first_line
-from cubeloom.files import sync_names
+from cubeloom.files import replace_folder, sync_names
 from cubeloom.train.checkpoint.entries import Optimizer, Parameters, said_of, state_of, weights_of
 from cubeloom.train.checkpoint.manifest import checkpoints, checksum, seal
 from cubeloom.train.checkpoint.shard import Shard
@@ -102,8 +102,7 @@ def _write(
 
     def finish() -> None:
         seal(writing, step, progress, optimizer, {name: each for mine in checksums for name, each in mine.items()})
-        shutil.rmtree(final, ignore_errors=True)
-        writing.rename(final)
+        replace_folder(writing, final)
         sync_names(folder)  # before those go that it replaces
         for old in checkpoints(folder)[:-keep]:
             shutil.rmtree(old)
