@@ -54,3 +54,9 @@ def test_all_grids_of_eight_devices() -> None:
     found = list(grids(8, ("z", "y", "x")))
     assert len(found) == len(set(found)) == 10
     assert all(grid.world == 8 for grid in found)
+
+
+def test_no_grid_has_more_ranks_than_can_be_looked_at() -> None:
+    assert Grid(data=100_000).world == 100_000
+    with pytest.raises(UserError, match="has 1,000,000,000 ranks: at most 262,144"):
+        Grid(x=10**9)

@@ -10,7 +10,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from cubeloom.divisors import divisors
 from cubeloom.errors import UserError
+from cubeloom.limits import RANKS
 
 AXES = ("pipe", "data", "z", "y", "x")
 
@@ -34,6 +36,8 @@ class Grid:
             size = self.size(axis)
             if not isinstance(size, int) or size < 1:
                 raise UserError(f"grid axis {axis} must be a whole number from 1 up, got {size!r}")
+        if self.world > RANKS:
+            raise UserError(f"the grid {self} has {self.world:,} ranks: at most {RANKS:,} can be looked at")
         if sorted(self.placement) != sorted(AXES):
             raise UserError(f"a placement names each of {', '.join(AXES)} once, got {', '.join(self.placement)}")
 
@@ -109,7 +113,7 @@ def grids(world: int, axes: tuple[str, ...]) -> Iterator[Grid]:
         if len(left) == 1:
             yield Grid(**{**sizes, left[0]: rest}, placement=AXES)
             return
-        for size in (size for size in range(1, rest + 1) if rest % size == 0):
+        for size in divisors(rest):
             yield from split(rest // size, left[1:], {**sizes, left[0]: size})
 
     yield from split(world, axes, {})

@@ -166,6 +166,7 @@ def test_replan_says_what_it_cannot_plan(here: Here, options: list[str], told: s
     ("set_so", "told"),
     [
         ("--grid.x=7", "7"),
+        ("--grid.x=1000000000", "has 1,000,000,000 ranks: at most 262,144"),
         ("--model.start=nowhere", "nowhere is not a checkpoint"),
         ("--model.start=job.toml", "job.toml is not a checkpoint of cubeloom: it is a file, not a folder"),
     ],
@@ -174,6 +175,13 @@ def test_one_clear_error(file: Path, here: Here, set_so: str, told: str) -> None
     code, _, errors = here("train", "job.toml", set_so)
     assert code == 2 and told in errors
     assert "Traceback" not in errors and errors.startswith("cubeloom: ")
+    assert sorted(each.name for each in file.parent.iterdir()) == ["job.toml"]
+
+
+@pytest.mark.usefixtures("no_process")
+def test_more_ranks_than_this_machine_can_start(file: Path, here: Here) -> None:
+    code, _, errors = here("train", "job.toml", "--grid.x=1", "--grid.data=5000", "--batch.samples=5000")
+    assert code == 2 and "5,000 ranks are more than this machine can start" in errors
     assert sorted(each.name for each in file.parent.iterdir()) == ["job.toml"]
 
 

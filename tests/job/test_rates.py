@@ -45,8 +45,8 @@ def test_up_then_never_up_again(decay: str, steps: int, warm: float, floor: floa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"peak": 1, "steps": 5, "warmup": 6}, "a warm-up of 6 steps does not fit into 5 steps"),
-        ({"peak": 1, "steps": 5, "floor": 2}, "cannot fall from 1 to 2"),
+        ({"peak": 1, "steps": 5, "warmup": 6}, "rate.warmup = 6: it does not fit into 5 steps"),
+        ({"peak": 1, "steps": 5, "floor": 2}, "cannot fall from rate.peak = 1 to rate.floor = 2"),
         ({"peak": 1, "steps": 5, "cooldown": 0}, "cooldown is a share of the steps"),
     ],
 )

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from cubeloom import UserError
 from cubeloom.launch import RankFailed, RankPool
 
 pytestmark = pytest.mark.timeout(120)
@@ -21,3 +22,8 @@ def test_a_rank_that_died_idle_is_named_once_and_replaced() -> None:
         with pytest.raises(RankFailed, match="rank 1 of 2"):
             pool.run(2, os.getpid)
         assert second not in pool.run(2, os.getpid)
+
+
+def test_more_ranks_than_a_machine_can_start_are_refused() -> None:
+    with pytest.raises(UserError, match="5,000 ranks are more than this machine can start"):
+        RankPool(5000)

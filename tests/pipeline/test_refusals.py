@@ -35,6 +35,8 @@ from cubeloom.pipeline import generate, names
         ("pipedream-2bw", 4, 6, {}, "whole groups of 4 micro-batches, one a stage, got microbatches = 6; try 4 or 8"),
         ("pipedream-2bw", 1, 6, {}, "at least two stages, got stages = 1; try 2"),
         ("chimera-bz", 4, 4, {}, "did you mean chimera-zb"),
+        ("1f1b", 4, 10**9, {}, "1f1b with 4 stages and 1,000,000,000 micro-batches has .* forwards: at most 250,000"),
+        ("hanayo", 4, 8, {"chunks": 10**9}, "4 stages of 1,000,000,000 chunks"),
         ("auto", 4, 4, {"placement": "zigzag"}, "There are linear, looped, v, bidirectional, any"),
         ("auto", 5, 4, {"placement": "bidirectional"}, "got stages = 5; try 4 or 6"),
     ],

@@ -76,13 +76,20 @@ def test_a_model_that_fits_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
     assert not Path("nowhere.toml").exists()
 
 
+def test_no_plan_has_a_schedule_that_is_refused_when_it_is_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(devices=2, global_batch=2**23)() in (0, 1)
+    assert "schedule: more than 250,000 forwards" in capsys.readouterr().out
+
+
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean"):
         command(model="gpt-tinny")()
     with pytest.raises(UserError, match="perlmutter"):
         command(cluster="perlmuter")()
-    with pytest.raises(UserError, match="at least 1"):
+    with pytest.raises(UserError, match="--devices must be at least 1, got 0"):
         command(devices=0)()
+    with pytest.raises(UserError, match="--global-batch must be from 1 to 16,777,216"):
+        command(global_batch=10**20)()
     with pytest.raises(UserError, match="unknown grid axis"):
         command(explain="w=8")()
     with pytest.raises(UserError, match="cannot write"):

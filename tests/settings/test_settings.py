@@ -93,6 +93,9 @@ def test_a_recipe_in_python_may_use_paths_and_sections(put: Any) -> None:
         ('model = "gpt"\n[optimizer]\nbetas = [1, "x"]', "optimizer.betas[1] = 'x' should be a number"),
         ('model = "gpt"\nstages = 3', "stages = 3 should be a list"),
         ('model = "gpt"\noptimizer = 3', "optimizer is a section of settings, and got 3"),
+        ('model = "gpt"\n[optimizer]\nrate = inf', "optimizer.rate = inf is not a finite number"),
+        ('model = "gpt"\n[optimizer]\nbetas = [0.5, nan]', "optimizer.betas[1] = nan is not a finite number"),
+        ('model = "gpt"\nsteps = 9223372036854775808', "steps = 9223372036854775808 does not fit into 64 bits"),
         ("model = ", "is not TOML"),
         ('extends = "nowhere.toml"', "no settings at"),
         ('extends = "run.toml"', "in a circle: run.toml -> run.toml"),
@@ -129,9 +132,9 @@ def test_any_text_can_be_written(tmp_path: Path) -> None:
         Run,
         st.text(st.characters(codec="utf-8"), max_size=8),
         st.integers(-(2**60), 2**60),
-        st.builds(Optimizer, st.floats(allow_nan=False), st.sampled_from(["adamw", "sgd"])),
+        st.builds(Optimizer, st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["adamw", "sgd"])),
         st.none() | st.just(Path("a/b")),
-        st.lists(st.integers(), max_size=3).map(tuple),
+        st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3).map(tuple),
         st.booleans(),
     )
 )

@@ -19,6 +19,7 @@ from cubeloom.job import Job
 from cubeloom.pipeline.costs import Costs, parse_costs, scaled
 from cubeloom.pipeline.files import as_dict
 from cubeloom.pipeline.schedules import FAMILIES, family
+from cubeloom.pipeline.schedules._common import not_too_long
 from cubeloom.pipeline.schedules.auto import Placement, auto
 
 FILES = (".toml", ".py")
@@ -101,6 +102,7 @@ class Schedule:
     def _made(self, name: str) -> tuple[pipeline.Schedule, str]:
         """The schedule, and what is to be said of it."""
         assert self.stages is not None and self.microbatches is not None
+        not_too_long(name, self.stages, self.microbatches)
         timing = parse_costs(self.costs)
         costs = None
         if self.stages > 0:

@@ -23,6 +23,7 @@ from cubeloom.job import Job
 from cubeloom.job.job import DTYPES
 from cubeloom.job.settings import SHARES, check_share
 from cubeloom.launch.share_gpu import sharing
+from cubeloom.limits import LAYERS, SAMPLES, patience, within
 from cubeloom.models import Config, LanguageConfig, config
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
 from cubeloom.runtime.microbatches import portions
@@ -106,8 +107,8 @@ class Verify:
         return 0 if report.ok else 1
 
     def experiment(self) -> Experiment:
-        if self.steps < 1:
-            raise UserError(f"--steps must be at least 1, got {self.steps}")
+        within("--steps", self.steps)
+        patience("--patience", self.patience)
         if not devices.available(self.device):
             raise UserError(f"--device {self.device}: torch sees none here; use --device {devices.CPU}")
         if self.record and self.device == devices.CPU:
@@ -121,8 +122,7 @@ class Verify:
         if not isinstance(model, LanguageConfig):
             share *= lcm(grid.x, grid.y)  # images are cut by samples
         batch = Batch(share * grid.data * grid.z if self.batch is None else self.batch, self._sequence(model))
-        if batch.samples < 1:
-            raise UserError(f"a batch of {batch.samples} samples: at least one is needed")
+        within("--batch", batch.samples, most=SAMPLES)
         return Experiment(
             model=model,
             grid=grid,
@@ -163,8 +163,7 @@ class Verify:
     def _model(self) -> Config:
         model = config(self.model)
         if self.layers is not None:
-            if self.layers < 1:
-                raise UserError(f"--layers must be at least 1, got {self.layers}")
+            within("--layers", self.layers, most=LAYERS)
             if not isinstance(model, LanguageConfig):
                 raise UserError(f"model {self.model} has no number of layers to choose")
             model = replace(model, layers=self.layers)

@@ -30,6 +30,8 @@ from cubeloom.cube.products import Convolution
 from cubeloom.cube.resolve_images import Rows, image_form, rows_of_layers, sizes
 from cubeloom.grid import AXES, Grid, grids
 
+_TRIED = 300  # grids near one that is refused: a large number of ranks has tens of thousands
+
 
 def resolve(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch) -> list[Form]:
     """The form of each layer, in the order of the modules. Raises CutError if one cannot be cut."""
@@ -212,12 +214,12 @@ def nearest(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch, mo
     size = grid.world // grid.pipe
     sizes = range(max(1, size // 2), size * 2 + 1) if size <= 64 else [size]
     found = (replace(each, pipe=grid.pipe) for size in sizes for each in grids(size, ("data", "z", "y", "x")))
-    candidates = sorted(found, key=distance)
+    candidates = sorted(found, key=distance)[:_TRIED]
     return list(islice(filter(works, candidates), most))
 
 
 def _refusal(complaints: list[str], model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch) -> str:
     more = f" (and {len(complaints) - 1} more like it)" if len(complaints) > 1 else ""
     working = nearest(model, cut, grid, rest, batch)
-    advice = f"grids that work: {'; '.join(map(str, working))}" if working else "no grid of about this size works"
+    advice = f"grids that work: {'; '.join(map(str, working))}" if working else "none of the nearest grids works"
     return f"grid {grid}: {complaints[0]}{more}; {advice}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +10,6 @@ import torch
 
 from cubeloom.comm import devices
 from cubeloom.cube import Batch
-from cubeloom.errors import UserError
 from cubeloom.grid import Grid
 from cubeloom.job.rates import Rate
 from cubeloom.job.settings import (
@@ -26,6 +24,7 @@ from cubeloom.job.settings import (
     RateSettings,
     ScheduleSettings,
 )
+from cubeloom.limits import LANES, SAMPLES, patience, within
 from cubeloom.models import Model, build, cut_of
 from cubeloom.runtime.build import Layout, lay_out
 
@@ -67,17 +66,13 @@ class Job:
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
 
     def __post_init__(self) -> None:
-        if self.lanes is not None and self.lanes < 1:
-            raise UserError(f"lanes = {self.lanes}: at least one communicator is needed")
-        if self.steps < 1 or self.restarts < 0 or not 0 < self.patience < inf:
-            raise UserError(
-                f"steps = {self.steps}, restarts = {self.restarts} and patience = {self.patience:g} must be at least 1, 0 "
-                "and above 0, and finite"
-            )
-        if self.batch.samples < 1 or self.batch.sequence < 1:
-            raise UserError(
-                f"a batch of {self.batch.samples} samples of {self.batch.sequence} tokens has nothing in it"
-            )
+        within("steps", self.steps)
+        within("restarts", self.restarts, least=0)
+        patience("patience", self.patience)
+        if self.lanes is not None:
+            within("lanes", self.lanes, most=LANES)
+        within("batch.samples", self.batch.samples, most=SAMPLES)
+        within("batch.sequence", self.batch.sequence)
 
     def skeleton(self) -> Model:
         """The model without values."""

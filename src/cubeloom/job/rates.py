@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cubeloom.errors import UserError
+from cubeloom.limits import within
 
 Decay = Literal["constant", "linear", "cosine", "wsd"]
 
@@ -29,11 +30,12 @@ class Rate:
 
     def __post_init__(self) -> None:
         if not 0 <= self.floor <= self.peak:
-            raise UserError(f"a learning rate cannot fall from {self.peak} to {self.floor}")
-        if self.steps < 1 or not 0 <= self.warmup <= self.steps:
-            raise UserError(f"a warm-up of {self.warmup} steps does not fit into {self.steps} steps")
+            raise UserError(f"a learning rate cannot fall from rate.peak = {self.peak} to rate.floor = {self.floor}")
+        within("steps", self.steps)
+        if not 0 <= self.warmup <= self.steps:
+            raise UserError(f"rate.warmup = {self.warmup}: it does not fit into {self.steps} steps")
         if not 0 < self.cooldown <= 1:
-            raise UserError(f"cooldown is a share of the steps, above 0 and at most 1, got {self.cooldown}")
+            raise UserError(f"rate.cooldown is a share of the steps, above 0 and at most 1, got {self.cooldown}")
 
     def __call__(self, step: int) -> float:
         """The rate of step 0, 1, …; steps beyond the last have the last one's."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +10,7 @@ from cubeloom.cube import Rest
 from cubeloom.cube.cut import Activations, Inputs, Weights
 from cubeloom.errors import UserError
 from cubeloom.job.rates import Decay
+from cubeloom.limits import LAYERS, SIZE, within
 from cubeloom.models import Config, config
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
 from cubeloom.runtime.build import Recompute
@@ -51,8 +51,8 @@ class ModelSettings:
                 raise UserError(f"model.{name}: the model {self.preset} has no such size")
             if name in SHARES:
                 check_share(f"model.{name}", value)
-            elif not isinstance(value, bool) and value < 1:
-                raise UserError(f"model.{name} = {value} is too small")
+            elif not isinstance(value, bool):
+                within(f"model.{name}", value, most=LAYERS if name == "layers" else SIZE)
         return replace(model, **changes)
 
 
@@ -137,13 +137,13 @@ class OptimizerSettings:
     """Update a float32 copy of weights of fewer digits; without, small updates are lost in rounding, and memory is saved."""
 
     def __post_init__(self) -> None:
-        if not all(0 <= beta < 1 for beta in (*self.betas, self.momentum)):
-            raise UserError(f"betas and momentum lie from 0 to below 1, got {self.betas} and {self.momentum}")
-        if not (0 < self.eps < inf and 0 <= self.weight_decay < inf and 0 <= self.clip < inf):
-            raise UserError(
-                f"optimizer.eps is above 0, weight_decay and clip are 0 or more, and all are finite; got {self.eps}, "
-                f"{self.weight_decay} and {self.clip}"
-            )
+        for place, beta in enumerate(self.betas):
+            check_share(f"optimizer.betas[{place}]", beta)
+        check_share("optimizer.momentum", self.momentum)
+        if not self.eps > 0:
+            raise UserError(f"optimizer.eps must be above 0, got {self.eps}")
+        within("optimizer.weight_decay", self.weight_decay, least=0)
+        within("optimizer.clip", self.clip, least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +166,8 @@ class CheckpointSettings:
     """Written while training goes on."""
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.keep < 1:
-            raise UserError(f"a checkpoint every {self.every} steps, {self.keep} kept: both are at least 1")
+        within("checkpoint.every", self.every)
+        within("checkpoint.keep", self.keep)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +179,10 @@ class EvaluationSettings:
     """End early once so many in a row were no better than the best before."""
 
     def __post_init__(self) -> None:
-        if any(count is not None and count < 1 for count in (self.every, self.batches, self.patience)):
-            raise UserError("evaluation.every, batches and patience are at least 1")
+        within("evaluation.batches", self.batches)
+        for name, count in (("every", self.every), ("patience", self.patience)):
+            if count is not None:
+                within(f"evaluation.{name}", count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,8 +195,9 @@ class GuardSettings:
     """So many skipped in a row end the run."""
 
     def __post_init__(self) -> None:
-        if self.most < 1 or (self.spike is not None and not self.spike > 1):
-            raise UserError("guard.spike is above 1, and guard.most at least 1")
+        within("guard.most", self.most)
+        if self.spike is not None and not self.spike > 1:
+            raise UserError(f"guard.spike must be above 1, got {self.spike}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,5 +210,4 @@ class MetricsSettings:
     """A project of Weights & Biases."""
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise UserError(f"metrics.every is at least 1, got {self.every}")
+        within("metrics.every", self.every)

@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
 from cubeloom.comm import CommunicationError, devices, watch, world
-from cubeloom.launch.ready import PRELOAD, make_ready
+from cubeloom.launch.ready import PRELOAD, check_startable, make_ready
 
 _GRACE = 1.0  # seconds that the other ranks have to say what they saw, once one has failed
 
@@ -32,6 +32,7 @@ class RankFailed(RuntimeError):
 
 class RankPool:
     def __init__(self, size: int, device: devices.Kind = devices.CPU) -> None:
+        check_startable(size)
         self.size = size
         self.device = device
         self._ranks: list[tuple[BaseProcess, Connection]] = []

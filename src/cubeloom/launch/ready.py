@@ -8,10 +8,23 @@ import os
 import torch
 
 from cubeloom.comm import devices, world
+from cubeloom.errors import UserError
+from cubeloom.host import cores
 from cubeloom.launch.environment import Membership
+from cubeloom.limits import PROCESSES, PROCESSES_A_CORE
 
 # Forked ranks have these in memory already; torch imports its compiler when the first distributed tensor is made.
 PRELOAD = ["cubeloom.launch.pool", "cubeloom.models", "torch._dynamo"]
+
+
+def check_startable(ranks: int) -> None:
+    """Raises UserError where this machine would not get so many processes to meet."""
+    most = min(PROCESSES, PROCESSES_A_CORE * cores())
+    if ranks > most:
+        raise UserError(
+            f"{ranks:,} ranks are more than this machine can start, which is {most:,}; `cubeloom rehearse` runs the "
+            "distinct ones of any number, one after the other"
+        )
 
 
 def make_ready(local_rank: int, device: devices.Kind, ranks: int) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import types
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -89,8 +90,10 @@ def _tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
 def _plain(kind: Any, value: Any, where: str) -> Any:
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not kind:
+    if type(value) is not kind and not (kind is float and type(value) is int):
         raise UserError(f"{where} = {value!r} should be {_WORDS.get(kind, getattr(kind, '__name__', str(kind)))}")
-    return value
+    if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+        raise UserError(f"{where} = {value} does not fit into 64 bits")
+    if type(value) is float and not isfinite(value):
+        raise UserError(f"{where} = {value} is not a finite number")
+    return kind(value) if kind is float else value

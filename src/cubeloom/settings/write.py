@@ -40,5 +40,5 @@ def _value(value: Any) -> str:
         case _ if _is_section(value):
             return f"{{{', '.join(_section(value, ''))}}}"  # in a list, sections are tables of one line
         case float():
-            return repr(value)  # inf and nan too are TOML's
+            return repr(value)
     return str(value)

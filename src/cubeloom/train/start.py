@@ -10,7 +10,7 @@ from cubeloom.errors import UserError
 from cubeloom.job import Job, check
 from cubeloom.launch import elastic
 from cubeloom.launch.environment import Membership, current, membership
-from cubeloom.launch.ready import join, make_ready
+from cubeloom.launch.ready import check_startable, join, make_ready
 from cubeloom.launch.share_gpu import sharing
 from cubeloom.metrics import check_sinks
 from cubeloom.train.checkpoint import check_fits, newest
@@ -30,6 +30,7 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
     _check_begin(job)
     here = membership(current())
     if here is None:
+        check_startable(job.grid.world)
         have = devices.count(job.device)
         if job.device != devices.CPU and job.grid.world > have and not share_gpu:
             raise UserError(

@@ -14,6 +14,7 @@ from typing import Any
 from cubeloom.errors import UserError
 from cubeloom.pipeline.costs import Costs
 from cubeloom.pipeline.schedule import Schedule
+from cubeloom.pipeline.schedules._common import not_too_long
 from cubeloom.pipeline.schedules.auto import Placement, auto
 from cubeloom.pipeline.schedules.chimera import Mode, chimera
 from cubeloom.pipeline.schedules.chimera_zb import chimera_zb
@@ -106,6 +107,7 @@ def generate(
             raise UserError(f"{name} has no option {option}; it is one of {takers}")
     if costs is not None and "costs" in made_by.options:
         options["costs"] = costs
+    not_too_long(name, stages, microbatches, chunks or 1)
     return made_by.make(stages, microbatches, **options)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from cubeloom.errors import UserError
+from cubeloom.limits import FORWARDS
 from cubeloom.pipeline.action import Action
 from cubeloom.pipeline.schedule import Row
 
@@ -15,6 +16,16 @@ def at_least_one(name: str, stages: int, microbatches: int) -> None:
         raise UserError(f"{name} needs at least one stage, got {stages}; try 1")
     if microbatches < 1:
         raise UserError(f"{name} needs at least one micro-batch, got {microbatches}; try 1")
+
+
+def not_too_long(name: str, stages: int, microbatches: int, chunks: int = 1) -> None:
+    """Asked before anything is made that has an entry for each stage or micro-batch."""
+    if stages * microbatches * chunks > FORWARDS:
+        many = f" of {chunks:,} chunks" if chunks > 1 else ""
+        raise UserError(
+            f"{name} with {stages:,} stages{many} and {microbatches:,} micro-batches has "
+            f"{stages * microbatches * chunks:,} forwards: at most {FORWARDS:,} are looked at"
+        )
 
 
 def refuse(name: str, what: str, rule: str, got: int, legal: Callable[[int], bool]) -> None:

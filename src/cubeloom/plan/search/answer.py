@@ -10,6 +10,7 @@ from typing import Any
 
 from cubeloom.errors import UserError
 from cubeloom.grid import Grid
+from cubeloom.limits import SAMPLES, within
 from cubeloom.plan.closed.settings import RECOMPUTE
 from cubeloom.plan.closed.volume import named, pipeline_bytes
 from cubeloom.plan.hardware import Cluster, Dtype, cluster
@@ -133,8 +134,10 @@ def _best(
 
 
 def _check(model: Model, machine: Cluster, devices: int, samples: int, sequence: int | None, reserve: float) -> None:
-    if devices < 1 or samples < 1 or (sequence is not None and sequence < 1):
-        raise UserError(f"devices {devices}, global batch {samples} and sequence {sequence} are at least 1")
+    within("--devices", devices)
+    within("--global-batch", samples, most=SAMPLES)
+    if sequence is not None:
+        within("--sequence", sequence)
     if devices > machine.devices:
         raise UserError(f"{machine.name} has {machine.devices} devices, and {devices} were asked for")
     if not 0 <= reserve < 1:

@@ -10,6 +10,7 @@ import numpy as np
 
 from cubeloom.divisors import divisors
 from cubeloom.grid import Grid
+from cubeloom.limits import FORWARDS
 from cubeloom.plan.closed.carried import Carried, Load, Pieces, carry, loads, weighted
 from cubeloom.plan.closed.legal import refusals
 from cubeloom.plan.closed.memory import Room, room
@@ -195,6 +196,9 @@ def _with_schedule(model: Model, shape: Shape, batch: _Batch, best: Best, tally:
     if model.has_batch_norm:
         allowed = allowed & (count == 1)
     tally.refused[f"schedule: {shape.rule or shape.name}"] += int((~allowed).sum()) * len(RECOMPUTE)
+    long = allowed & (workers * shape.chunks * count > FORWARDS)
+    tally.refused[f"schedule: more than {FORWARDS:,} forwards"] += int(long.sum()) * len(RECOMPUTE)
+    allowed = allowed & ~long
     if not allowed.any():
         return
     held = loads(model, shape, workers)
