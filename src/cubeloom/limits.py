@@ -29,11 +29,22 @@ SECONDS = 1_000_000
 """That anybody waits, eleven days: the system takes no more than 2^31 milliseconds."""
 
 
+def of_model(field: str) -> int:
+    """The most that a size of a model's configuration can be."""
+    return LAYERS if field == "layers" else SIZE
+
+
 def within(name: str, value: float, least: int = 1, most: float = inf) -> None:
     """Raises UserError that names the setting or option, unless the value lies there; also for what is no number."""
     if not least <= value <= most:
         legal = f"at least {least:,}" if most == inf else f"from {least:,} to {most:,}"
         raise UserError(f"{name} must be {legal}, got {value}")
+
+
+def share(name: str, value: float) -> None:
+    """So much can be left out, and something stays."""
+    if not 0 <= value < 1:
+        raise UserError(f"{name} must be at least 0 and below 1, got {value}")
 
 
 def patience(name: str, value: float) -> None:

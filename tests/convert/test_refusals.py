@@ -77,6 +77,24 @@ class TestImport:
         folders.change_config(source, activation_function="relu")
         assert "gpt2 with activation_function='relu' is not supported; it must be 'gelu_new'" in refusal(source)
 
+    @pytest.mark.parametrize(
+        ("their", "value", "said"),
+        [
+            ("n_embd", "wide", "n_embd = 'wide' should be a whole number"),
+            ("n_layer", 2.5, "n_layer = 2.5 should be a whole number"),
+            ("n_head", 0, "n_head must be from 1 to 16,777,216, got 0"),
+            ("n_embd", 10**15, "n_embd must be from 1 to 16,777,216"),
+            ("n_layer", 10**9, "n_layer must be from 1 to 2,000"),
+            ("resid_pdrop", 5, "resid_pdrop must be at least 0 and below 1"),
+            ("layer_norm_epsilon", float("nan"), "layer_norm_epsilon = nan is not a finite number"),
+            ("tie_word_embeddings", "yes", "tie_word_embeddings = 'yes' should be true or false"),
+            ("model_type", ["gpt2"], "no model here is Hugging Face's ['gpt2']"),
+        ],
+    )
+    def test_a_word_where_a_number_belongs(self, source: Path, their: str, value: object, said: str) -> None:
+        folders.change_config(source, **{their: value})
+        assert refusal(source).startswith(f"{source}: {said}")
+
     def test_a_config_that_is_no_json(self, source: Path) -> None:
         (source / "config.json").write_text("{")
         assert refusal(source).startswith(f"{source / 'config.json'} is damaged: it is not JSON")
@@ -112,6 +130,19 @@ class TestImport:
         file = source / "model.safetensors"
         file.write_bytes(file.read_bytes()[:kept])
         assert refusal(source).startswith(f"{file} is damaged, or not a safetensors file: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rope_parameters": 5}, "rope_parameters=5 is not supported"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": "far"}}, "rope_theta = 'far' should be a number"),
+    ],
+)
+def test_rotary_positions_that_are_no_numbers(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    source = folders.saved(tmp_path / "theirs", folders.prepare(folders.llama()))
+    folders.change_config(source, **options)
+    assert said in refusal(source)
 
 
 def test_parts_of_one_tensor_in_two_dtypes(tmp_path: Path) -> None:

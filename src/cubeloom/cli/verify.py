@@ -21,9 +21,9 @@ from cubeloom.errors import UserError
 from cubeloom.grid import AXES, Grid
 from cubeloom.job import Job
 from cubeloom.job.job import DTYPES
-from cubeloom.job.settings import SHARES, check_share
+from cubeloom.job.settings import SHARES
 from cubeloom.launch.share_gpu import sharing
-from cubeloom.limits import LAYERS, SAMPLES, patience, within
+from cubeloom.limits import LAYERS, SAMPLES, patience, share, within
 from cubeloom.models import Config, LanguageConfig, config
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
 from cubeloom.runtime.microbatches import portions
@@ -118,10 +118,10 @@ class Verify:
         grid = Grid.parse(self.grid, tuple(axis.strip() for axis in self.placement.split(",")))
         model, schedule = self._model(), self._schedule(grid)
         ways = max(1, self.ways)
-        share = lcm(2, ways) if schedule is None else ways * len(portions(schedule))
+        each = lcm(2, ways) if schedule is None else ways * len(portions(schedule))
         if not isinstance(model, LanguageConfig):
-            share *= lcm(grid.x, grid.y)  # images are cut by samples
-        batch = Batch(share * grid.data * grid.z if self.batch is None else self.batch, self._sequence(model))
+            each *= lcm(grid.x, grid.y)  # images are cut by samples
+        batch = Batch(each * grid.data * grid.z if self.batch is None else self.batch, self._sequence(model))
         within("--batch", batch.samples, most=SAMPLES)
         return Experiment(
             model=model,
@@ -173,7 +173,7 @@ class Verify:
                 continue
             if not hasattr(model, name):
                 raise UserError(f"model {self.model} has no {name.replace('_', ' ')}")
-            check_share(f"--{name.replace('_', '-')}", value)
+            share(f"--{name.replace('_', '-')}", value)
             model = replace(model, **{name: value})
         return model
 

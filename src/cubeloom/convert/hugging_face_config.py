@@ -18,7 +18,7 @@ NEXT_SENTENCE = "cls.seq_relationship.weight"
 def read_config(theirs: Mapping[str, Any], names: Collection[str]) -> LanguageConfig:
     """Our configuration of a folder with tensors of these names."""
     kind = theirs.get("model_type")
-    if kind not in READINGS:
+    if not isinstance(kind, str) or kind not in READINGS:
         nearest = difflib.get_close_matches(str(kind), READINGS, n=1, cutoff=0.0)[0]
         raise UserError(
             f"no model here is Hugging Face's {kind!r}; those that are: {', '.join(READINGS)}, of which {nearest} is nearest"

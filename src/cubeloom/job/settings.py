@@ -10,18 +10,12 @@ from cubeloom.cube import Rest
 from cubeloom.cube.cut import Activations, Inputs, Weights
 from cubeloom.errors import UserError
 from cubeloom.job.rates import Decay
-from cubeloom.limits import LAYERS, SIZE, within
+from cubeloom.limits import of_model, share, within
 from cubeloom.models import Config, config
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
 from cubeloom.runtime.build import Recompute
 
 SHARES = ("dropout", "label_smoothing")  # of a model's numbers, those that are no sizes
-
-
-def check_share(name: str, value: float) -> None:
-    """Raises UserError unless so much can be left out, and something stays; also for what is no number."""
-    if not 0 <= value < 1:
-        raise UserError(f"{name} must be at least 0 and below 1, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +44,9 @@ class ModelSettings:
             if not hasattr(model, name):
                 raise UserError(f"model.{name}: the model {self.preset} has no such size")
             if name in SHARES:
-                check_share(f"model.{name}", value)
+                share(f"model.{name}", value)
             elif not isinstance(value, bool):
-                within(f"model.{name}", value, most=LAYERS if name == "layers" else SIZE)
+                within(f"model.{name}", value, most=of_model(name))
         return replace(model, **changes)
 
 
@@ -138,8 +132,8 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         for place, beta in enumerate(self.betas):
-            check_share(f"optimizer.betas[{place}]", beta)
-        check_share("optimizer.momentum", self.momentum)
+            share(f"optimizer.betas[{place}]", beta)
+        share("optimizer.momentum", self.momentum)
         if not self.eps > 0:
             raise UserError(f"optimizer.eps must be above 0, got {self.eps}")
         within("optimizer.weight_decay", self.weight_decay, least=0)

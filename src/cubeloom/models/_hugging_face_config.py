@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 from cubeloom.errors import UserError
+from cubeloom.limits import of_model, share, within
 from cubeloom.models.bert import BERTConfig
 from cubeloom.models.gpt import GPTConfig
 from cubeloom.models.llama import LlamaConfig
 from cubeloom.models.presets import LanguageConfig
+from cubeloom.settings.convert import typed
 
 
 @dataclass(frozen=True)
@@ -96,15 +98,27 @@ def config_from_hugging_face(theirs: Mapping[str, Any]) -> LanguageConfig:
     `next_sentence` depends on the model's class and is left False: `dataclasses.replace` it for BertForPreTraining.
     """
     kind = theirs.get("model_type")
-    if kind not in READINGS:
+    if not isinstance(kind, str) or kind not in READINGS:
         raise UserError(f"no model here is Hugging Face's {kind!r}; those that are: {', '.join(READINGS)}")
     reading = READINGS[kind]
     refuse_missing(kind, theirs, reading.fields.values())
-    ours = {our: theirs[their] for our, their in reading.fields.items()}
+    ours = _numbers(reading, theirs)
     refuse_options(kind, theirs, reading.legal | _derived(kind, ours))
     if kind == "llama":
         ours["rotary_base"] = _rotary_base(theirs)
     return reading.make(**ours)
+
+
+def _numbers(reading: Reading, theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """What our configuration takes from theirs; a word where a number belongs is refused by the name that they have for it."""
+    hints = get_type_hints(reading.make)
+    ours = {our: typed(hints[our], theirs[their], their) for our, their in reading.fields.items()}
+    for our, their in reading.fields.items():
+        if hints[our] is int:
+            within(their, ours[our], most=of_model(our))
+        elif our == "dropout":
+            share(their, ours[our])
+    return ours
 
 
 def refuse_missing(kind: str, theirs: Mapping[str, Any], names: Iterable[str]) -> None:
@@ -135,11 +149,12 @@ def _derived(kind: str, ours: Mapping[str, Any]) -> dict[str, tuple[object, ...]
 
 def _rotary_base(theirs: Mapping[str, Any]) -> float:
     """From `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of the versions before."""
-    rotary = theirs.get("rope_parameters") or {
-        **(theirs.get("rope_scaling") or {}),
-        "rope_theta": theirs.get("rope_theta"),
-    }
+    parts = {name: theirs.get(name) or {} for name in ("rope_parameters", "rope_scaling")}
+    for name, part in parts.items():
+        if not isinstance(part, Mapping):
+            raise UserError(f"llama with {name}={part!r} is not supported; it must be a section, with rope_type")
+    rotary = parts["rope_parameters"] or {**parts["rope_scaling"], "rope_theta": theirs.get("rope_theta")}
     kind = rotary.get("rope_type", rotary.get("type", "default"))
     if kind != "default" or rotary.get("partial_rotary_factor", 1.0) != 1.0:
         raise UserError(f"llama with rotary positions {dict(rotary)} is not supported; rope_type must be 'default'")
-    return float(rotary.get("rope_theta") or LlamaConfig.rotary_base)
+    return float(typed(float, rotary.get("rope_theta") or LlamaConfig.rotary_base, "rope_theta"))

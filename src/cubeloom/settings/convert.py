@@ -30,7 +30,7 @@ def convert(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
     if missing:
         raise UserError(f"{where}{missing[0]} is not set, and has no default")
     hints = get_type_hints(kind)
-    return kind(**{name: _value(hints[name], value, f"{where}{name}") for name, value in values.items()})
+    return kind(**{name: typed(hints[name], value, f"{where}{name}") for name, value in values.items()})
 
 
 def _unknown(path: str, key: str, known: list[str]) -> str:
@@ -39,7 +39,8 @@ def _unknown(path: str, key: str, known: list[str]) -> str:
     return f"unknown setting {path}{hint} There are {', '.join(known)}"
 
 
-def _value(kind: Any, value: Any, where: str) -> Any:
+def typed(kind: Any, value: Any, where: str) -> Any:
+    """The value as an annotation has it; `where` is its name in a refusal."""
     origin = get_origin(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         if not isinstance(value, Mapping):
@@ -69,10 +70,10 @@ def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
     wanted = [kind for kind in kinds if kind is not type(None)]
     for kind in wanted[:-1]:
         try:
-            return _value(kind, value, where)
+            return typed(kind, value, where)
         except UserError:
             continue
-    return _value(wanted[-1], value, where)
+    return typed(wanted[-1], value, where)
 
 
 def _tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
@@ -80,11 +81,11 @@ def _tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
         raise UserError(f"{where} = {value!r} should be a list")
     each = kinds[0]
     if len(kinds) == 2 and kinds[1] is Ellipsis:
-        return tuple(_value(each, item, f"{where}[{place}]") for place, item in enumerate(value))
+        return tuple(typed(each, item, f"{where}[{place}]") for place, item in enumerate(value))
     if len(value) != len(kinds):
         raise UserError(f"{where} = {value!r} should have {len(kinds)} entries")
     pairs = enumerate(zip(kinds, value, strict=True))
-    return tuple(_value(kind, item, f"{where}[{place}]") for place, (kind, item) in pairs)
+    return tuple(typed(kind, item, f"{where}[{place}]") for place, (kind, item) in pairs)
 
 
 def _plain(kind: Any, value: Any, where: str) -> Any:
