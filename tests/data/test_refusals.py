@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cubeloom.data import Request, chunks, prepare
+from cubeloom.data.hugging_face import train
 from cubeloom.errors import UserError
 
 from .files import STORIES, json_lines, parquet_file
@@ -61,7 +62,8 @@ def test_a_column_that_is_not_there(tmp_path: Path) -> None:
         ({"inputs": (Path("nowhere.txt"),)}, "no file at nowhere.txt"),
         ({"inputs": (Path("/tmp"),)}, "/tmp is a folder"),
         ({"validation": 1.0}, "at least 0 and below 1"),
-        ({"tokenizer": "bpe", "vocabulary": 100}, "at least 257"),
+        ({"tokenizer": "bpe", "vocabulary": 100}, "--vocab must be from 257 to 16,777,216, got 100"),
+        ({"tokenizer": "bpe", "vocabulary": 10**11}, "--vocab must be from 257 to 16,777,216"),
         ({"vocabulary": 300}, "--vocab is for --tokenizer bpe"),
         ({"end": "</s>"}, "--end is for a tokenizer file"),
         ({"separator": "a\nb"}, "--separator is one line"),
@@ -73,6 +75,17 @@ def test_bad_options(tmp_path: Path, options: dict[str, Any], message: str) -> N
     with pytest.raises(UserError, match=message):
         prepare(Request(**{"inputs": (source,), **options}), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_a_tokenizer_file_is_named_as_it_was_given(tmp_path: Path) -> None:
+    source, tokenizer = json_lines(tmp_path / "a.jsonl", STORIES), tmp_path / "mine.json"
+    tokenizer.write_text("{}")
+    with pytest.raises(UserError, match=f"^{tokenizer} is not a tokenizer file"):
+        prepare(Request(inputs=(source,), tokenizer=str(tokenizer)), tmp_path / "out")
+    tokenizer.write_text(train(iter(STORIES), 280), encoding="utf-8")
+    with pytest.raises(UserError, match=f"^{tokenizer} has no token '</end>'"):
+        prepare(Request(inputs=(source,), tokenizer=str(tokenizer), end="</end>"), tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "mine.json"]
 
 
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:

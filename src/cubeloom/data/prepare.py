@@ -98,11 +98,14 @@ def _tokenizer(request: Request, sources: list[Source], folder: Path, progress: 
         return Bytes()
     file = folder / TOKENIZER
     if request.tokenizer != "bpe":
-        replace_text(file, hugging_face.read(Path(request.tokenizer)))
-    elif not file.exists():
+        given = Path(request.tokenizer)
+        made = hugging_face.HuggingFace(given, request.end)  # of the user's own file, which a refusal then names
+        replace_text(file, hugging_face.read(given))
+        return made
+    if not file.exists():
         texts = _training_texts(request, sources, progress)
         replace_text(file, hugging_face.train(texts, request.vocabulary or DEFAULT_VOCABULARY))
-    return hugging_face.HuggingFace(file, request.end)
+    return hugging_face.HuggingFace(file)
 
 
 def _training_texts(request: Request, sources: list[Source], progress: Progress) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from cubeloom.data import hugging_face
 from cubeloom.data.sources import Source
 from cubeloom.errors import UserError
+from cubeloom.limits import SIZE, within
 
 DEFAULT_VOCABULARY = 16384
 
@@ -40,9 +41,8 @@ class Request:
             raise UserError(f"--vocab is for --tokenizer bpe; that of {self.tokenizer} is fixed")
         if self.end is not None and self.tokenizer in ("bytes", "bpe"):
             raise UserError(f"--end is for a tokenizer file; that of {self.tokenizer} is fixed")
-        if self.vocabulary is not None and self.vocabulary < hugging_face.SMALLEST:
-            least = hugging_face.SMALLEST
-            raise UserError(f"--vocab must be at least {least}, 256 bytes and the end; got {self.vocabulary}")
+        if self.vocabulary is not None:  # 256 bytes and the end are in all of them
+            within("--vocab", self.vocabulary, hugging_face.SMALLEST, SIZE)
         if self.tokenizer != "bytes":
             hugging_face.require()
 
