@@ -12,7 +12,7 @@ from cubeloom.errors import UserError
 from cubeloom.job.rates import Decay
 from cubeloom.limits import of_model, share, within
 from cubeloom.models import Config, config
-from cubeloom.pipeline import Schedule, Sync, generate, synchronised
+from cubeloom.pipeline import Schedule, Sync, family, generate, synchronised
 from cubeloom.runtime.build import Recompute
 
 SHARES = ("dropout", "label_smoothing")  # of a model's numbers, those that are no sizes
@@ -83,6 +83,7 @@ class ScheduleSettings:
         count = self.microbatches
         if count is None:
             count = 2 * workers if workers > 1 else 1
+        family(self.name)  # known on every grid: a job goes on on others
         # A pipeline of one worker is the same under every name.
         name = self.name if workers > 1 else "1f1b"
         made = generate(name, workers, count, pairs=self.pairs, mode=self.mode)

@@ -13,6 +13,7 @@ from cubeloom.pipeline.messages import programme as programme
 from cubeloom.pipeline.schedule import Schedule as Schedule
 from cubeloom.pipeline.schedule import Updates as Updates
 from cubeloom.pipeline.schedule import forwards as forwards
+from cubeloom.pipeline.schedules import family as family
 from cubeloom.pipeline.schedules import generate as generate
 from cubeloom.pipeline.schedules import names as names
 from cubeloom.pipeline.simulator import Timeline as Timeline
