@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from cubeloom.comm import Network
 from cubeloom.job import Job
 from cubeloom.job.settings import OptimizerSettings
 from cubeloom.launch import RankPool, elastic
+from cubeloom.train import claim
 from cubeloom.train.claim import check_unclaimed, claimed
 from cubeloom.train.loop import train
 from cubeloom.train.start import begin
@@ -78,3 +80,19 @@ def test_two_trainings_do_not_share_a_folder(ranks: RankPool, tmp_path: Path) ->
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(UserError, match=said):
             begin(made)
+
+
+def test_a_claim_of_another_machine_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have died, and the file server not have noticed: a job that Slurm begins again must not fail for that."""
+    lock = tmp_path / ".lock"
+    lock.write_text("process 7 on a machine that died")
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        monkeypatch.setattr(claim, "LEASE", 0.0)
+        with pytest.raises(UserError, match="process 7 on a machine that died is training there"):
+            check_unclaimed(tmp_path)
+        monkeypatch.setattr(claim, "LEASE", 60.0)
+        noticed = threading.Timer(0.5, fcntl.flock, (file, fcntl.LOCK_UN))
+        noticed.start()
+        check_unclaimed(tmp_path)
+        noticed.join()

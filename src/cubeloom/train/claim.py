@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,9 @@ from cubeloom.comm import Network
 from cubeloom.errors import UserError
 
 _LOCK = ".lock"
+LEASE = 120.0
+"""Seconds that a file server keeps the locks of a machine that has died, and more: NFS 4 usually has 90."""
+_LOOK = 1.0
 
 
 @contextmanager
@@ -48,15 +52,33 @@ def _hold(folder: Path) -> int:
     except OSError as error:
         raise UserError(f"folder = {str(folder)!r} cannot be written to: {error.strerror}") from None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        who = os.pread(file, 200, 0).decode(errors="replace") or "somebody"
+        _lock(file, folder)
+    except UserError:
         os.close(file)
-        raise UserError(
-            f"folder = {str(folder)!r}: {who} is training there; wait for its end, or choose another folder"
-        ) from None
+        raise
     except OSError:
         return file  # a disk without locks: then nobody is kept out
     os.ftruncate(file, 0)
-    os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+    os.pwrite(file, f"process {os.getpid()}{_here()}".encode(), 0)
     return file
+
+
+def _lock(file: int, folder: Path) -> None:
+    patience = time.monotonic() + LEASE
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            who = os.pread(file, 200, 0).decode(errors="replace")
+            # Whoever is on another machine may have died with it, and its claim lives on for a while.
+            if who.endswith(_here()) or time.monotonic() > patience:
+                raise UserError(
+                    f"folder = {str(folder)!r}: {who or 'somebody'} is training there; wait for its end, or choose another "
+                    "folder"
+                ) from None
+            time.sleep(_LOOK)
+
+
+def _here() -> str:
+    return f" on {platform.node()}"
