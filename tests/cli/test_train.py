@@ -186,6 +186,21 @@ def test_more_ranks_than_this_machine_can_start(file: Path, here: Here) -> None:
     assert sorted(each.name for each in file.parent.iterdir()) == ["job.toml"]
 
 
+@pytest.mark.usefixtures("no_process", "file")
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--steps", "4"], "--steps=4"),
+        (["--grid.x", "1"], "--grid.x=1"),
+        (["--deterministic", "--json"], "--deterministic=…"),
+    ],
+)
+def test_a_value_after_a_space_is_shown_the_equals_sign(here: Here, arguments: list[str], told: str) -> None:
+    code, _, errors = here("train", "job.toml", *arguments)
+    assert code == 2
+    assert errors == f"cubeloom: {arguments[0]} is a setting of a file, and is given in one word: {told}\n"
+
+
 NAMES = st.sampled_from(
     ["steps", "dtype", "device", "folder", "grid.x", "grid.pipe", "grid.q", "model.preset", "model.heads"]
 )

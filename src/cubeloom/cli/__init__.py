@@ -6,17 +6,21 @@ Only the command that is given is imported: some need torch, which takes seconds
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import reduce
 from importlib import import_module
+from importlib.metadata import version
 from operator import or_
 from typing import Annotated, Any
 
 import tyro
 
 from cubeloom.errors import UserError
+from cubeloom.files import FULL
 
 # Each lies in the module of its name, as a class of its name.
 COMMANDS = (
@@ -46,9 +50,17 @@ TAKE_A_FILE = ("train", "launch")
 
 
 def main() -> None:
-    """Train neural networks that are too large for one device."""
+    """Train neural networks that are too large for one device. --version says which version this is."""
     # Exit 0 if the command succeeded, 1 if what it checked does not hold, 2 if its input cannot work, 130 after Ctrl-C.
-    arguments, overrides = split(sys.argv[1:])
+    with _errors_in_one_line():
+        sys.exit(_run(sys.argv[1:]))
+
+
+def _run(given: list[str]) -> int:
+    if given == ["--version"]:
+        print(f"cubeloom {version('cubeloom')}")
+        return 0
+    arguments, overrides = split(given)
     if arguments[:1] and arguments[0] in COMMANDS:
         name, *rest = arguments
         kind, program, about = _class(name), f"cubeloom {name}", DESCRIPTIONS.get(name)
@@ -60,16 +72,40 @@ def main() -> None:
         description=about,
         args=rest,
     )
+    if overrides:
+        command = with_overrides(command, overrides)
+    return command()
+
+
+@contextmanager
+def _errors_in_one_line() -> Iterator[None]:
+    """What a user did, or a disk that is full, is no reason to show a trace."""
     try:
-        if overrides:
-            command = with_overrides(command, overrides)
-        sys.exit(command())
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # here, where it can still be said that it failed
     except UserError as error:
         print(f"cubeloom: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("cubeloom: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:  # who reads the output has seen enough, as `head` has
+        _forget_output()
+        sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _forget_output()
+        print(f"cubeloom: the output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _forget_output() -> None:
+    """Python writes what is left when it ends, and would fail once more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
 
 
 def _class(name: str) -> Any:
@@ -85,9 +121,13 @@ def split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
     fields = _fields_of_a_job() if arguments[:1] and arguments[0] in TAKE_A_FILE else set()
 
     def is_setting(argument: str) -> bool:
-        name, equals, _ = argument.removeprefix("--").partition("=")
-        return argument.startswith("--") and bool(equals) and ("." in name or name in fields)
+        name = argument.removeprefix("--").partition("=")[0]
+        return argument.startswith("--") and ("." in name or name in fields)
 
+    for argument, after in zip(arguments, [*arguments[1:], "--"], strict=True):
+        if is_setting(argument) and "=" not in argument:
+            value = "…" if after.startswith("--") else after
+            raise UserError(f"{argument} is a setting of a file, and is given in one word: {argument}={value}")
     return [each for each in arguments if not is_setting(each)], tuple(filter(is_setting, arguments))
 
 

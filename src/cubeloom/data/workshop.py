@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import shutil
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cubeloom.errors import UserError
-from cubeloom.files import replace_folder, sync_names
+from cubeloom.files import FULL, replace_folder, sync_names
 
 _LOCK = "lock"
 
@@ -54,6 +53,6 @@ def publish(folder: Path, out: Path) -> None:
 
 
 def _explained(error: OSError, out: Path) -> UserError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno in FULL:
         return UserError(f"the disk of {out.parent} is full; nothing was kept")
     return UserError(f"cannot write {out}: {error}")
