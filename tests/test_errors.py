@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cubeloom.errors import first_line
+from cubeloom.errors import counted, first_line
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,7 @@ from cubeloom.errors import first_line
 )
 def test_an_error_without_words_is_named(error: Exception, said: str) -> None:
     assert first_line(error) == said
+
+
+def test_one_is_not_many() -> None:
+    assert [counted(count, "step") for count in (0, 1, 2, 1000)] == ["0 steps", "1 step", "2 steps", "1,000 steps"]

@@ -73,7 +73,7 @@ def room(path: str, free: int) -> Room:
             "devices",
             "unlike GPUs: A100, H200",
         ),
-        (devices(accelerators=(GPU,)), "doubtful", "devices", "4 ranks for 1 GPUs"),
+        (devices(accelerators=(GPU,)), "doubtful", "devices", "4 ranks for 1 GPU: some"),
         (machine(cores=2), "doubtful", "cores", "4 ranks for 2 cores"),
         (machine(memory_free=GIB // 2), "wrong", "memory", "128 MiB a rank"),
         (machine(memory_free=2 * GIB), "doubtful", "memory", "512 MiB a rank"),

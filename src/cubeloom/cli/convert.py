@@ -14,7 +14,7 @@ from rich.console import Console
 
 from cubeloom.cli.data import shown
 from cubeloom.convert import Done, convert
-from cubeloom.errors import UserError
+from cubeloom.errors import UserError, counted
 
 _DTYPES = {
     "float64": torch.float64,
@@ -58,7 +58,7 @@ class Convert:
             )
         console.print(
             f"{done.target}: {done.how} a {done.model['family']} of {done.tensors} tensors, {done.bytes:,} bytes of "
-            f"{' and '.join(done.dtypes)}, in {done.files} {'file' if done.files == 1 else 'files'}",
+            f"{' and '.join(done.dtypes)}, in {counted(done.files, 'file')}",
             highlight=False,
             soft_wrap=True,
         )

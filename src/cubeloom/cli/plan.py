@@ -14,7 +14,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from cubeloom.errors import UserError
+from cubeloom.errors import UserError, counted
 from cubeloom.files import write_asked
 from cubeloom.grid import Grid
 from cubeloom.plan.closed.settings import RECOMPUTE
@@ -192,7 +192,7 @@ def _compared(found: Rehearsed) -> list[str]:
         plan, ran = tried.plan, tried.rehearsal
         verdict = f"refused: {tried.refused}" if tried.refused else "runs"
         lines.append(
-            f"rehearsed {plan.grid} {plan.shape.title}: {verdict}; {len(ran.runs)} ranks run in {ran.seconds:.1f} s"
+            f"rehearsed {plan.grid} {plan.shape.title}: {verdict}; {counted(len(ran.runs), 'rank')} run in {ran.seconds:.1f} s"
         )
         lines.append(
             f"  peak of tensors {tried.peak / 1e9:.4g} GB, predicted {plan.total_memory / 1e9:.4g}, "

@@ -18,7 +18,7 @@ from cubeloom.comm.journal import Journal, Wire
 from cubeloom.comm.ledger import Ledger
 from cubeloom.comm.recorder import Recorder, Waits
 from cubeloom.comm.watch import Watch
-from cubeloom.errors import UserError
+from cubeloom.errors import UserError, counted
 from cubeloom.grid import AXES, Grid
 
 # The order in which DTensor cuts: z within x or y, and data within z, so that each is a contiguous piece of the one before.
@@ -46,8 +46,8 @@ class Network:
             raise UserError("join a process group first: run under `cubeloom`, torchrun, or cubeloom.launch.run")
         if dist.get_world_size() != grid.world:
             raise UserError(
-                f"the grid {grid} needs {grid.world} ranks and this job has {dist.get_world_size()}; "
-                f"change the grid or start {grid.world} ranks"
+                f"the grid {grid} needs {counted(grid.world, 'rank')} and this job has {dist.get_world_size()}; "
+                f"change the grid or start {counted(grid.world, 'rank')}"
             )
         self.grid = grid
         self.device = device or torch.device("cpu")

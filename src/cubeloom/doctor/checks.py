@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from cubeloom.doctor.environment_checks import environment
 from cubeloom.doctor.facts import Facts, Links
 from cubeloom.doctor.findings import Finding, doubtful, fine, wrong
+from cubeloom.errors import counted
 from cubeloom.units import bytes_, rate, seconds
 
 TESTED = ((2, 11), (2, 13))
@@ -80,7 +81,7 @@ def gpus(facts: Facts) -> Iterator[Finding]:
     if facts.ranks > len(found.accelerators):
         yield doubtful(
             "devices",
-            f"{facts.ranks} ranks for {len(found.accelerators)} GPUs: some share one",
+            f"{facts.ranks} ranks for {counted(len(found.accelerators), 'GPU')}: some share one",
             "good for a trial; train with one rank a GPU",
         )
     if not taken and len(names) == 1:
@@ -92,11 +93,11 @@ def cores(facts: Facts) -> Iterator[Finding]:
     if facts.ranks > have:
         yield doubtful(
             "cores",
-            f"{facts.ranks} ranks for {have} cores: they take turns",
+            f"{facts.ranks} ranks for {counted(have, 'core')}: they take turns",
             "right for a trial, slow for more than that",
         )
     else:
-        yield fine("cores", f"{have} for {facts.ranks} ranks")
+        yield fine("cores", f"{have} for {counted(facts.ranks, 'rank')}")
 
 
 def memory(facts: Facts) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from cubeloom.errors import UserError
+from cubeloom.errors import UserError, counted
 from cubeloom.limits import within
 
 Decay = Literal["constant", "linear", "cosine", "wsd"]
@@ -33,7 +33,7 @@ class Rate:
             raise UserError(f"a learning rate cannot fall from rate.peak = {self.peak} to rate.floor = {self.floor}")
         within("steps", self.steps)
         if not 0 <= self.warmup <= self.steps:
-            raise UserError(f"rate.warmup = {self.warmup}: it does not fit into {self.steps} steps")
+            raise UserError(f"rate.warmup = {self.warmup}: it does not fit into {counted(self.steps, 'step')}")
         if not 0 < self.cooldown <= 1:
             raise UserError(f"rate.cooldown is a share of the steps, above 0 and at most 1, got {self.cooldown}")
 

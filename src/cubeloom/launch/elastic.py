@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from cubeloom.comm import world
-from cubeloom.errors import UserError
+from cubeloom.errors import UserError, counted
 from cubeloom.launch.ready import PRELOAD
 from cubeloom.launch.slurm import INTERRUPTED
 
@@ -78,7 +78,7 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
             rank, failure = error.get_first_failure()
             how = f"exit code {failure.exitcode}" if failure.exitcode >= 0 else failure.signal_name()
             raise JobFailed(
-                f"rank {rank} of {ranks} failed with {how}, and the job had been begun again {restarts} times"
+                f"rank {rank} of {ranks} failed with {how}, and the job had been begun again {counted(restarts, 'time')}"
             ) from None
 
 

@@ -19,7 +19,7 @@ from cubeloom.cube.forms import Form, LinearForm
 from cubeloom.cube.gradients import Gradients
 from cubeloom.cube.image_forms import BatchNormForm
 from cubeloom.cube.state import Clock
-from cubeloom.errors import UserError
+from cubeloom.errors import UserError, counted
 from cubeloom.grid import Grid
 from cubeloom.models import AttentionCore
 from cubeloom.models.pieces import Piece
@@ -109,7 +109,7 @@ def lay_out(
     if batch.samples % least:
         strands = f" of {ways} strands" if ways > 1 else ""
         raise UserError(
-            f"the batch of {batch.samples} samples cannot be cut into {count} micro-batches{strands} on "
+            f"the batch of {counted(batch.samples, 'sample')} cannot be cut into {count} micro-batches{strands} on "
             f"data={grid.data}·z={grid.z}; it must be a multiple of {least}"
         )
     forms = resolve(model, cut, grid, rest, Batch(batch.samples // (count * ways), batch.sequence))

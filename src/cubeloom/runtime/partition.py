@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from cubeloom.cube.forms import EmbeddingForm, Form, LinearForm, WholeForm
-from cubeloom.errors import UserError
+from cubeloom.errors import UserError, counted
 
 
 def partition(costs: Sequence[float], stages: int) -> list[range]:
@@ -16,7 +16,7 @@ def partition(costs: Sequence[float], stages: int) -> list[range]:
     """
     count = len(costs)
     if not 1 <= stages <= count:
-        raise UserError(f"{count} pieces cannot make {stages} stages; at most {count} are possible")
+        raise UserError(f"{counted(count, 'piece')} cannot make {stages} stages; at most {count} are possible")
     total = [0.0, *accumulate(costs)]
     best = [[float("inf")] * (count + 1) for _ in range(stages + 1)]
     cut = [[0] * (count + 1) for _ in range(stages + 1)]

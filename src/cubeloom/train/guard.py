@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from statistics import median
 
-from cubeloom.errors import UserError
+from cubeloom.errors import UserError, counted
 from cubeloom.job.settings import GuardSettings
 
 WINDOW = 32  # norms that a spike is compared with
@@ -32,7 +32,7 @@ class Guard:
             self.norms.append(norm)
         elif self._skipped >= self._settings.most:
             raise UserError(
-                f"{self._skipped} steps in a row had to be skipped, the last because {found}; "
+                f"{counted(self._skipped, 'step')} in a row had to be skipped, the last because {found}; "
                 "lower rate.peak, or look at the data"
             )
         return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cubeloom.comm import Network, devices
+from cubeloom.errors import counted
 from cubeloom.job import Job
 from cubeloom.train.beside import write_beside
 from cubeloom.train.claim import claimed
@@ -92,11 +93,11 @@ def _mention(stepped: Stepped, step: int, pages: Diary) -> None:
 
 
 def _last_words(ended: Ended, job: Job) -> str:
+    steps = counted(ended.steps, "step")
     match ended.why:
         case "done":
-            return f"{ended.steps} steps done; {job.folder / 'report.html'} shows them"
+            return f"{steps} done; {job.folder / 'report.html'} shows {'it' if ended.steps == 1 else 'them'}"
         case "early stop":
-            return (
-                f"stopped after {ended.steps} steps: validation got no better {job.evaluation.patience} times in a row"
-            )
-    return f"asked to stop: {ended.steps} steps are kept in {job.checkpoints}, and the same command goes on"
+            times = counted(job.evaluation.patience or 0, "time")
+            return f"stopped after {steps}: validation got no better {times} in a row"
+    return f"asked to stop after {steps}, kept in {job.checkpoints}; the same command goes on"

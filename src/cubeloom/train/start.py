@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 from cubeloom.comm import devices, world
-from cubeloom.errors import UserError
+from cubeloom.errors import UserError, counted
 from cubeloom.job import Job, check
 from cubeloom.launch import elastic
 from cubeloom.launch.environment import Membership, current, membership
@@ -34,7 +34,7 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
         have = devices.count(job.device)
         if job.device != devices.CPU and job.grid.world > have and not share_gpu:
             raise UserError(
-                f"the grid {job.grid} has {job.grid.world} ranks, and this machine {have} GPU{'s' if have > 1 else ''}; "
+                f"the grid {job.grid} has {counted(job.grid.world, 'rank')}, and this machine {counted(have, 'GPU')}; "
                 "--share-gpu lets them share"
             )
         check_unclaimed(job.folder)
@@ -48,8 +48,8 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
         here = replace(here, world=job.grid.world)
     if here.world != job.grid.world:
         raise UserError(
-            f"the grid {job.grid} needs {job.grid.world} ranks, and {here.by} started {here.world}; change the grid, start "
-            f"{job.grid.world}, or let --replan choose"
+            f"the grid {job.grid} needs {counted(job.grid.world, 'rank')}, and {here.by} started {here.world}; "
+            f"change the grid, start {job.grid.world}, or let --replan choose"
         )
     return _join_and_train(job, here, lanes=1)
 
