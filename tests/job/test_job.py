@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from cubeloom import Grid, UserError
 from cubeloom.data import Request, prepare
 from cubeloom.job import Job, check
+from cubeloom.job.replan import replan
 from cubeloom.job.settings import DataSettings, OptimizerSettings, Source
 from cubeloom.settings import load, write
 
@@ -145,6 +147,25 @@ REFUSED = {
 def test_refusals(file: Path, override: str) -> None:
     with pytest.raises(UserError, match=REFUSED[override]):
         check(load(Job, file, [override]))
+
+
+@pytest.mark.parametrize("ranks", [0, 10**9])
+def test_ranks_that_nobody_has_are_not_replanned_for(file: Path, ranks: int) -> None:
+    with pytest.raises(UserError, match="--ranks must be from 1 to 262,144"):
+        replan(load(Job, file), ranks)
+
+
+def test_grids_that_cut_nothing_evenly_are_passed_over(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal looks for the nearest grids that work, which takes long where hundreds are refused."""
+    advised: list[Grid] = []
+
+    def nearest(model: object, cut: object, grid: Grid, *_: object) -> list[Grid]:
+        advised.append(grid)
+        return []
+
+    monkeypatch.setattr(import_module("cubeloom.cube.resolve"), "nearest", nearest)
+    assert replan(load(Job, file), 100).grid.world <= 100
+    assert len(advised) < 20
 
 
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])

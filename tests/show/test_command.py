@@ -108,6 +108,8 @@ def test_auto_says_how_far_it_is_from_the_bound(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ("1f1b --stages 4 --microbatches 4 --reduce nan", "--reduce nan: a cost is a finite number"),
+        ("auto --stages 1000000000 --microbatches 4", "forwards: at most 250,000"),
         ("", "give either the NAME"),
         ("chimera --compare 1f1b --stages 4 --microbatches 4", "give either the NAME"),
         ("chimera --stages 4", "needs --stages and --microbatches"),

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -144,6 +145,8 @@ class Schedule:
         return schedule if self.sync is None else pipeline.synchronised(schedule, pipeline.Sync(self.sync))
 
     def _costs(self, schedule: pipeline.Schedule) -> Costs:
+        if not 0 <= self.reduce < inf:
+            raise UserError(f"--reduce {self.reduce}: a cost is a finite number, zero or more")
         costs = scaled(parse_costs(self.costs), schedule)
         reduce = (self.reduce * schedule.chunk,) * schedule.stages
         every = frozenset(range(schedule.stages))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cubeloom.cube import Cut
+from cubeloom.cube.resolve import forms, problems
 from cubeloom.errors import UserError
 from cubeloom.grid import AXES, Grid, grids
 from cubeloom.job.job import Job
+from cubeloom.limits import RANKS, within
+from cubeloom.models import Model, cut_of
 from cubeloom.runtime.volume import pipeline_volume
 
 
@@ -15,15 +19,24 @@ def replan(job: Job, ranks: int) -> Job:
 
     Model, batch and schedule stay, so that the same training goes on. A job that fits exactly is left alone.
     """
-    if ranks < 1:
-        raise UserError(f"there must be at least one rank, got {ranks}")
+    within("--ranks", ranks, most=RANKS)
     if job.grid.world == ranks:
         return job
+    model = job.skeleton()
+    cut = cut_of(model)
     for count in range(ranks, 0, -1):
-        found = [fitted for grid in grids(count, AXES) if (fitted := _fitted(job, grid)) is not None]
+        some = (grid for grid in grids(count, AXES) if _divides(job, model, cut, grid))
+        found = [fitted for grid in some if (fitted := _fitted(job, grid)) is not None]
         if found:
             return min(found, key=_bytes)
     raise UserError(f"the job fits on no grid of {ranks} ranks or fewer")
+
+
+def _divides(job: Job, model: Model, cut: Cut, grid: Grid) -> bool:
+    """Whether samples, pieces and layers can be cut so at all: most cannot, and a refusal that looks for advice takes long."""
+    if job.batch.samples % (grid.data * grid.z) or grid.pipe > len(model.pieces()):
+        return False
+    return not any(problems(forms(model, cut, grid, job.layout.rest), grid, job.batch))
 
 
 def _fitted(job: Job, grid: Grid) -> Job | None:
