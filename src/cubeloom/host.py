@@ -1,9 +1,10 @@
-"""What this machine gives a process: its cores and its memory, no more than a container may use."""
+"""What this machine gives a process: its cores and its memory, no more than a container may use; and what is installed."""
 
 from __future__ import annotations
 
 import os
 import re
+from importlib import metadata
 from pathlib import Path
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -32,3 +33,11 @@ def text_of(file: Path) -> str:
         return file.read_text()
     except OSError:
         return ""
+
+
+def version(package: str) -> str | None:
+    """None where it is not installed, as when it is run from its source."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

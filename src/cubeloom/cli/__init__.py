@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from importlib import import_module
-from importlib.metadata import version
 from operator import or_
 from typing import Annotated, Any
 
@@ -21,6 +20,7 @@ import tyro
 
 from cubeloom.errors import UserError
 from cubeloom.files import FULL
+from cubeloom.host import version
 
 # Each lies in the module of its name, as a class of its name.
 COMMANDS = (
@@ -58,7 +58,7 @@ def main() -> None:
 
 def _run(given: list[str]) -> int:
     if given == ["--version"]:
-        print(f"cubeloom {version('cubeloom')}")
+        print(f"cubeloom {version('cubeloom') or 'of no version: it is not installed'}")
         return 0
     arguments, overrides = split(given)
     if arguments[:1] and arguments[0] in COMMANDS:

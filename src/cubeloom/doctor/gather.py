@@ -8,7 +8,6 @@ import resource
 import shutil
 import socket
 import time
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -31,7 +30,7 @@ def gather(ranks: int, folder: Path) -> Facts:
         ranks=ranks,
         machine=machine(folder),
         devices=Devices(driver=driver(), runtime=torch.version.cuda, accelerators=accelerators()),
-        versions={"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        versions={"python": platform.python_version(), **{name: host.version(name) for name in PACKAGES}},
         clocks=Clocks(resolution=time.get_clock_info("monotonic").resolution, now=time.time()),
         links=tuple(measure_links(kind, ranks) for kind in kinds),
         variables=dict(environment.current()),
@@ -72,10 +71,3 @@ def accelerators() -> tuple[Accelerator, ...]:
 def room(path: Path) -> Room:
     usage = shutil.disk_usage(path)
     return Room(path=str(path), total=usage.total, free=usage.free)
-
-
-def version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -7,13 +7,13 @@ import platform
 import sys
 import time
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 from cubeloom.errors import UserError
 from cubeloom.files import replace_text
+from cubeloom.host import version
 from cubeloom.job import Job
 from cubeloom.settings import write
 
@@ -46,12 +46,5 @@ def _environment() -> dict[str, str]:
         "machine": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "cubeloom": _version(),
+        "cubeloom": version("cubeloom") or "not installed",
     }
-
-
-def _version() -> str:
-    try:
-        return version("cubeloom")
-    except PackageNotFoundError:
-        return "not installed"  # run from its source
