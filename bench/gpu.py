@@ -160,7 +160,7 @@ class Common:
 
     def ranks_run(self, ranks: int, function: Callable[..., list[Timed]], *arguments: Any) -> list[Timed]:
         """On ranks that share the GPUs there are; the slowest's times."""
-        with sharing(ranks, devices.count(self.kind)):
+        with sharing(ranks, self.kind):
             return slowest(run(ranks, function, *arguments, *self.turns, device=self.kind, timeout=1200))
 
 

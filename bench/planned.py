@@ -67,7 +67,7 @@ class Planned:
                 share = 1 if self.cpu else ranks // devices.count(kind)
                 Calibrate(out=machine, device=kind, share_gpu=share, quick=self.quick, json=True)()
             chosen = ranked(size, machine, ranks, kind)[: 4 if self.quick else self.most]
-            with sharing(ranks, devices.count(kind)), RankPool(ranks, kind) as pool:
+            with sharing(ranks, kind), RankPool(ranks, kind) as pool:
                 peers = slowest(pool.run(ranks, peers_timed, size, kind, ranks, self.steps, timeout=600))
                 for each in peers:
                     print(json.dumps({"peer": each.name, "measured_ms": round(each.step_ms, 2)}), flush=True)

@@ -6,7 +6,6 @@ from functools import cache
 
 import pytest
 
-from cubeloom.comm import devices
 from cubeloom.launch import RankPool
 from cubeloom.launch.share_gpu import sharing
 
@@ -30,7 +29,7 @@ def gpu_ranks() -> Iterator[Callable[[int], RankPool]]:
 
         @cache
         def pool_of(ranks: int) -> RankPool:
-            kept.enter_context(sharing(ranks, devices.count("cuda")))
+            kept.enter_context(sharing(ranks, "cuda"))
             return kept.enter_context(RankPool(ranks, "cuda"))
 
         yield pool_of

@@ -22,12 +22,17 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    have(monkeypatch, 1)
     return written
+
+
+def have(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+    monkeypatch.setattr(devices, "count", lambda kind: gpus)
 
 
 def test_it_is_started_and_ended_and_leaves_nothing(calls: Path) -> None:
     before = dict(os.environ)
-    with sharing(ranks=4, devices=1) as helped:
+    with sharing(4, "cuda") as helped:
         assert helped
         folder = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
         assert folder.is_dir()
@@ -38,14 +43,19 @@ def test_it_is_started_and_ended_and_leaves_nothing(calls: Path) -> None:
 
 
 def test_it_is_ended_when_the_job_fails(calls: Path) -> None:
-    with pytest.raises(ZeroDivisionError), sharing(ranks=2, devices=1):
+    with pytest.raises(ZeroDivisionError), sharing(2, "cuda"):
         raise ZeroDivisionError
     assert calls.read_text().splitlines()[-1].startswith("quit")
 
 
 def test_it_is_ended_when_the_process_is_asked_to_end(calls: Path) -> None:
-    lines = ("import time", "from cubeloom.launch.share_gpu import sharing")
-    program = "\n".join((*lines, "with sharing(2, 1): print(1, flush=True); time.sleep(60)"))
+    lines = (
+        "import time",
+        "from cubeloom.comm import devices",
+        "from cubeloom.launch.share_gpu import sharing",
+        "devices.count = lambda kind: 1",
+    )
+    program = "\n".join((*lines, "with sharing(2, 'cuda'): print(1, flush=True); time.sleep(60)"))
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline()
     process.terminate()
@@ -59,23 +69,33 @@ def test_it_is_ended_when_the_process_is_asked_to_end(calls: Path) -> None:
 def test_where_it_does_not_start_ranks_share_all_the_same(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPS_FAILS", "1")
     before = dict(os.environ)
-    with sharing(ranks=2, devices=1) as helped:
+    with sharing(2, "cuda") as helped:
         assert not helped
         assert dict(os.environ) == before
 
 
-def test_a_gpu_for_each_rank_needs_none(calls: Path) -> None:
-    with sharing(ranks=2, devices=2) as helped:
+def test_a_gpu_for_each_rank_needs_none(
+    calls: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with sharing(2, "cpu") as helped:
+        assert not helped
+    have(monkeypatch, 2)
+    with sharing(2, "cuda") as helped:
         assert not helped
     assert not calls.exists()
+    assert not capsys.readouterr().err
 
 
-def test_more_than_four_ranks_of_a_gpu_take_turns(calls: Path) -> None:
+def test_more_than_four_ranks_of_a_gpu_take_turns(
+    calls: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Their parts of it would be too small for products that run in clusters, and could hang."""
-    with sharing(ranks=8, devices=1) as helped:
+    with sharing(8, "cuda") as helped:
         assert not helped
     assert not calls.exists()
-    with sharing(ranks=8, devices=2) as helped:
+    assert capsys.readouterr().err == "the ranks of a GPU take turns: side by side more than 4 can hang\n"
+    have(monkeypatch, 2)
+    with sharing(8, "cuda") as helped:
         assert helped
 
 

@@ -89,7 +89,7 @@ class Calibrate:
         )  # more would wait for a device, not for each other
         source = f"cubeloom calibrate on {platform.node()}, {time.strftime('%Y-%m-%d')}, torch {torch.__version__}"
         sizes = (2**12, 2**22) if self.quick else (2**12, 2**16, 2**20, 2**24)
-        with sharing(per_node, here), RankPool(max(groups, default=1), kind) as pool:
+        with sharing(per_node, kind), RankPool(max(groups, default=1), kind) as pool:
             patience = 0.03 if self.quick else 0.2
             # Ranks that share a GPU are measured together, as they will compute.
             found = pool.run(self.share_gpu, measure_device, kind, self._shapes(is_host), patience)[0]

@@ -39,7 +39,7 @@ class Train:
     """Of which they are devices, for --replan: the planner then chooses grid, schedule and layout. One that cubeloom knows, or
     a TOML file that `cubeloom calibrate` wrote. By default only the grid is chosen, by the bytes that it moves."""
     share_gpu: bool = False
-    """Let several ranks of this machine share a GPU, side by side where CUDA's MPS is installed."""
+    """Let several ranks of this machine share a GPU: up to four side by side, where CUDA's MPS is installed, else in turns."""
     print_settings: bool = False
     """Print the settings as they are resolved, and do nothing."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False

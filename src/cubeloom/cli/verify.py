@@ -91,14 +91,14 @@ class Verify:
     seed: int = 0
     device: devices.Kind = devices.CPU
     share_gpu: bool = False
-    """Start CUDA's MPS, so that ranks that share a GPU run side by side instead of in turns."""
+    """Start CUDA's MPS, so that up to four ranks that share a GPU run side by side instead of in turns."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
     """Print one JSON object as the last line."""
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def __call__(self) -> int:
         experiment = self.experiment()
-        with sharing(experiment.grid.world if self.share_gpu else 0, devices.count(self.device)):
+        with sharing(experiment.grid.world if self.share_gpu else 0, self.device):
             report = verify(experiment, self.device)
         console = Console(stderr=self.json)
         console.print(losses_table(report), bytes_table(report), verdict(report), sep="\n")

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from cubeloom.comm import devices
+
 CONTROL = "nvidia-cuda-mps-control"
 
 # Products in bfloat16 run in clusters of up to eight blocks, which need free multiprocessors next to each other. Among more
@@ -27,15 +29,20 @@ SIDE_BY_SIDE = 4
 
 
 @contextmanager
-def sharing(ranks: int, devices: int) -> Iterator[bool]:
-    """While it is entered, processes that are started share the GPUs; gives whether MPS helps them to.
+def sharing(ranks: int, kind: devices.Kind) -> Iterator[bool]:
+    """While it is entered, processes that are started share this machine's GPUs; gives whether MPS helps them to.
 
     Where MPS is not installed or does not start, or more than `SIDE_BY_SIDE` ranks share a GPU, they share all the same, in
     turns. Nothing is left behind.
     """
+    have = 0 if kind == devices.CPU else devices.count(kind)
+    each = -(-ranks // have) if have else 0
     control = shutil.which(CONTROL)
-    each = -(-ranks // devices) if devices else 0
-    if control is None or not 1 < each <= SIDE_BY_SIDE:
+    if each < 2:
+        yield False
+        return
+    if control is None or each > SIDE_BY_SIDE:
+        _tell_turns("MPS is not installed" if control is None else f"side by side more than {SIDE_BY_SIDE} can hang")
         yield False
         return
     before = dict(os.environ)
@@ -44,6 +51,7 @@ def sharing(ranks: int, devices: int) -> Iterator[bool]:
         started = subprocess.run([control, "-d"], capture_output=True).returncode == 0
         if not started:
             _restore(before)
+            _tell_turns("MPS did not start")
         try:
             yield started
         finally:
@@ -52,6 +60,11 @@ def sharing(ranks: int, devices: int) -> Iterator[bool]:
                 with suppress(subprocess.TimeoutExpired):
                     subprocess.run([control], input=b"quit -t 10\n", capture_output=True, timeout=60)
                 _restore(before)
+
+
+def _tell_turns(why: str) -> None:
+    """It is much slower, and whoever measures should know."""
+    sys.stderr.write(f"the ranks of a GPU take turns: {why}\n")
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
                 "--share-gpu lets them share"
             )
         check_unclaimed(job.folder)
-        with sharing(job.grid.world, have if job.device != devices.CPU else job.grid.world):
+        with sharing(job.grid.world, job.device):
             found = elastic.start(job.grid.world, job.restarts, _rank_of_agent, job)
         ended: Ended = found[0]
         return ended
