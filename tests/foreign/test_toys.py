@@ -45,9 +45,7 @@ def steps(grid: Grid, kinds: list[str]) -> dict[str, Difference]:
     }
 
 
-@pytest.mark.parametrize(
-    "grid", ["x=2,y=2", *(pytest.param(grid, marks=pytest.mark.long) for grid in ("y=2,z=2", "data=2,z=2"))]
-)
+@pytest.mark.parametrize("grid", ["x=2,y=2", "y=2,z=2", "data=2,z=2"])
 def test_toys_on_a_grid(grid: str, ranks: RankPool) -> None:
     where = Grid.parse(grid)
     for found in ranks.run(where.world, steps, where, KINDS):

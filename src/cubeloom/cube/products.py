@@ -53,7 +53,9 @@ class Matmul:
     """`X[…, K] · W[N, K]ᵀ`."""
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return functional.linear(x, weight, bias)
+        y = functional.linear(x, weight, bias)
+        # With a bias and more than two dimensions it is a view, which a model could not change in place.
+        return y if y.dim() <= 2 else torch.ops.aten._unsafe_view(y, y.shape)
 
     def input_gradient(self, gradient: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
         return gradient @ weight
