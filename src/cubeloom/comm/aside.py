@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
+
+from cubeloom.errors import UserError
+
+T = TypeVar("T")
 
 _LONG = timedelta(hours=1)  # a disk may be slow
 
@@ -24,6 +29,18 @@ class Aside:
         found: list[Any] = [None] * dist.get_world_size(self.group)
         dist.all_gather_object(found, mine, group=self.group)
         return found
+
+    def agree(self, work: Callable[[], T]) -> T:
+        """What this rank's work gives, once all have done theirs; where one is refused, all are."""
+        found, failure = None, None
+        try:
+            found = work()
+        except UserError as error:
+            failure = error
+        for each in self.gather(failure):
+            if each is not None:
+                raise each
+        return cast(T, found)
 
     def close(self) -> None:
         dist.destroy_process_group(self.group)

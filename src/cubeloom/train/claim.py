@@ -22,16 +22,8 @@ _LOOK = 1.0
 @contextmanager
 def claimed(folder: Path, network: Network) -> Iterator[None]:
     """Rank 0 claims the folder for as long as this is entered, or all ranks are refused."""
-    held, failure = None, None
-    if network.rank == 0:
-        try:
-            held = _hold(folder)
-        except UserError as error:
-            failure = error
+    held = network.aside.agree(lambda: _hold(folder) if network.rank == 0 else None)
     try:
-        for each in network.aside.gather(failure):
-            if each is not None:
-                raise each
         yield
     finally:
         if held is not None:

@@ -71,17 +71,13 @@ def load_weights(checkpoint: Path, parameters: Parameters, optimizer: Optimizer,
 
 def _read_together(checkpoint: Path, network: Network) -> dict[str, Any]:
     """The manifest, once each rank has found its part of the files as they were written: so that none reads them all."""
-    manifest, failure = None, None
-    try:
+
+    def read() -> dict[str, Any]:
         manifest = read_manifest(checkpoint)
         check_files(checkpoint, manifest, sorted(manifest["files"])[network.rank :: network.grid.world])
-    except UserError as error:
-        failure = error
-    failures = [each for each in network.aside.gather(failure) if each is not None]
-    if failures:
-        raise failures[0]
-    assert manifest is not None
-    return manifest
+        return manifest
+
+    return network.aside.agree(read)
 
 
 def _load_masters(

@@ -92,7 +92,7 @@ def _write(
 ) -> Path:
     final = folder / f"step-{step:08d}"
     writing = folder / f".{final.name}"
-    _together(aside, network.rank == 0, lambda: _make_folder(writing), final)
+    _by_first(network, aside, final, lambda: _make_folder(writing))
     try:
         save(dict(shards), storage_writer=FileSystemWriter(writing, sync_files=True), process_group=aside.group)
     except CheckpointException as error:
@@ -107,21 +107,21 @@ def _write(
         for old in checkpoints(folder)[:-keep]:
             shutil.rmtree(old)
 
-    _together(aside, network.rank == 0, finish, final)
+    _by_first(network, aside, final, finish)
     return final
 
 
-def _together(aside: Aside, mine: bool, work: Callable[[], None], final: Path) -> None:
+def _by_first(network: Network, aside: Aside, final: Path, work: Callable[[], None]) -> None:
     """One rank works; all wait for it, and fail with it."""
-    failure: Exception | None = None
-    if mine:
+
+    def mine() -> None:
         try:
-            work()
+            if network.rank == 0:
+                work()
         except OSError as error:
-            failure = error
-    failures = [each for each in aside.gather(failure) if each is not None]
-    if failures:
-        raise not_written(final, failures[0])
+            raise not_written(final, error) from error
+
+    aside.agree(mine)
 
 
 def not_written(final: Path, error: BaseException) -> UserError:
