@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from cubeloom.launch import RankPool
+from cubeloom.launch import RankPool, elastic
 from cubeloom.launch.share_gpu import sharing
 
 
@@ -33,3 +33,13 @@ def gpu_ranks() -> Iterator[Callable[[int], RankPool]]:
             return kept.enter_context(RankPool(ranks, "cuda"))
 
         yield pool_of
+
+
+@pytest.fixture
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That an agent starts one is an error."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(elastic, "elastic_launch", refuse)

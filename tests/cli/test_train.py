@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cubeloom.cli import main
+from commands import exit_code
 from cubeloom.comm import devices
 from cubeloom.errors import UserError
 from cubeloom.job import Job, check
@@ -61,23 +61,9 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureF
 
     def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["cubeloom", *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, errors = capfd.readouterr()
-        return int(left.value.code or 0), out, errors
+        return (exit_code(*arguments), *capfd.readouterr())
 
     return call
-
-
-@pytest.fixture
-def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To start one is an error."""
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr(elastic, "elastic_launch", refuse)
 
 
 @pytest.fixture

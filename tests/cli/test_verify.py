@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cubeloom import cli
+from commands import exit_code
 from cubeloom.cli.verify import Verify
 from cubeloom.cube import initial_values, materialise
 from cubeloom.launch import RankPool
@@ -18,17 +18,18 @@ from cubeloom.models import build, config
 from cubeloom.models.weights import save_weights
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of `cubeloom verify …` in this process, where starting a rank is an error."""
+@pytest.fixture(autouse=True)
+def no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To start one is an error."""
 
     def refuse(*_: object) -> None:
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(RankPool, "_start", refuse)
-    monkeypatch.setattr(sys, "argv", ["cubeloom", "verify", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    return int(exit_.value.code or 0)
+
+
+def run(*arguments: str) -> int:
+    return exit_code("verify", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -62,10 +63,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         (["--load", "/nowhere.safetensors"], "no weights at /nowhere.safetensors"),
     ],
 )
-def test_what_cannot_work_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert run(monkeypatch, *arguments) == 2
+def test_what_cannot_work_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert run(*arguments) == 2
     said = capsys.readouterr()
     assert message in said.err
     assert said.err.startswith("cubeloom: ")
@@ -78,15 +77,13 @@ def test_ctrl_c_leaves_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Verify, "__call__", interrupted)
-    assert run(monkeypatch) == 130
+    assert run() == 130
     assert capsys.readouterr().err == "cubeloom: interrupted\n"
 
 
 @pytest.mark.parametrize("arguments", [["--rest", "halved"], ["--dtype", "int8"], ["--stpes", "3"]])
-def test_unknown_options_and_values_are_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
-    assert run(monkeypatch, *arguments) == 2
+def test_unknown_options_and_values_are_refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert run(*arguments) == 2
 
 
 def weights_of(model: str, path: Path) -> Path:
@@ -96,17 +93,15 @@ def weights_of(model: str, path: Path) -> Path:
     return path
 
 
-def test_a_checkpoint_of_another_model_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_another_model_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     foreign = weights_of("llama-tiny", tmp_path / "llama.safetensors")
-    assert run(monkeypatch, "--load", str(foreign)) == 2
+    assert run("--load", str(foreign)) == 2
     said = capsys.readouterr().err
     assert "are of another model: the file lacks" in said
     assert "written from a Llama" in said
     damaged = tmp_path / "damaged.safetensors"
     damaged.write_bytes(foreign.read_bytes()[:1000])
-    assert run(monkeypatch, "--load", str(damaged)) == 2
+    assert run("--load", str(damaged)) == 2
     assert "is not a readable safetensors file" in capsys.readouterr().err
 
 

@@ -3,47 +3,41 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from cubeloom import cli
+from commands import exit_code
 from cubeloom.cli import data
 
 from .files import STORIES, json_lines
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["cubeloom", "data", *map(str, arguments)])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    return int(left.value.code or 0)
+def run(*arguments: object) -> int:
+    return exit_code("data", *arguments)
 
 
-def test_prepare_and_show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_prepare_and_show(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     source, out = json_lines(tmp_path / "a.jsonl", STORIES, field="story"), tmp_path / "out"
     for how in ("written", "already there"):
-        assert run(monkeypatch, "prepare", source, "--out", out, "--field", "story", "--validation", 0.5, "--json") == 0
+        assert run("prepare", source, "--out", out, "--field", "story", "--validation", 0.5, "--json") == 0
         said = capsys.readouterr()
         assert said.out.count("\n") == 1
         result = json.loads(said.out)
         assert (result["how"], result["vocabulary"]) == (how, 257)
         assert result["documents"] == {"training": 2, "validation": 2}
         assert "hashing: " in said.err
-    assert run(monkeypatch, "show", out, "--json") == 0
+    assert run("show", out, "--json") == 0
     assert json.loads(capsys.readouterr().out)["ok"] is True
     tokens = out / "tokens.bin"
     tokens.write_bytes(tokens.read_bytes()[::-1])
-    assert run(monkeypatch, "show", out) == 1
+    assert run("show", out) == 1
     assert "DAMAGED: tokens.bin" in capsys.readouterr().out
 
 
-def test_a_refusal_is_one_line_and_exit_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert run(monkeypatch, "prepare", tmp_path / "nowhere.txt", "--out", tmp_path / "out") == 2
+def test_a_refusal_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run("prepare", tmp_path / "nowhere.txt", "--out", tmp_path / "out") == 2
     said = capsys.readouterr()
     assert said.err == f"cubeloom: no file at {tmp_path}/nowhere.txt\n"
     assert said.out == ""
@@ -56,7 +50,7 @@ def test_an_interruption_says_how_to_go_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(data, "prepare", interrupted)
-    assert run(monkeypatch, "prepare", "a.txt", "--out", tmp_path / "out") == 130
+    assert run("prepare", "a.txt", "--out", tmp_path / "out") == 130
     assert "the same command goes on from here" in capsys.readouterr().out
 
 

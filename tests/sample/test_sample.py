@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cubeloom.cli import main
+from commands import exit_code
 from cubeloom.cube import Batch
 from cubeloom.data import Request, prepare
 from cubeloom.job import Job
@@ -45,11 +44,7 @@ def run(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sample(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["cubeloom", "sample", *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-    return (int(left.value.code or 0), *capsys.readouterr())
+    return (exit_code("sample", *arguments), *capsys.readouterr())
 
 
 def test_the_likeliest_goes_on_as_the_text_did(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,23 +14,13 @@ from cubeloom import Grid, UserError
 from cubeloom.comm import Network
 from cubeloom.job import Job
 from cubeloom.job.settings import OptimizerSettings
-from cubeloom.launch import RankPool, elastic
+from cubeloom.launch import RankPool
 from cubeloom.train import claim
 from cubeloom.train.claim import check_unclaimed, claimed
 from cubeloom.train.loop import train
 from cubeloom.train.start import begin
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture
-def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To start one is an error."""
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr(elastic, "elastic_launch", refuse)
 
 
 def _files(folder: Path) -> dict[Path, bytes]:
