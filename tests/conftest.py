@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
+from unittest.mock import patch
 
 import pytest
 
@@ -29,8 +31,10 @@ def gpu_ranks() -> Iterator[Callable[[int], RankPool]]:
 
         @cache
         def pool_of(ranks: int) -> RankPool:
-            kept.enter_context(sharing(ranks, "cuda"))
-            return kept.enter_context(RankPool(ranks, "cuda"))
+            # Only its ranks are to see the variables of their MPS, which would fail with any process that is ended at work.
+            with patch.dict(os.environ):
+                kept.enter_context(sharing(ranks, "cuda"))
+                return kept.enter_context(RankPool(ranks, "cuda"))
 
         yield pool_of
 

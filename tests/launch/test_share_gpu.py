@@ -71,7 +71,8 @@ def test_where_it_does_not_start_ranks_share_all_the_same(calls: Path, monkeypat
     before = dict(os.environ)
     with sharing(2, "cuda") as helped:
         assert not helped
-        assert dict(os.environ) == before
+    assert len(calls.read_text().splitlines()) == 1  # and is not ended
+    assert dict(os.environ) == before
 
 
 def test_a_gpu_for_each_rank_needs_none(
@@ -97,6 +98,18 @@ def test_more_than_four_ranks_of_a_gpu_take_turns(
     have(monkeypatch, 2)
     with sharing(8, "cuda") as helped:
         assert helped
+
+
+def test_ranks_that_take_turns_do_not_meet_an_mps_that_runs(calls: Path) -> None:
+    """Neither one that the user started nor that of a smaller job."""
+    with sharing(4, "cuda"), sharing(8, "cuda"):
+        assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] not in calls.read_text()
+
+
+def test_an_mps_is_ended_also_where_its_variables_are_gone(calls: Path) -> None:
+    with sharing(4, "cuda"):
+        folder = os.environ.pop("CUDA_MPS_PIPE_DIRECTORY")
+    assert calls.read_text().splitlines() == [f"-d {folder}", f"quit -t 10 {folder}"]
 
 
 def test_ranks_that_share_a_gpu_say_so_to_nccl() -> None:

@@ -11,6 +11,7 @@ from cubeloom import Grid
 from cubeloom.comm import CommunicationError, Network, devices
 from cubeloom.cube import Batch, initial_values
 from cubeloom.launch import RankPool
+from cubeloom.launch.share_gpu import sharing
 from cubeloom.models import build, config, cut_of
 from cubeloom.pipeline import Action, generate
 from cubeloom.runtime import Pipeline
@@ -42,7 +43,7 @@ def _step_in_which_rank_1_hangs() -> None:
 
 
 def test_a_rank_that_hangs_is_named_by_those_who_wait_for_it() -> None:
-    with RankPool(2, "cuda") as pool, pytest.raises(CommunicationError) as caught:
+    with sharing(2, "cuda"), RankPool(2, "cuda") as pool, pytest.raises(CommunicationError) as caught:
         pool.run(2, _step_in_which_rank_1_hangs, timeout=200)
     words = [str(caught.value), *caught.value.__notes__]
     # Rank 1 gave back the gradients of two micro-batches, and rank 0 waits for the third.

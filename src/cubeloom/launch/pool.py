@@ -35,6 +35,7 @@ class RankPool:
         check_startable(size)
         self.size = size
         self.device = device
+        self._variables = dict(os.environ)  # also of ranks that are started later
         self._ranks: list[tuple[BaseProcess, Connection]] = []
         self._jobs = 0
         self._store: world.TCPStore | None = None
@@ -68,7 +69,7 @@ class RankPool:
             rank = len(self._ranks)
             process = context.Process(
                 target=_serve,
-                args=(theirs, self._store.port, rank, self.device, self.size, dict(os.environ)),
+                args=(theirs, self._store.port, rank, self.device, self.size, self._variables),
                 daemon=True,
             )
             process.start()

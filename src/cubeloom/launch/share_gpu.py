@@ -33,33 +33,35 @@ def sharing(ranks: int, kind: devices.Kind) -> Iterator[bool]:
     """While it is entered, processes that are started share this machine's GPUs; gives whether MPS helps them to.
 
     Where MPS is not installed or does not start, or more than `SIDE_BY_SIDE` ranks share a GPU, they share all the same, in
-    turns. Nothing is left behind.
+    turns, and also where an MPS of somebody else's is running. Nothing is left behind.
     """
     have = 0 if kind == devices.CPU else devices.count(kind)
     each = -(-ranks // have) if have else 0
-    control = shutil.which(CONTROL)
     if each < 2:
         yield False
         return
-    if control is None or each > SIDE_BY_SIDE:
-        _tell_turns("MPS is not installed" if control is None else f"side by side more than {SIDE_BY_SIDE} can hang")
-        yield False
-        return
-    before = dict(os.environ)
-    with _ended_in_order(), tempfile.TemporaryDirectory(prefix="cubeloom-mps-") as name:
-        os.environ.update(_variables(Path(name), each))
-        started = subprocess.run([control, "-d"], capture_output=True).returncode == 0
-        if not started:
-            _restore(before)
-            _tell_turns("MPS did not start")
+    with _ended_in_order(), tempfile.TemporaryDirectory(prefix="cubeloom-mps-") as name, _apart(Path(name), each):
+        inside = dict(os.environ)
+        failed = _start(each)
+        if failed:
+            _tell_turns(failed)
         try:
-            yield started
+            yield not failed
         finally:
-            if started:
+            if not failed:
                 # Without a time MPS would wait for kernels that ended ranks left behind, such as a receive that nobody serves.
                 with suppress(subprocess.TimeoutExpired):
-                    subprocess.run([control], input=b"quit -t 10\n", capture_output=True, timeout=60)
-                _restore(before)
+                    quits = b"quit -t 10\n"
+                    subprocess.run([CONTROL], input=quits, env=inside, capture_output=True, timeout=60)
+
+
+def _start(each: int) -> str:
+    """Start MPS for so many ranks of a GPU; why that was not done, if it was not."""
+    if shutil.which(CONTROL) is None:
+        return "MPS is not installed"
+    if each > SIDE_BY_SIDE:
+        return f"side by side more than {SIDE_BY_SIDE} can hang"
+    return "MPS did not start" if subprocess.run([CONTROL, "-d"], capture_output=True).returncode else ""
 
 
 def _tell_turns(why: str) -> None:
@@ -81,21 +83,22 @@ def _ended_in_order() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _variables(folder: Path, each: int) -> dict[str, str]:
+@contextmanager
+def _apart(folder: Path, each: int) -> Iterator[None]:
     """Private places, so that jobs of one machine do not meet; an equal part of the multiprocessors for each rank of a GPU.
 
     A client of MPS has two queues into the GPU unless it asks for more: streams that share one wait for each other, and a
     message that waits for its partner would hold up computation.
     """
-    found = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 // each), "CUDA_DEVICE_MAX_CONNECTIONS": "8"}
+    before = dict(os.environ)
+    os.environ.update(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=str(100 // each), CUDA_DEVICE_MAX_CONNECTIONS="8")
     for name in ("PIPE", "LOG"):
         place = folder / name.lower()
         place.mkdir()
-        found[f"CUDA_MPS_{name}_DIRECTORY"] = str(place)
-    return found
-
-
-def _restore(variables: dict[str, str]) -> None:
-    for name in os.environ.keys() - variables.keys():
-        del os.environ[name]
-    os.environ.update(variables)
+        os.environ[f"CUDA_MPS_{name}_DIRECTORY"] = str(place)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
