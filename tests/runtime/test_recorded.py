@@ -19,9 +19,12 @@ from cubeloom.pipeline import generate
 from cubeloom.runtime import Pipeline
 from cubeloom.runtime.recorded import Function, GraphRecord, Record, Recording
 from cubeloom.runtime.stage import Carry
+from on_a_gpu import GpuRanks
 
 pytestmark = pytest.mark.timeout(180)
 SMALL: dict[str, Any] = {"vocab": 48, "positions": 16, "hidden": 16, "layers": 4, "heads": 2}
+SCHEDULES = {name: generate(name, 2, 6) for name in ("1f1b", "zb-h1", "chimera-zb")}
+SCHEDULES["once"] = generate("gpipe", 1, 1)  # one micro-batch, whose gradients are those of the step
 
 
 class CallAgain:
@@ -45,15 +48,16 @@ class CallAgain:
         return again
 
 
-def losses_and_weights(
-    record: Record | None, schedule: str, kind: devices.Kind
-) -> tuple[list[float], dict[str, Tensor]]:
-    network = Network(Grid(pipe=2), devices.current(kind))
+def losses_and_weights(record: Record | None, name: str, kind: devices.Kind) -> tuple[list[float], dict[str, Tensor]]:
+    """Of two ranks, a pipeline or replicas of one stage."""
+    schedule = SCHEDULES[name]
+    pipe = len(schedule.workers)
+    network = Network(Grid(pipe=pipe, data=2 // pipe), devices.current(kind))
     dtype = torch.float64 if kind == devices.CPU else torch.float32
     with torch.device("meta"):
         model = build(GPTConfig(**SMALL))
     fill = initial_values(model, 0, dtype, network.device)
-    pipeline = Pipeline(model, cut_of(model), network, Batch(6, 12), fill, generate(schedule, 2, 6), record=record)
+    pipeline = Pipeline(model, cut_of(model), network, Batch(6, 12), fill, schedule, record=record)
     numbers = torch.Generator().manual_seed(1)
     losses = []
     for step in range(4):
@@ -61,7 +65,8 @@ def losses_and_weights(
         targets = tokens[:, 1:].clone()
         targets[: 1 + step % 3, :5] = -100  # micro-batches have other shares of the loss in every step
         data = {"tokens": tokens[:, :-1].contiguous(), "targets": targets}
-        losses.append(pipeline.step({name: tensor.to(network.device) for name, tensor in data.items()}))
+        mine = network.grid.share(network.coordinates, 6)
+        losses.append(pipeline.step({name: tensor[mine].to(network.device) for name, tensor in data.items()}))
         for parameter in pipeline.parameters.values():
             assert parameter.grad is not None
             local_of(parameter).sub_(local_of(parameter.grad), alpha=0.5)
@@ -84,7 +89,12 @@ def _both(schedule: str, kind: devices.Kind) -> tuple[float, float, list[str]]:
 
 @pytest.mark.parametrize(
     ("schedule", "first", "second"),
-    [("1f1b", ["FB"] * 2, ["FB"]), ("zb-h1", ["FIW"] * 2, ["FIW"] * 2), ("chimera-zb", None, None)],
+    [
+        ("1f1b", ["FB"] * 2, ["FB"]),
+        ("zb-h1", ["FIW"] * 2, ["FIW"] * 2),
+        ("chimera-zb", None, None),
+        ("once", ["FB"], ["FB"]),
+    ],
 )
 def test_recorded_stages_train_alike(
     ranks: RankPool, schedule: str, first: list[str] | None, second: list[str] | None
@@ -97,11 +107,10 @@ def test_recorded_stages_train_alike(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not devices.available("cuda"), reason="needs a CUDA device")
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "chimera-zb"])
-def test_graphs_train_alike(schedule: str) -> None:
-    with RankPool(2, "cuda") as pool:
-        for loss, weight, _ in pool.run(2, _both, schedule, "cuda", timeout=150):
-            assert loss <= 1e-5 and weight <= 1e-5
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_graphs_train_alike(gpu_ranks: GpuRanks, schedule: str) -> None:
+    for loss, weight, _ in gpu_ranks(2).run(2, _both, schedule, "cuda", timeout=150):
+        assert loss <= 1e-5 and weight <= 1e-5
 
 
 def _refused(grid: str, changes: dict[str, Any]) -> str:

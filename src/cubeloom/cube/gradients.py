@@ -81,8 +81,8 @@ class Gradients:
         """The ranks that sum the parameter's gradient."""
         return self._axes[parameter]
 
-    def add_up_in(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Let the coming passes add the parameter's gradient to this tensor, as if nothing had been summed before."""
+    def add_up_in(self, parameter: nn.Parameter, gradient: Tensor | None) -> None:
+        """Let the coming passes add the parameter's gradient to this tensor, if any, as if nothing had been summed before."""
         self._summed.pop(parameter, None)
         parameter.grad = gradient
 

@@ -59,7 +59,9 @@ class Pipeline:
         held = self._held = hold(model, self.layout, network, fill, rest, recompute, ways, compile, record, seed)
         self._recorded: RecordedSteps | None = None
         if record is not None:
-            self._recorded = RecordedSteps(held.stages.values(), held.parameters.values(), held.gradients)
+            self._recorded = RecordedSteps(
+                held.stages.values(), held.parameters.values(), held.gradients, once=len(portions(schedule)) == 1
+            )
         self._channels = Channels(network, schedule)
         self._boundaries: dict[int, Boundary] = {}  # of each stage's output
         self._learned = False  # what they are; a single stage hands nothing on

@@ -170,13 +170,21 @@ class RecordedStage(Stage):
 
 
 class RecordedSteps:
-    """The stages of a worker and where their gradients lie: in every step the same memory, zero at its beginning."""
+    """The stages of a worker and where their gradients lie: in every step the same memory.
 
-    def __init__(self, stages: Iterable[Stage], parameters: Iterable[nn.Parameter], gradients: Gradients) -> None:
+    Portions add to it, and it is zero at the step's beginning. Where the worker has one stage and a step `once` one portion,
+    its gradients are where the recording has written them, and there is nothing to add to.
+    """
+
+    def __init__(
+        self, stages: Iterable[Stage], parameters: Iterable[nn.Parameter], gradients: Gradients, *, once: bool
+    ) -> None:
         self._stages = [stage for stage in stages if isinstance(stage, RecordedStage)]
         self._parameters = list(parameters)
         self._gradients = gradients
+        self._once = once and len(self._stages) == 1
         self._seen_one = False
+        self._recorded = False
         self._still: dict[nn.Parameter, Tensor] = {}
         self._before: dict[nn.Parameter, Tensor] = {}  # gradients that there were when the step began
 
@@ -186,18 +194,26 @@ class RecordedSteps:
             self._seen_one = True
             return
         self._before = {each: local_of(each.grad).clone() for each in self._parameters if each.grad is not None}
-        first = not self._still
-        if first:
+        if not self._recorded:
+            self._recorded = True
+            self._prepare()
+        for parameter in self._parameters:
+            self._gradients.add_up_in(parameter, self._still.get(parameter))
+        if not self._once:
+            torch._foreach_zero_([local_of(gradient) for gradient in self._still.values()])
+
+    def _prepare(self) -> None:
+        if not self._once:
             self._still = {each: like(each, torch.zeros_like(local_of(each))) for each in self._parameters}
-        for parameter, gradient in self._still.items():
-            self._gradients.add_up_in(parameter, gradient)
-        if first:
-            for stage in self._stages:
-                stage.prepare()
-        torch._foreach_zero_([local_of(gradient) for gradient in self._still.values()])
+        for parameter in self._parameters:
+            self._gradients.add_up_in(parameter, self._still.get(parameter))
+        for stage in self._stages:
+            stage.prepare()
+        self._still = {each: each.grad for each in self._parameters if each.grad is not None}
 
     def finish(self) -> None:
         """When the step's gradients are summed."""
         for parameter, before in self._before.items():
-            local_of(self._still[parameter]).add_(before)
+            assert parameter.grad is not None
+            local_of(parameter.grad).add_(before)
         self._before = {}
