@@ -26,7 +26,7 @@ from rich.console import Console
 from torch import Tensor
 
 from cubeloom import Grid
-from cubeloom.comm import Network, devices
+from cubeloom.comm import Ledger, Network, devices
 from cubeloom.cube import Rest
 from cubeloom.launch import run
 from cubeloom.launch.share_gpu import sharing
@@ -47,9 +47,8 @@ SIZES = {
 }
 TINY = Size(layers=2, hidden=32, heads=4, sequence=16, samples=4, vocab=64)
 PEER = "torch, compiled blocks"
-RECORDED = "cubeloom, compiled and recorded"
 TRAINED = "cubeloom, as `train` runs it"
-RECIPES = ("torch", PEER, "cubeloom", "cubeloom, compiled", RECORDED, TRAINED)
+RECIPES = ("torch", PEER, "cubeloom", "cubeloom, compiled", TRAINED)
 OUR_SCHEDULES = ("1f1b", "zb-h1", "zbv", "chimera", "chimera-zb")
 REPLICATED = "cubeloom y, replicated"
 OUR_CUBES = {REPLICATED: "replicated", "cubeloom y, sharded": "sharded"}  # activations at rest
@@ -90,7 +89,6 @@ def measure_one(
         PEER: lambda: their_step(size, values, compiled=True),
         "cubeloom": lambda: our_step(size, values, network),
         "cubeloom, compiled": lambda: our_step(size, values, network, compiled=True),
-        RECORDED: lambda: our_step(size, values, network, compiled=True, recorded=True),
         TRAINED: lambda: train_step(size, values, network, recorded=on_gpu),
     }
     # On a CPU the compiler would take minutes to no purpose: there it is asked to leave everything as it is.
@@ -117,7 +115,7 @@ def measure_pipe(
         if count >= recipe.least * ranks
     }
     for name in names:
-        for record in (False, True):
+        for record in (False,) if kind == devices.CPU else (False, True):  # a CPU records nothing
             told = f"cubeloom {name}{', recorded' if record else ''}"
             recipes[told] = our_passes(name, size, network, {"x": x, "targets": targets}, record)
     return take_turns(recipes, network.device, rounds, steps, network.barrier)
@@ -133,9 +131,11 @@ def measure_tp(size: Size, kind: devices.Kind, ranks: int, rounds: int, steps: i
         rest = Rest(activations=activations)  # type: ignore[arg-type]
         for strands, ways in WAYS.items():
             recipes[name + strands] = our_step(size, values, network, rest, ways=ways)
-    with network.recording() as ledger:
-        recipes[REPLICATED]()
-    recipes[overlap.SUMS] = overlap.sums_of(network, ledger)
+    ledgers: dict[str, Ledger] = {}
+    for name, step in recipes.items():  # all of them, so that all have taken as many steps
+        with network.recording() as ledgers[name]:
+            step()
+    recipes[overlap.SUMS] = overlap.sums_of(network, ledgers[REPLICATED])
     on_cpu = kind == devices.CPU
     recipes |= overlap.bare_pair(network, 64 if on_cpu else 4096, 2**12 if on_cpu else 2**24)
     return take_turns(recipes, network.device, rounds, steps, network.barrier)
@@ -178,11 +178,9 @@ class One(Common):
 
     def __call__(self, console: Console) -> list[Compared]:
         found: list[Compared] = []
-        # A CPU records nothing.
-        recipes = tuple(name for name in self.recipes if not self.cpu or name != RECORDED)
         for name, size in ({"tiny": TINY} if self.quick else {name: SIZES[name] for name in self.sizes}).items():
             title = f"GPT {name}, {size.samples} × {size.sequence} tokens, {self.kind}"
-            arguments = title, size, self.kind, recipes, *self.turns, self.profile, self.energy and not self.cpu
+            arguments = title, size, self.kind, self.recipes, *self.turns, self.profile, self.energy and not self.cpu
             found += run(1, measure_one, *arguments, device=self.kind, timeout=1200)
             console.print(found[-1].table())
             if self.profile:

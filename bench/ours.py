@@ -14,7 +14,6 @@ from cubeloom.comm import Network, devices
 from cubeloom.cube import Batch, Rest, apply
 from cubeloom.cube.gradients import Gradients
 from cubeloom.cube.parameter import Block
-from cubeloom.cube.recorded import RecordedStep
 from cubeloom.job.settings import OptimizerSettings
 from cubeloom.models import GPTConfig, build, cut_of
 from cubeloom.pipeline import generate
@@ -43,7 +42,6 @@ def our_step(
     rest: Rest | None = None,
     *,
     compiled: bool = False,
-    recorded: bool = False,
     ways: int = 1,
 ) -> Step:
     """The same with our layers, in a loop as a user of the library writes it."""
@@ -55,10 +53,10 @@ def our_step(
     tokens, targets = tokens_of(size, network.device)
     data = {"tokens": tokens, "targets": targets}
     run = Weave(model, ways, state.staggers)
-    passes = RecordedStep(run, model.parameters(), data) if recorded else Passes(run)
 
     def step() -> Tensor:
-        loss = passes(**data)
+        loss = run(**data)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         return loss.detach()
@@ -99,18 +97,6 @@ def our_adamw(parameters: dict[str, nn.Parameter], gradients: Gradients) -> Bloc
     for group in optimizer.optimizer.param_groups:
         group["lr"] = 1e-4
     return optimizer
-
-
-class Passes:
-    """Forward and backward."""
-
-    def __init__(self, forward: Callable[..., Tensor]) -> None:
-        self._forward = forward
-
-    def __call__(self, **data: Tensor) -> Tensor:
-        loss = self._forward(**data)
-        loss.backward()
-        return loss
 
 
 def our_sizes(size: Size) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.peers.schedules import Stacked
-from cubeloom.comm import Network, devices
+from cubeloom.comm import Network
 from cubeloom.cube import Batch, Rest
 from cubeloom.cube.parameter import Block
 from cubeloom.models import CrossEntropy, GPTConfig
@@ -95,7 +95,6 @@ def our_passes(
         return (drawn + float("norm" in name and name.endswith("weight"))).to(data["x"].dtype)
 
     batch = Batch(len(data["x"]), size.sequence)
-    on_gpu = network.device.type != devices.CPU
     pipeline = ForwardAndBackward(
         model,
         used,
@@ -105,6 +104,6 @@ def our_passes(
         schedule,
         Rest(),
         stages,
-        record=GraphRecord() if record and on_gpu else None,
+        record=GraphRecord() if record else None,
     )
     return lambda: pipeline.passes(data)

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import torch
 from bench import overlap
 from bench.gpu import (
     OUR_CUBES,
     OUR_SCHEDULES,
     PEER,
     RECIPES,
-    RECORDED,
-    TINY,
     One,
     main,
 )
-from bench.ours import filled, our_config, tokens_of
 from bench.peers import gpt as peer
 from bench.peers import schedules, sharded
 from bench.peers.timing import Compared, Timed, slowest
 from rich.console import Console
-from torch import Tensor
 
-from cubeloom import Grid
-from cubeloom.comm import Network, devices
-from cubeloom.cube import Batch, apply
-from cubeloom.cube.parameter import local_of
-from cubeloom.cube.recorded import RecordedStep
-from cubeloom.launch import run
-from cubeloom.models import build, cut_of
+from cubeloom.comm import devices
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -40,7 +29,7 @@ def test_every_recipe_is_timed_and_trains_alike(capsys: pytest.CaptureFixture[st
     assert main(["one", "--cpu", "--quick", "--recipes", *RECIPES]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     timed = {each["name"]: each for each in told["timed"]}
-    assert set(timed) == set(RECIPES) - {RECORDED}
+    assert set(timed) == set(RECIPES)
     assert all(min(each["steps_ms"]) > 0 for each in timed.values())
     for each in timed.values():
         assert each["loss"] == pytest.approx(timed[PEER]["loss"], abs=1e-5)
@@ -106,41 +95,3 @@ def test_every_recipe_on_a_gpu() -> None:
     assert [each.name for each in found.timed] == list(RECIPES)
     for each in found.timed:
         assert each.loss == pytest.approx(found.timed[0].loss, abs=2e-2)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not devices.available("cuda"), reason="needs a CUDA device")
-def test_a_recorded_step_is_the_step() -> None:
-    """Loss and gradients, also of other data and other weights than it was recorded with."""
-    for difference in run(1, recorded_differences, device="cuda")[0]:
-        assert difference < 1e-5
-
-
-def recorded_differences() -> list[float]:
-    device = devices.current("cuda")
-    network = Network(Grid(), device)
-    with torch.device("meta"):
-        model = build(our_config(TINY))
-    fill = filled(peer.weights(TINY, torch.float32, device))
-    apply(model, cut_of(model), network, Batch(TINY.samples, TINY.sequence), fill)
-    parameters = list(model.parameters())
-    tokens, targets = tokens_of(TINY, device)
-    recorded = RecordedStep(model, parameters, {"tokens": tokens, "targets": targets})
-    found = []
-    for number in range(3):
-        data = {"tokens": tokens.roll(number, 0), "targets": targets.roll(number + 1, 1)}
-        loss = recorded(**data).clone()
-        gradients = [local_of(cast(Tensor, each.grad)).clone() for each in parameters]
-        for each in parameters:
-            each.grad = None
-        plain = model(**data)
-        plain.backward()
-        again = [local_of(cast(Tensor, each.grad)) for each in parameters]
-        found += [
-            float((loss - plain).abs()),
-            *(float((a - b).abs().max()) for a, b in zip(gradients, again, strict=True)),
-        ]
-        with torch.no_grad():
-            for each in parameters:
-                local_of(each).mul_(0.9)
-    return found
