@@ -42,6 +42,8 @@ def run(*arguments: str) -> int:
         (["--grid", "pipe=2", "--schedule", "chimaera"], "did you mean chimera"),
         (["--grid", "pipe=2", "--schedule", "pipedream"], "can be compared on a model that ties no weights"),
         (["--grid", "y=2", "--ways", "3", "--batch", "4"], "cannot be cut into 3 strands"),
+        (["--ways", "0"], "--ways must be from 1 to 16,777,216, got 0"),
+        (["--ways", "1000000000"], "--ways must be from 1 to 16,777,216, got 1000000000"),
         (["--model", "unet-tiny", "--grid", "x=5"], "cannot be cut over x=5"),
         (["--model", "unet-tiny", "--layers", "3"], "has no number of layers to choose"),
         (["--grid", "pipe=8"], "pieces cannot make 8 stages; at most 4"),

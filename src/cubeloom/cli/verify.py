@@ -117,8 +117,8 @@ class Verify:
             return self._of_job(load(Job, self.file, self.overrides))
         grid = Grid.parse(self.grid, tuple(axis.strip() for axis in self.placement.split(",")))
         model, schedule = self._model(), self._schedule(grid)
-        ways = max(1, self.ways)
-        each = lcm(2, ways) if schedule is None else ways * len(portions(schedule))
+        within("--ways", self.ways, most=SAMPLES)
+        each = lcm(2, self.ways) if schedule is None else self.ways * len(portions(schedule))
         if not isinstance(model, LanguageConfig):
             each *= lcm(grid.x, grid.y)  # images are cut by samples
         batch = Batch(each * grid.data * grid.z if self.batch is None else self.batch, self._sequence(model))

@@ -21,6 +21,7 @@ from cubeloom.cube.image_forms import BatchNormForm
 from cubeloom.cube.state import Clock
 from cubeloom.errors import UserError, counted
 from cubeloom.grid import Grid
+from cubeloom.limits import within
 from cubeloom.models import AttentionCore
 from cubeloom.models.pieces import Piece
 from cubeloom.pipeline import Kind, Schedule, Updates, check
@@ -96,8 +97,7 @@ def lay_out(
     `stages` may say which pieces each stage gets; otherwise they are balanced by the multiplications counted.
     """
     check(schedule)
-    if ways < 1:
-        raise UserError(f"a micro-batch runs as at least one strand, got {ways} ways")
+    within("ways", ways)
     if schedule.updates is not Updates.FLUSH and len(schedule.homes) > len(schedule.workers):
         raise UserError(f"{schedule.name} updates weights within a step: it runs with one stage a worker, not several")
     if len(schedule.workers) != grid.pipe:

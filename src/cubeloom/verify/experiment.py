@@ -13,6 +13,7 @@ from cubeloom.errors import UserError
 from cubeloom.grid import Grid
 from cubeloom.job import Job
 from cubeloom.job.settings import RECOMPUTE
+from cubeloom.limits import within
 from cubeloom.models import Config, build, cut_of
 from cubeloom.pipeline import Schedule, Updates
 from cubeloom.runtime.build import Layout, Recompute, lay_out
@@ -89,8 +90,9 @@ class Experiment:
         return lay_out(self.skeleton(), self.cut(), self.grid, self.batch, schedule, self.rest, ways=self.ways)
 
     def _strand_forms(self) -> list[Form]:
+        within("ways", self.ways)
         least = self.ways * self.grid.data * self.grid.z
-        if self.ways < 1 or (self.ways > 1 and self.batch.samples % least):
+        if self.ways > 1 and self.batch.samples % least:
             raise UserError(
                 f"the batch of {self.batch.samples} samples cannot be cut into {self.ways} strands on data={self.grid.data}·"
                 f"z={self.grid.z}; it must be a multiple of {least}"

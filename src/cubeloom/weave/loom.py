@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from cubeloom.errors import UserError
+from cubeloom.limits import within
 from cubeloom.weave.thread_state import ThreadState
 
 
@@ -48,8 +49,7 @@ class Weave:
     """
 
     def __init__(self, function: Callable[..., Any], ways: int = 1, stagger: bool = False) -> None:
-        if ways < 1:
-            raise UserError(f"ways must be at least 1, got {ways}")
+        within("ways", ways)
         self._function = function
         self._ways = ways
         self._stagger = stagger
