@@ -33,7 +33,7 @@ def sharing(ranks: int, kind: devices.Kind) -> Iterator[bool]:
     """While it is entered, processes that are started share this machine's GPUs; gives whether MPS helps them to.
 
     Where MPS is not installed or does not start, or more than `SIDE_BY_SIDE` ranks share a GPU, they share all the same, in
-    turns, and also where an MPS of somebody else's is running. Nothing is left behind.
+    turns. An MPS that somebody else started is never used. Nothing is left behind.
     """
     have = 0 if kind == devices.CPU else devices.count(kind)
     each = -(-ranks // have) if have else 0
