@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network, devices
@@ -28,22 +28,32 @@ SCHEDULES["once"] = generate("gpipe", 1, 1)  # one micro-batch, whose gradients 
 
 
 class CallAgain:
-    """As graphs do: nothing happens when a recording is made, and inputs lie where they lay."""
-
-    slots: dict[Hashable, list[Function]]
+    """As graphs do: inputs lie where they lay, and gradients that there were not when it was recorded are written anew."""
 
     def __init__(self) -> None:
-        self.slots = {}
+        self.slots: dict[Hashable, list[Function]] = {}
+        self.parameters: list[nn.Parameter] = []  # those of the pipeline
 
     def __call__(self, function: Function, given: tuple[Carry, ...], slot: Hashable) -> Recording:
         self.slots.setdefault(slot, []).append(function)
         still = tuple({name: tensor.clone() for name, tensor in each.items()} for each in given)
+        without = [each for each in self.parameters if each.grad is None]
+        function(*still)
+        written = [(each, each.grad) for each in without if each.grad is not None]
 
         def again(*values: Mapping[str, Tensor]) -> Carry:
             for held, new in zip(still, values, strict=True):
                 for name, tensor in held.items():
                     tensor.detach().copy_(new[name])
-            return function(*still)
+            seen = [each.grad for each, _ in written]
+            for each, _ in written:
+                each.grad = None
+            found = function(*still)
+            for (each, place), before in zip(written, seen, strict=True):
+                assert each.grad is not None
+                local_of(place).copy_(local_of(each.grad))
+                each.grad = before
+            return found
 
         return again
 
@@ -58,6 +68,8 @@ def losses_and_weights(record: Record | None, name: str, kind: devices.Kind) -> 
         model = build(GPTConfig(**SMALL))
     fill = initial_values(model, 0, dtype, network.device)
     pipeline = Pipeline(model, cut_of(model), network, Batch(6, 12), fill, schedule, record=record)
+    if isinstance(record, CallAgain):
+        record.parameters = list(pipeline.parameters.values())
     numbers = torch.Generator().manual_seed(1)
     losses = []
     for step in range(4):
