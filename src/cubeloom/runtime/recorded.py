@@ -197,19 +197,21 @@ class RecordedSteps:
         if not self._recorded:
             self._recorded = True
             self._prepare()
-        for parameter in self._parameters:
-            self._gradients.add_up_in(parameter, self._still.get(parameter))
+        self._put_in_place()
         if not self._once:
             torch._foreach_zero_([local_of(gradient) for gradient in self._still.values()])
 
     def _prepare(self) -> None:
         if not self._once:
             self._still = {each: like(each, torch.zeros_like(local_of(each))) for each in self._parameters}
-        for parameter in self._parameters:
-            self._gradients.add_up_in(parameter, self._still.get(parameter))
+        self._put_in_place()
         for stage in self._stages:
             stage.prepare()
         self._still = {each: each.grad for each in self._parameters if each.grad is not None}
+
+    def _put_in_place(self) -> None:
+        for parameter in self._parameters:
+            self._gradients.add_up_in(parameter, self._still.get(parameter))
 
     def finish(self) -> None:
         """When the step's gradients are summed."""
