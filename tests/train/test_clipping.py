@@ -1,23 +1,29 @@
-"""The norm of all gradients is the serial model's on every grid and schedule, and has the same bits on all ranks."""
+"""The norm of all gradients is the serial model's on every grid and schedule, and has the same bits on all ranks; by it the
+device decides what an optimizer does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import inf, nan
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from cubeloom import Grid
-from cubeloom.comm import Network
+from cubeloom.comm import Network, devices
 from cubeloom.cube import Batch, apply, initial_values, materialise
+from cubeloom.job.settings import OptimizerSettings
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, cut_of
 from cubeloom.pipeline import generate
 from cubeloom.runtime import Pipeline
 from cubeloom.train import ShardedOptimizer
-from cubeloom.train.clipping import clip, norm, pieces
+from cubeloom.train.clipping import Piece, bind, clip, norm_of, pieces
+from cubeloom.train.optimizers import fused
+from on_a_gpu import NEEDS_GPU
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -53,7 +59,7 @@ def norms(grid: Grid, schedule: str | None, zero: bool) -> tuple[float, float]:
     sharded = ShardedOptimizer(parameters.values(), gradients, torch.optim.AdamW) if zero else None
     step()
     found = pieces(parameters.items(), network, sharded, holders)
-    return clip(found, network, MOST), norm(found, network)
+    return clip(found, network, MOST).item(), norm_of(found, network).item()
 
 
 def _step(model: torch.nn.Module, tokens: torch.Tensor) -> None:
@@ -79,3 +85,98 @@ def test_the_norm_is_the_serial_model_s(ranks: RankPool, grid: str, schedule: st
     before, after = found[0]
     assert before == pytest.approx(whole, rel=1e-12)
     assert after == pytest.approx(MOST, rel=1e-12)
+
+
+Where = Callable[..., None]
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+def on(request: pytest.FixtureRequest) -> Where:
+    """Calls something with a kind of device, on a rank that has one: kernels of a GPU are others."""
+
+    def call(what: Callable[..., None], *arguments: object) -> None:
+        pool = request.getfixturevalue("gpu_ranks")(4) if request.param == "cuda" else request.getfixturevalue("ranks")
+        pool.run(1, what, *arguments, request.param)
+
+    return call
+
+
+def _divides_exactly(shape: tuple[int, ...], kind: devices.Kind) -> None:
+    network = Network(Grid(), devices.current(kind))
+    gradient = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 1).bfloat16().to(network.device)
+    divided = gradient.clone()
+    before = clip([Piece(divided, 1)], network, MOST)
+    assert torch.equal(divided, (gradient.double() / (before / MOST)).bfloat16())
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (5, 3)])
+def test_what_has_few_digits_is_divided_by_a_number_with_many(on: Where, shape: tuple[int, ...]) -> None:
+    on(_divides_exactly, shape)
+
+
+KINDS = [
+    OptimizerSettings(name="adamw"),
+    OptimizerSettings(name="sgd", momentum=0.9),
+    OptimizerSettings(name="sgd", momentum=0.0),
+]
+TYPES = [torch.float64, torch.float32, torch.bfloat16]
+
+
+class _Optimized:
+    """A parameter and its optimizer, as a trainer makes it."""
+
+    def __init__(self, settings: OptimizerSettings, dtype: torch.dtype, kind: devices.Kind) -> None:
+        self.parameter = nn.Parameter(torch.linspace(-1, 1, 12, dtype=dtype, device=kind).view(3, 4))
+        self._optimizer = fused(settings, [self.parameter])
+
+    def step(self, gradient: torch.Tensor, size: float, most: float, limit: float) -> None:
+        self.parameter.grad = gradient.to(self.parameter, copy=True)
+        found = [Piece(self.parameter.grad, 1)]
+        bind(self._optimizer, found, torch.tensor(size, dtype=torch.float64, device=gradient.device), most, limit)
+        self._optimizer.step()
+
+    def kept(self) -> dict[str, torch.Tensor]:
+        return {"parameter": self.parameter.detach(), **self._optimizer.state[self.parameter]}
+
+
+def _updates_with_clipped(settings: OptimizerSettings, dtype: torch.dtype, kind: devices.Kind) -> None:
+    gradient = torch.arange(12, dtype=dtype, device=kind).view(3, 4) / 8
+    size = gradient.double().norm().item()
+    bound, plain = _Optimized(settings, dtype, kind), _Optimized(settings, dtype, kind)
+    for most, limit in [(MOST, inf), (0.0, inf), (2 * size, size)]:
+        bound.step(gradient, size, most, limit)
+        factor = min(1.0, most / size) if most else 1.0
+        plain.step(gradient.double() * factor, size, 0.0, inf)
+    close = 64 * torch.finfo(dtype).eps
+    torch.testing.assert_close(bound.kept(), plain.kept(), rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("settings", KINDS, ids=["adamw", "momentum", "sgd"])
+def test_an_update_is_that_of_clipped_gradients(on: Where, settings: OptimizerSettings, dtype: torch.dtype) -> None:
+    on(_updates_with_clipped, settings, dtype)
+
+
+def _changes_nothing(
+    settings: OptimizerSettings, dtype: torch.dtype, size: float, limit: float, kind: devices.Kind
+) -> None:
+    gradient = torch.full((3, 4), size, dtype=dtype, device=kind)
+    small = torch.full((3, 4), 1 / 64, dtype=dtype, device=kind)
+    tried, never = _Optimized(settings, dtype, kind), _Optimized(settings, dtype, kind)
+    for _ in range(2):
+        before = tried.parameter.detach().clone()
+        tried.step(gradient, size, 1.0, limit)
+        assert torch.equal(tried.parameter, before)
+        for each in (tried, never):
+            each.step(small, 0.1, 1.0, limit)
+    torch.testing.assert_close(tried.kept(), never.kept(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("size", "limit"), [(nan, 1e300), (inf, 1e300), (2.5, 2.0)])
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("settings", KINDS, ids=["adamw", "momentum", "sgd"])
+def test_what_is_forbidden_changes_nothing(
+    on: Where, settings: OptimizerSettings, dtype: torch.dtype, size: float, limit: float
+) -> None:
+    """Neither in the first step, where an optimizer makes its state, nor later."""
+    on(_changes_nothing, settings, dtype, size, limit)

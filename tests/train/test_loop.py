@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from cubeloom.metrics.log import read_log
 from cubeloom.metrics.run import read_run
 from cubeloom.train.checkpoint import checkpoints
 from cubeloom.train.diary import Diary
+from cubeloom.train.guard import WINDOW
 from cubeloom.train.loop import Ended, train
 from cubeloom.train.trainer import Trainer
 
@@ -157,6 +159,34 @@ def test_steps_without_a_number_are_skipped_by_all(ranks: RankPool, tmp_path: Pa
         ranks.run(2, train, wild, timeout=60)
     records = read_log(tmp_path / "metrics.jsonl").records
     assert [each.skipped is not None for each in records[-2:]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "optimizer", [OptimizerSettings(zero=True), OptimizerSettings(name="sgd")], ids=["zero", "sgd"]
+)
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_step_that_is_skipped_changes_nothing(
+    ranks: RankPool, tmp_path: Path, optimizer: OptimizerSettings, dtype: str
+) -> None:
+    guarded = job(tmp_path, "data=2,x=2", guard=GuardSettings(spike=2), optimizer=optimizer, dtype=dtype)
+    for first, spiked, after in ranks.run(4, _weights_around_a_spike, guarded, timeout=60):
+        assert all(torch.equal(*both) for both in zip(first, spiked, strict=True))
+        assert any(not torch.equal(*both) for both in zip(spiked, after, strict=True))
+
+
+def _weights_around_a_spike(what: Job) -> list[list[torch.Tensor]]:
+    """After a step, after one whose gradient is far above those before, and after one whose is not."""
+    trainer = Trainer(what, Network(what.grid))
+    found = []
+    for norms in ([], [1e-9] * WINDOW, []):
+        trainer._guard.norms = deque(norms, WINDOW)
+        stepped = trainer.step()
+        assert (stepped.skipped is not None) is bool(norms)
+        assert stepped.skipped is None or "is over 2 times its median 1e-09" in stepped.skipped
+        state = [value for kept in trainer.optimizer.optimizer.state.values() for value in kept.values()]
+        found.append([each.detach().clone() for each in [*map(local_of, trainer.parameters.values()), *state]])
+    trainer.close()
+    return found
 
 
 def test_validation_that_gets_no_better_ends_the_run(ranks: RankPool, tmp_path: Path) -> None:

@@ -81,6 +81,11 @@ def repeat_exactly() -> None:
     torch.use_deterministic_algorithms(True)
 
 
+def put(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """On the device, without waiting for what it has to do before: a copy from memory that may be paged would."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
 def settle(device: torch.device) -> None:
     """Wait until the device has done all that it was given, before a clock is read."""
     if device.type == "cuda":

@@ -1,8 +1,9 @@
-"""The norm of all gradients of a model, exact over every kind of shard, and gradients scaled down to a largest norm.
+"""The norm of all gradients of a model, exact over every kind of shard; and what it decides of an update.
 
 A rank has blocks of some parameters, and other ranks may have the same block: along axes that do not cut it, and in other
 replicas of its stage. Each block's squares count once: every holder gives its share of them, and one number is summed over
-all ranks. So all ranks have the same norm, to the bit, and scale alike.
+all ranks. So all ranks have the same norm, to the bit, and decide alike. The norm stays on the device, and the decision is
+made there: a host that waited for it would leave a GPU idle until the update has been prepared.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.optim import Optimizer
 
 from cubeloom.comm import Network
 from cubeloom.cube.parameter import local_of
@@ -57,8 +59,8 @@ def _uncut(parameter: nn.Parameter) -> list[str]:
     return [axis for axis in ("x", "y", "z", "data") if axis not in cut]
 
 
-def norm(gradients: list[Piece], network: Network) -> float:
-    """Of all gradients of the model; the same on every rank."""
+def norm_of(gradients: list[Piece], network: Network) -> Tensor:
+    """Of all gradients of the model, in float64 on the device; the same on every rank."""
     alike: dict[tuple[int, torch.dtype], list[Tensor]] = {}
     for piece in gradients:
         alike.setdefault((piece.holders, piece.gradient.dtype), []).append(piece.gradient)
@@ -66,17 +68,37 @@ def norm(gradients: list[Piece], network: Network) -> float:
     for (holders, _), tensors in alike.items():
         norms = torch._foreach_norm(tensors, dtype=torch.float64)  # a few kernels for all of them
         mine += torch.stack(norms).square().sum() / holders
-    return network.everybody.all_reduce(mine, "gradient norm").wait().sqrt().item()
+    return network.everybody.all_reduce(mine, "gradient norm").wait().sqrt()
 
 
-def clip(gradients: list[Piece], network: Network, most: float) -> float:
+def clip(gradients: list[Piece], network: Network, most: float) -> Tensor:
     """Scale all gradients so that their norm is at most this; gives the norm that they had."""
-    before = norm(gradients, network)
-    if before > most:
-        scale(gradients, most / before)
+    before = norm_of(gradients, network)
+    _divide(gradients, _over(before, most))
     return before
 
 
-def scale(gradients: list[Piece], factor: float) -> None:
-    if gradients:
-        torch._foreach_mul_([piece.gradient for piece in gradients], factor)
+def bind(optimizer: Optimizer, gradients: list[Piece], size: Tensor, most: float, limit: float) -> None:
+    """Let the next step of a fused optimizer change nothing if the gradients' norm `size` is above `limit` or no number;
+    else let it first scale them down to a norm of `most`, if that is not 0."""
+    optimizer.found_inf = (~(size <= limit)).float()  # type: ignore[attr-defined]  # 1 forbids
+    optimizer.grad_scale = None  # type: ignore[attr-defined]
+    if most == 0:
+        return
+    if any(piece.gradient.dtype is torch.float64 for piece in gradients):
+        _divide(gradients, _over(size, most))
+    else:
+        # In the very kernel that updates; which takes a float32, too few digits for a float64.
+        optimizer.grad_scale = _over(size, most).float()  # type: ignore[attr-defined]
+
+
+def _over(size: Tensor, most: float) -> Tensor:
+    """By what gradients are to be divided."""
+    return (size / most).clamp(min=1)
+
+
+def _divide(gradients: list[Piece], by: Tensor) -> None:
+    for piece in gradients:
+        # A number on a device would first be rounded to the gradient's dtype; a tensor of one dimension is not.
+        gradient = piece.gradient[None]
+        torch.div(gradient, by[None], out=gradient)

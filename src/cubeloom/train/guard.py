@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Iterable
 from statistics import median
@@ -21,8 +22,16 @@ class Guard:
         self.norms = deque(norms, WINDOW)
         self._skipped = 0  # in a row
 
+    @property
+    def limit(self) -> float:
+        """The largest norm with which the next step may update anything."""
+        spike = self._settings.spike
+        if spike is None or len(self.norms) < WINDOW:
+            return sys.float_info.max
+        return min(spike * median(self.norms), sys.float_info.max)
+
     def objection(self, norm: float) -> str | None:
-        """Why a step with a gradient of this norm must not update anything; None if it may.
+        """Why a step with a gradient of this norm must not have updated anything; None if it may have.
 
         A loss that is no number has a gradient that is none either, so that the norm alone tells.
         """
@@ -40,7 +49,6 @@ class Guard:
     def _find(self, norm: float) -> str | None:
         if not math.isfinite(norm):
             return f"the gradient norm is {norm}"
-        spike = self._settings.spike
-        if spike is not None and len(self.norms) == WINDOW and norm > spike * median(self.norms):
-            return f"the gradient norm {norm:.3g} is over {spike:g} times its median {median(self.norms):.3g}"
+        if norm > self.limit:
+            return f"the gradient norm {norm:.3g} is over {self._settings.spike:g} times its median {median(self.norms):.3g}"
         return None

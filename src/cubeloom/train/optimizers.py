@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,19 +22,25 @@ def optimizer_of(
     parameters: Mapping[str, nn.Parameter],
     gradients: Gradients,
 ) -> BlockOptimizer | ShardedOptimizer:
-    def make(parts: list[nn.Parameter]) -> torch.optim.Optimizer:
-        groups = [
-            {"params": [part for part in parts if part.dim() > 1], "weight_decay": settings.weight_decay},
-            {"params": [part for part in parts if part.dim() <= 1], "weight_decay": 0.0},
-        ]
-        groups = [group for group in groups if group["params"]]
-        own: dict[str, Any] = (
-            {"momentum": settings.momentum}
-            if settings.name == "sgd"
-            else {"betas": settings.betas, "eps": settings.eps}
-        )
-        return KINDS[settings.name](groups, **own, fused=True)
-
+    make = partial(fused, settings)
     if settings.zero:
         return ShardedOptimizer(parameters.values(), gradients, make, settings.masters)
     return BlockOptimizer(parameters.values(), make, settings.masters)
+
+
+def fused(settings: OptimizerSettings, parts: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Updates all parts in a few kernels, which also clip and skip where they are told to."""
+    groups = [
+        {"params": [part for part in parts if part.dim() > 1], "weight_decay": settings.weight_decay},
+        {"params": [part for part in parts if part.dim() <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    own: dict[str, Any] = (
+        {"momentum": settings.momentum} if settings.name == "sgd" else {"betas": settings.betas, "eps": settings.eps}
+    )
+    made = KINDS[settings.name](groups, **own, fused=True)
+    if own.get("momentum"):
+        # torch makes room in the first step, and leaves it unfilled if that step is skipped.
+        for part in parts:
+            made.state[part]["momentum_buffer"] = torch.zeros_like(part)
+    return made

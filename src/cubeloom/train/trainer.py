@@ -27,7 +27,7 @@ from cubeloom.train.checkpoint import (
     newest,
     save_checkpoint,
 )
-from cubeloom.train.clipping import norm, pieces, scale
+from cubeloom.train.clipping import bind, norm_of, pieces
 from cubeloom.train.guard import Guard
 from cubeloom.train.optimizers import optimizer_of
 from cubeloom.train.sharded_optimizer import ShardedOptimizer
@@ -42,6 +42,17 @@ class Stepped:
     norm: float | None  # none where weights change within the step
     rate: float
     skipped: str | None
+    times: StepTimes
+    waits: Waits
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """A step that a device has been given; losses and norms are there."""
+
+    loss: Tensor
+    norm: Tensor | None
+    rate: float
     times: StepTimes
     waits: Waits
 
@@ -89,35 +100,38 @@ class Trainer:
         return 0, {}
 
     def step(self) -> Stepped:
+        under_way = self.launch()
+        devices.settle(self.network.device)
+        norm = None if under_way.norm is None else under_way.norm.item()
+        skipped = None if norm is None else self._guard.objection(norm)
+        self.done += 1
+        return Stepped(under_way.loss.item(), norm, under_way.rate, skipped, under_way.times, under_way.waits)
+
+    def launch(self) -> UnderWay:
+        """All that a step computes: on a GPU it is under way then, and nothing has been waited for."""
         data = self._to_device(next(self._loader))
         rate = self._rate(self.done)
         for group in self.optimizer.optimizer.param_groups:
             group["lr"] = rate
         times = StepTimes(self.network.device)
+        norm = None
         with self.network.waiting() as waits:
-            # The loss is read last: until then the host goes on while a GPU computes.
             if self.pipeline.schedule.updates is Updates.FLUSH:
                 loss = self.pipeline.launch(data, self.done, observer=times)
-                size, skipped = self._update()
+                norm = self._update()
             else:
                 loss = self.pipeline.launch(data, self.done, self._update_within, times)
-                size, skipped = None, None
-        devices.settle(self.network.device)
-        self.done += 1
-        return Stepped(loss.item(), size, rate, skipped, times, waits)
+        return UnderWay(loss, norm, rate, times, waits)
 
-    def _update(self) -> tuple[float, str | None]:
+    def _update(self) -> Tensor:
+        """Unless the guard objects, which the device finds out; gives the norm of the gradients."""
         sharded = self.optimizer if isinstance(self.optimizer, ShardedOptimizer) else None
         found = pieces(self.parameters.items(), self.network, sharded, self.pipeline.layout.holders)
-        size = norm(found, self.network)
-        skipped = self._guard.objection(size)
-        if skipped is None:
-            most = self.job.optimizer.clip
-            if 0 < most < size:
-                scale(found, most / size)
-            self.optimizer.step()
+        size = norm_of(found, self.network)
+        bind(self.optimizer.optimizer, found, size, self.job.optimizer.clip, self._guard.limit)
+        self.optimizer.step()
         self.optimizer.zero_grad()
-        return size, skipped
+        return size
 
     def _update_within(self) -> None:
         self.optimizer.step()
@@ -169,4 +183,4 @@ class Trainer:
         self._writer.wait()
 
     def _to_device(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor.to(self.network.device, non_blocking=True) for name, tensor in data.items()}
+        return {name: devices.put(tensor, self.network.device) for name, tensor in data.items()}
