@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cubeloom.cube.feed_forward import feed_forward
 from cubeloom.divisors import divisors
 from cubeloom.errors import UserError
 from cubeloom.initial import Constant, Initial, Normal
@@ -140,7 +141,7 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.down(self.act(self.up(x))))
+        return self.dropout(feed_forward(x, self.up, self.act, self.down))
 
 
 def sequence_length(tokens: Tensor, longest: int) -> int:
