@@ -149,6 +149,13 @@ def test_refusals(file: Path, override: str) -> None:
         check(load(Job, file, [override]))
 
 
+def test_weights_that_torch_would_not_update(file: Path) -> None:
+    few_digits = ["optimizer.name=sgd", "dtype=bfloat16"]
+    check(load(Job, file, few_digits))
+    with pytest.raises(UserError, match=r"optimizer\.masters = false: torch's sgd on a CPU does not update"):
+        check(load(Job, file, [*few_digits, "optimizer.masters=false"]))
+
+
 @pytest.mark.parametrize("ranks", [0, 10**9])
 def test_ranks_that_nobody_has_are_not_replanned_for(file: Path, ranks: int) -> None:
     with pytest.raises(UserError, match="--ranks must be from 1 to 262,144"):

@@ -120,13 +120,21 @@ KINDS = [
     OptimizerSettings(name="sgd", momentum=0.0),
 ]
 TYPES = [torch.float64, torch.float32, torch.bfloat16]
+# On a CPU torch's SGD does not update bfloat16 (issue 191763 of pytorch), and jobs that would need it are refused.
+CASES = [
+    (settings, dtype) for settings in KINDS for dtype in TYPES if (settings.name, dtype) != ("sgd", torch.bfloat16)
+]
+
+
+def _name(value: object) -> str:
+    return f"{value.name} {value.momentum}" if isinstance(value, OptimizerSettings) else str(value)
 
 
 class _Optimized:
     """A parameter and its optimizer, as a trainer makes it."""
 
     def __init__(self, settings: OptimizerSettings, dtype: torch.dtype, kind: devices.Kind) -> None:
-        self.parameter = nn.Parameter(torch.linspace(-1, 1, 12, dtype=dtype, device=kind).view(3, 4))
+        self.parameter = nn.Parameter(torch.linspace(-1, 1, 300, device=kind).to(dtype).view(3, 100))
         self._optimizer = fused(settings, [self.parameter])
 
     def step(self, gradient: torch.Tensor, size: float, most: float, limit: float) -> None:
@@ -140,7 +148,7 @@ class _Optimized:
 
 
 def _updates_with_clipped(settings: OptimizerSettings, dtype: torch.dtype, kind: devices.Kind) -> None:
-    gradient = torch.arange(12, dtype=dtype, device=kind).view(3, 4) / 8
+    gradient = torch.linspace(-3, 5, 300, device=kind).to(dtype).view(3, 100)
     size = gradient.double().norm().item()
     bound, plain = _Optimized(settings, dtype, kind), _Optimized(settings, dtype, kind)
     for most, limit in [(MOST, inf), (0.0, inf), (2 * size, size)]:
@@ -151,8 +159,7 @@ def _updates_with_clipped(settings: OptimizerSettings, dtype: torch.dtype, kind:
     torch.testing.assert_close(bound.kept(), plain.kept(), rtol=close, atol=close)
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("settings", KINDS, ids=["adamw", "momentum", "sgd"])
+@pytest.mark.parametrize(("settings", "dtype"), CASES, ids=_name)
 def test_an_update_is_that_of_clipped_gradients(on: Where, settings: OptimizerSettings, dtype: torch.dtype) -> None:
     on(_updates_with_clipped, settings, dtype)
 
@@ -160,8 +167,8 @@ def test_an_update_is_that_of_clipped_gradients(on: Where, settings: OptimizerSe
 def _changes_nothing(
     settings: OptimizerSettings, dtype: torch.dtype, size: float, limit: float, kind: devices.Kind
 ) -> None:
-    gradient = torch.full((3, 4), size, dtype=dtype, device=kind)
-    small = torch.full((3, 4), 1 / 64, dtype=dtype, device=kind)
+    gradient = torch.full((3, 100), size, dtype=dtype, device=kind)
+    small = torch.full((3, 100), 1 / 64, dtype=dtype, device=kind)
     tried, never = _Optimized(settings, dtype, kind), _Optimized(settings, dtype, kind)
     for _ in range(2):
         before = tried.parameter.detach().clone()
@@ -173,8 +180,7 @@ def _changes_nothing(
 
 
 @pytest.mark.parametrize(("size", "limit"), [(nan, 1e300), (inf, 1e300), (2.5, 2.0)])
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("settings", KINDS, ids=["adamw", "momentum", "sgd"])
+@pytest.mark.parametrize(("settings", "dtype"), CASES, ids=_name)
 def test_what_is_forbidden_changes_nothing(
     on: Where, settings: OptimizerSettings, dtype: torch.dtype, size: float, limit: float
 ) -> None:
