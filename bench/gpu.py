@@ -136,6 +136,8 @@ def measure_tp(size: Size, kind: devices.Kind, ranks: int, rounds: int, steps: i
         with network.recording() as ledgers[name]:
             step()
     recipes[overlap.SUMS] = overlap.sums_of(network, ledgers[REPLICATED])
+    alike = our_step(size, values, network, Rest(activations="replicated"))
+    recipes[overlap.COMPUTING] = overlap.without_sums(alike)
     on_cpu = kind == devices.CPU
     recipes |= overlap.bare_pair(network, 64 if on_cpu else 4096, 2**12 if on_cpu else 2**24)
     return take_turns(recipes, network.device, rounds, steps, network.barrier)
@@ -231,6 +233,8 @@ class Tp(Common):
                 found.append(Compared(title, alike, theirs, size.tokens, size.teraflops))
                 console.print(found[-1].table())
             shares = overlap.hidden(timed, REPLICATED, f"{REPLICATED}, two strands")
+            alone = {each.name: each.step_ms for each in timed if each.name in (overlap.COMPUTING, overlap.SUMS)}
+            console.print(", ".join(f"{what} {ms:.1f} ms" for what, ms in alone.items()))
             console.print(
                 "hidden of the shorter: " + ", ".join(f"{what} {share:.0%}" for what, share in shares.items())
             )

@@ -6,14 +6,17 @@ The bare pair is an all-reduce behind matmuls that take as long, with nothing el
 from __future__ import annotations
 
 import time
+from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
 from bench.peers.timing import Step, Timed
-from cubeloom.comm import Ledger, Network, devices
+from cubeloom.comm import Axis, Ledger, Network, Pending, devices
 
 PAIR = ("matmuls alone", "all-reduce alone", "all-reduce behind matmuls")
 SUMS = "the sums of a step alone"
+COMPUTING = "the rest of a step alone"
 
 
 def bare_pair(network: Network, side: int, nbytes: int) -> dict[str, Step]:
@@ -54,14 +57,26 @@ def sums_of(network: Network, ledger: Ledger) -> Step:
     return run
 
 
+def without_sums(step: Step) -> Step:
+    """A step that takes each rank's numbers for the sum of all; so it computes as much, but nothing that is right."""
+
+    def taken_as_it_is(_: Axis, tensor: Tensor, *__: object, **___: object) -> Pending:
+        return Pending(tensor)
+
+    def run() -> Tensor | None:
+        with patch.object(Axis, "all_reduce_in_place", taken_as_it_is):
+            return step()
+
+    return run
+
+
 def hidden(timed: list[Timed], one: str, two: str) -> dict[str, float]:
     """Shares of the shorter that are hidden: by the bare pair, and by two strands beside one."""
     ms = {each.name: each.step_ms for each in timed}
     computing, summing, together = (ms[name] for name in PAIR)
-    computed = ms[one] - ms[SUMS]
     return {
         "pair": (computing + summing - together) / min(computing, summing),
-        "strands": (ms[one] - ms[two]) / min(computed, ms[SUMS]),
+        "strands": (ms[one] - ms[two]) / min(ms[COMPUTING], ms[SUMS]),
     }
 
 
