@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from cubeloom import Grid, UserError
+from cubeloom.cube.resolve import forms, problems
 from cubeloom.data import Request, prepare
+from cubeloom.grid import grids
 from cubeloom.job import Job, check
-from cubeloom.job.replan import replan
+from cubeloom.job.replan import _Fits, replan
 from cubeloom.job.settings import DataSettings, OptimizerSettings, Source
+from cubeloom.models import cut_of
 from cubeloom.settings import load, write
 
 FILE = """
@@ -58,6 +63,8 @@ def test_what_was_resolved_loads_as_the_same_job(file: Path, tmp_path: Path) -> 
 
 RECIPE = """
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from cubeloom import Grid
 from cubeloom.job import Job
@@ -163,16 +170,32 @@ def test_ranks_that_nobody_has_are_not_replanned_for(file: Path, ranks: int) -> 
 
 
 def test_grids_that_cut_nothing_evenly_are_passed_over(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refusal looks for the nearest grids that work, which takes long where hundreds are refused."""
-    advised: list[Grid] = []
+    """A refusal looks for grids that work, and every look at a model takes a while: there are hundreds of grids."""
+    looks: dict[str, int] = {"forms": 0, "nearest": 0}
 
-    def nearest(model: object, cut: object, grid: Grid, *_: object) -> list[Grid]:
-        advised.append(grid)
-        return []
+    def counted(module: ModuleType, name: str) -> None:
+        real = getattr(module, name)
 
-    monkeypatch.setattr(import_module("cubeloom.cube.resolve"), "nearest", nearest)
+        def called(*arguments: Any) -> Any:
+            looks[name] += 1
+            return real(*arguments)
+
+        monkeypatch.setattr(module, name, called)
+
+    counted(import_module("cubeloom.cube.resolve"), "nearest")
+    counted(import_module("cubeloom.job.replan"), "forms")
     assert replan(load(Job, file), 100).grid.world <= 100
-    assert len(advised) < 20
+    assert looks["nearest"] == 0 and looks["forms"] < 300
+
+
+@pytest.mark.parametrize("preset", ["gpt-tiny", "llama-tiny"])
+def test_replanning_asks_what_a_refusal_would_say(file: Path, preset: str) -> None:
+    job = load(Job, file, [f"model.preset={preset}"])
+    model = job.skeleton()
+    cut, fits = cut_of(model), _Fits(job)
+    for grid in (grid for world in range(1, 25) for grid in grids(world, ("data", "z", "y", "x"))):
+        told = list(problems(forms(model, cut, grid, job.layout.rest), grid, job.batch))
+        assert fits(grid, job.batch.samples) is not bool(told)
 
 
 @pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])

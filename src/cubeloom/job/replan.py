@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cubeloom.cube import Cut
+from cubeloom.cube import Batch
 from cubeloom.cube.resolve import forms, problems
 from cubeloom.errors import UserError
 from cubeloom.grid import AXES, Grid, grids
 from cubeloom.job.job import Job
 from cubeloom.limits import RANKS, within
-from cubeloom.models import Model, cut_of
+from cubeloom.models import cut_of
+from cubeloom.runtime.microbatches import portions
 from cubeloom.runtime.volume import pipeline_volume
 
 
@@ -22,29 +23,49 @@ def replan(job: Job, ranks: int) -> Job:
     within("--ranks", ranks, most=RANKS)
     if job.grid.world == ranks:
         return job
-    model = job.skeleton()
-    cut = cut_of(model)
+    fits = _Fits(job)
     for count in range(ranks, 0, -1):
-        some = (grid for grid in grids(count, AXES) if _divides(job, model, cut, grid))
-        found = [fitted for grid in some if (fitted := _fitted(job, grid)) is not None]
+        some = (grid for grid in grids(count, AXES) if fits(grid, job.batch.samples))
+        found = [fitted for grid in some if (fitted := _fitted(job, grid, fits)) is not None]
         if found:
             return min(found, key=_bytes)
     raise UserError(f"the job fits on no grid of {ranks} ranks or fewer")
 
 
-def _divides(job: Job, model: Model, cut: Cut, grid: Grid) -> bool:
-    """Whether samples, pieces and layers can be cut so at all: most cannot, and a refusal that looks for advice takes long."""
-    if job.batch.samples % (grid.data * grid.z) or grid.pipe > len(model.pieces()):
-        return False
-    return not any(problems(forms(model, cut, grid, job.layout.rest), grid, job.batch))
+class _Fits:
+    """Whether so many samples, pieces and layers can be cut so. Most grids cannot; a refusal would look for advice, which takes
+    long."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._model = job.skeleton()
+        self._cut = cut_of(self._model)
+        self._pieces = len(self._model.pieces())
+        self._known: dict[tuple[Grid, int], bool] = {}
+
+    def __call__(self, grid: Grid, samples: int) -> bool:
+        if grid.pipe > self._pieces or samples % (grid.data * grid.z):
+            return False
+        # An axis that cannot cut alone cannot with others. There are few such, and many grids.
+        alone = (Grid(x=grid.x), Grid(y=grid.y), Grid(z=grid.z))
+        return all(self._cuts(each, samples) for each in (*alone, replace(grid, pipe=1)))
+
+    def _cuts(self, cube: Grid, samples: int) -> bool:
+        if (cube, samples) not in self._known:
+            found = forms(self._model, self._cut, cube, self._job.layout.rest)
+            self._known[cube, samples] = not any(problems(found, cube, Batch(samples, self._job.batch.sequence)))
+        return self._known[cube, samples]
 
 
-def _fitted(job: Job, grid: Grid) -> Job | None:
+def _fitted(job: Job, grid: Grid, fits: _Fits) -> Job | None:
     """The job on this grid, with its schedule if that runs there, else with the one that always does."""
     placed = replace(grid, placement=job.grid.placement)
     for schedule in (job.schedule, replace(job.schedule, name="1f1b", pairs=None, mode=None)):
         fitted = replace(job, grid=placed, schedule=schedule)
         try:
+            parts = len(portions(schedule.schedule(grid.pipe))) * job.layout.ways
+            if job.batch.samples % parts or not fits(grid, job.batch.samples // parts):
+                continue
             fitted.laid_out()
         except UserError:
             continue
