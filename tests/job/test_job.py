@@ -193,7 +193,7 @@ def test_replanning_asks_what_a_refusal_would_say(file: Path, preset: str) -> No
     job = load(Job, file, [f"model.preset={preset}"])
     model = job.skeleton()
     cut, fits = cut_of(model), _Fits(job)
-    for grid in (grid for world in range(1, 25) for grid in grids(world, ("data", "z", "y", "x"))):
+    for grid in (grid for world in (6, 24, 32, 64) for grid in grids(world, ("data", "z", "y", "x"))):
         told = list(problems(forms(model, cut, grid, job.layout.rest), grid, job.batch))
         assert fits(grid, job.batch.samples) is not bool(told)
 
