@@ -33,6 +33,7 @@ bench: $(READY)
 	$(BIN)/python bench/weave.py
 	$(BIN)/python bench/tensor3d.py
 	$(BIN)/python bench/train.py
+	$(BIN)/python bench/between.py
 	$(BIN)/python bench/plan.py
 	$(BIN)/python -m bench.emulated
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import shutil
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from jobs import MODEL, job
 
 from cubeloom import UserError
-from cubeloom.comm import Network
+from cubeloom.comm import Network, devices
 from cubeloom.cube.parameter import local_of
 from cubeloom.data import Request, prepare
 from cubeloom.job import Job
@@ -187,6 +190,27 @@ def _weights_around_a_spike(what: Job) -> list[list[torch.Tensor]]:
         found.append([each.detach().clone() for each in [*map(local_of, trainer.parameters.values()), *state]])
     trainer.close()
     return found
+
+
+def test_memory_is_that_of_the_rank_that_holds_most(ranks: RankPool, tmp_path: Path) -> None:
+    """Ranks ask each other for it only when one has held more than before."""
+    made = job(tmp_path, "data=2", steps=4)
+    assert ranks.run(2, _asked_for_memory, made, timeout=60) == [2, 2]
+    assert [each.memory_bytes for each in read_log(tmp_path / "metrics.jsonl").records] == [10, 10, 20, 20]
+
+
+def _asked_for_memory(what: Job) -> int:
+    """How often, if rank 1 holds little at first and more in the third step."""
+    held = iter([5, 5, 20, 20] if dist.get_rank() else [10] * 4)
+    network = Network(what.grid)
+    with patch.object(devices, "peak_memory", lambda _: next(held)), network.recording() as ledger:
+        trainer = Trainer(what, network)
+        with ExitStack() as stack:
+            pages = Diary(trainer, stack)
+            for step in range(4):
+                pages.write(step, trainer.step(), 1.0, False)
+        trainer.close()
+    return sum(entry.origin == "memory" for entry in ledger.entries)
 
 
 def test_validation_that_gets_no_better_ends_the_run(ranks: RankPool, tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ class Diary:
         self._schedule = str(trainer.pipeline.schedule)
         self._flops = flops_per_token(self._job)
         self._peak = peak_of(devices.name(self._network.device), self._job.dtype)
+        self._own_memory = 0  # bytes that this rank had held at most when any last held more than before
+        self._memory = 0  # of the rank that held most
         self._metrics: Metrics | None = None
         if self._network.rank == 0:
             self._metrics = stack.enter_context(Metrics(self._job.folder, self._job.metrics, trainer.done))
@@ -38,11 +40,7 @@ class Diary:
     ) -> bool:
         """Note a step; gives whether any rank was asked to stop."""
         waiting = Waiting.of(stepped.waits)
-        everybody, device = self._network.everybody, self._network.device
-        sums = torch.tensor([waiting.for_collectives, waiting.for_stages], dtype=torch.float64, device=device)
-        most = torch.tensor([float(asked_to_stop), devices.peak_memory(device)], dtype=torch.float64, device=device)
-        exposed, bubble = (everybody.all_reduce(sums, "times").wait() / everybody.size).tolist()
-        stop, memory = everybody.all_reduce(most, "memory", largest=True).wait().tolist()
+        exposed, bubble, asked = self._together(waiting.for_collectives, waiting.for_stages, asked_to_stop)
         if self._metrics is not None:
             tokens = self._job.batch.samples * self._job.batch.sequence / seconds
             record = Record(
@@ -53,7 +51,7 @@ class Diary:
                 seconds=seconds,
                 tokens_per_s=tokens,
                 mfu=mfu(tokens, self._flops, self._peak, self._job.grid.world),
-                memory_bytes=int(memory),
+                memory_bytes=self._memory,
                 computing_s=max(0.0, seconds - exposed - bubble),
                 exposed_s=exposed,
                 bubble_s=bubble,
@@ -62,7 +60,19 @@ class Diary:
             )
             self._metrics.write(record)
             self._shown.show(record)
-        return stop > 0
+        return asked
+
+    def _together(self, exposed: float, bubble: float, asked: bool) -> tuple[float, float, bool]:
+        """Means over all ranks, and whether any was asked; the most memory that any has held is noted."""
+        everybody, device = self._network.everybody, self._network.device
+        peak = devices.peak_memory(device)
+        mine = torch.tensor([exposed, bubble, asked, peak > self._own_memory], dtype=torch.float64, device=device)
+        exposed, bubble, any_asked, any_grew = everybody.all_reduce(mine, "times").wait().tolist()
+        if any_grew:  # seldom, once a training is in full swing: most steps need one sum, and not a largest besides
+            self._own_memory = peak
+            own = torch.tensor(peak, dtype=torch.float64, device=device)
+            self._memory = int(everybody.all_reduce(own, "memory", largest=True).wait().item())
+        return exposed / everybody.size, bubble / everybody.size, any_asked > 0
 
     def event(self, name: str, words: str = "", /, **fields: Any) -> None:
         """`words` are shown, too."""
