@@ -171,7 +171,7 @@ def test_ranks_that_nobody_has_are_not_replanned_for(file: Path, ranks: int) -> 
 
 def test_grids_that_cut_nothing_evenly_are_passed_over(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal looks for grids that work, and every look at a model takes a while: there are hundreds of grids."""
-    looks: dict[str, int] = {"forms": 0, "nearest": 0}
+    looks: dict[str, int] = {"divides": 0, "nearest": 0}
 
     def counted(module: ModuleType, name: str) -> None:
         real = getattr(module, name)
@@ -183,9 +183,9 @@ def test_grids_that_cut_nothing_evenly_are_passed_over(file: Path, monkeypatch: 
         monkeypatch.setattr(module, name, called)
 
     counted(import_module("cubeloom.cube.resolve"), "nearest")
-    counted(import_module("cubeloom.job.replan"), "forms")
+    counted(import_module("cubeloom.job.replan"), "divides")
     assert replan(load(Job, file), 100).grid.world <= 100
-    assert looks["nearest"] == 0 and looks["forms"] < 300
+    assert looks["nearest"] == 0 and looks["divides"] < 300
 
 
 @pytest.mark.parametrize("preset", ["gpt-tiny", "llama-tiny"])

@@ -201,6 +201,11 @@ def problems(found: list[Form], grid: Grid, batch: Batch) -> Iterator[str]:
             yield f"layer {form.name}: {problem}"
 
 
+def divides(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch) -> bool:
+    """Whether `resolve` would take it. A refusal looks for advice, which takes long where many are asked about."""
+    return not any(problems(forms(model, cut, grid, rest), grid, batch))
+
+
 def nearest(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch, most: int = 3) -> list[Grid]:
     """Grids that work, those with as many devices first, then by how little their axes differ."""
 
@@ -208,14 +213,11 @@ def nearest(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch, mo
         ratios = [math.log2(candidate.size(axis) / grid.size(axis)) for axis in AXES]
         return abs(sum(ratios)), sum(map(abs, ratios))
 
-    def works(candidate: Grid) -> bool:
-        return not any(problems(forms(model, cut, candidate, rest), candidate, batch))
-
     size = grid.world // grid.pipe
     sizes = range(max(1, size // 2), size * 2 + 1) if size <= 64 else [size]
     found = (replace(each, pipe=grid.pipe) for size in sizes for each in grids(size, ("data", "z", "y", "x")))
     candidates = sorted(found, key=distance)[:_TRIED]
-    return list(islice(filter(works, candidates), most))
+    return list(islice((each for each in candidates if divides(model, cut, each, rest, batch)), most))
 
 
 def _refusal(complaints: list[str], model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cubeloom.cube import Batch
-from cubeloom.cube.resolve import forms, problems
+from cubeloom.cube.resolve import divides
 from cubeloom.errors import UserError
 from cubeloom.grid import AXES, Grid, grids
 from cubeloom.job.job import Job
@@ -33,8 +33,7 @@ def replan(job: Job, ranks: int) -> Job:
 
 
 class _Fits:
-    """Whether so many samples, pieces and layers can be cut so. Most grids cannot; a refusal would look for advice, which takes
-    long."""
+    """Whether so many samples, pieces and layers can be cut so. Most cannot, and of each it is asked once."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -52,8 +51,8 @@ class _Fits:
 
     def _cuts(self, cube: Grid, samples: int) -> bool:
         if (cube, samples) not in self._known:
-            found = forms(self._model, self._cut, cube, self._job.layout.rest)
-            self._known[cube, samples] = not any(problems(found, cube, Batch(samples, self._job.batch.sequence)))
+            batch = Batch(samples, self._job.batch.sequence)
+            self._known[cube, samples] = divides(self._model, self._cut, cube, self._job.layout.rest, batch)
         return self._known[cube, samples]
 
 

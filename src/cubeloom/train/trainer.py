@@ -108,7 +108,7 @@ class Trainer:
         return Stepped(under_way.loss.item(), norm, under_way.rate, skipped, under_way.times, under_way.waits)
 
     def launch(self) -> UnderWay:
-        """All that a step computes: on a GPU it is under way then, and nothing has been waited for."""
+        """All that a step computes; on a GPU it is then under way, and nothing was waited for. `step` reads it, and counts."""
         data = self._to_device(next(self._loader))
         rate = self._rate(self.done)
         for group in self.optimizer.optimizer.param_groups:
