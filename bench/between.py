@@ -1,7 +1,7 @@
 """What a whole run of `train` takes beside its steps: to read the loss, write a line of metrics, and begin the next.
 
-    OMP_NUM_THREADS=1 python bench/between.py                       # a tiny model on two ranks of this machine
-    OMP_NUM_THREADS=1 python bench/between.py --cuda --size 350M    # one GPU; with --grid pipe=4 ranks share it
+    OMP_NUM_THREADS=1 python bench/between.py                                  # a tiny model on two ranks of this machine
+    OMP_NUM_THREADS=1 python bench/between.py --cuda --size 350M --grid x=1    # one rank on a GPU; several share it
 
 On a GPU blocks are compiled, and stages recorded. No checkpoints are written. The first steps, which are slower, do not count.
 """
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import tyro
 
 from cubeloom import Grid
 from cubeloom.cube import Batch
-from cubeloom.job import Job
+from cubeloom.job import Job, check
 from cubeloom.job.settings import LayoutSettings, ModelSettings, OptimizerSettings, ScheduleSettings
 from cubeloom.launch import run
 from cubeloom.launch.share_gpu import sharing
@@ -41,8 +41,8 @@ FIRST = 6  # steps that do not count
 class Between:
     """Measure what lies between the steps of a training."""
 
-    size: str = "tiny"
-    """Or 350M or 1.3B, as in bench/gpu.py."""
+    size: Literal["tiny", "350M", "1.3B"] = "tiny"
+    """As in bench/gpu.py."""
     grid: str = "data=2"
     schedule: str = "1f1b"
     microbatches: int = 1
@@ -54,6 +54,7 @@ class Between:
     def __call__(self) -> int:
         with tempfile.TemporaryDirectory() as name:
             job = self._job(Path(name))
+            check(job)
             with sharing(job.grid.world, job.device):
                 seconds, when = run(job.grid.world, _trained, job, device=job.device)[0]
         steps = median(seconds[FIRST:])
