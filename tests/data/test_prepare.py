@@ -110,11 +110,28 @@ def test_interrupted_runs_end_in_the_same_bytes(stops: list[int], tokenizer: str
             try:
                 prepare(request, folder / "broken")
             except KeyboardInterrupt:
-                assert not (folder / "broken").exists()
+                # Not there, or whole: after it has been put in its place, that alone is still to be made safe.
+                assert not (folder / "broken").exists() or contents(folder / "broken") == expected
         patch.setattr(os, "fsync", Interrupting(0))
         done = prepare(request, folder / "broken")
         assert contents(done.file.folder) == expected
         assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(("before_the_end", "there"), [(0, True), (1, False)])
+def test_it_is_there_once_only_its_place_is_unsafe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before_the_end: int, there: bool
+) -> None:
+    request = Request(inputs=sources(tmp_path))
+    monkeypatch.setattr(os, "fsync", counting := Interrupting(0))
+    expected = contents(prepare(request, tmp_path / "whole").file.folder)
+    monkeypatch.setattr(os, "fsync", Interrupting(-counting.left - before_the_end))
+    with pytest.raises(KeyboardInterrupt):
+        prepare(request, tmp_path / "out")
+    assert (tmp_path / "out").exists() is there
+    monkeypatch.setattr(os, "fsync", Interrupting(0))
+    done = prepare(request, tmp_path / "out")
+    assert contents(done.file.folder) == expected and (done.how == "already there") is there
 
 
 def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
