@@ -100,12 +100,19 @@ def test_every_call_of_a_step_is_in_the_ledger() -> None:
     assert starts == {event.call for event in run.tape.events if isinstance(event, Wait)}
 
 
+def fake_tensors() -> list[object]:
+    return [each for each in gc.get_objects() if type(each) is FakeTensor]
+
+
 def test_nothing_is_left_behind() -> None:
+    before = (
+        fake_tensors()
+    )  # torch's compiler keeps those with which it traced what earlier tests of this process compiled
     experiment = job("pipe=2,x=2", "1f1b", steps=1)
     first = rehearse(experiment)
     assert not dist.is_initialized()
     gc.collect()
-    assert not [each for each in gc.get_objects() if type(each) is FakeTensor]
+    assert {id(each) for each in fake_tensors()} <= {id(each) for each in before}
     assert torch.ones(3).sum().item() == 3
     second = rehearse(experiment)
     assert [run.memory for run in first.runs] == [run.memory for run in second.runs]
