@@ -65,6 +65,8 @@ class Gradients:
     def register(self, parameter: nn.Parameter, axis: Axis) -> None:
         """Replicas along this axis compute the parameter's gradient from different rows; they are to be summed."""
         self._axes[parameter] = axis
+        if axis.size == 1:
+            return
         # Weak, since the garbage collector does not see through hooks: parameter -> hook -> gradients -> parameter.
         seen = weakref.WeakMethod(self._all_uses_seen)
         parameter.register_post_accumulate_grad_hook(lambda used: (seen() or _forget)(used))

@@ -84,16 +84,12 @@ def exchange(parameter: nn.Parameter, block: Tensor) -> Tensor:
 
 
 def like(parameter: nn.Parameter, local: Tensor) -> Tensor:
-    """A local block as a tensor distributed as the parameter is: its gradient, for instance."""
-    assert isinstance(parameter, DTensor)
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+    """A local block as a tensor distributed as the parameter is, with numbers of the same type: its gradient.
+
+    `from_local` would make a node and check anew what holds for the parameter, 90 us each time, for each of them in each step.
+    """
+    assert isinstance(parameter, DTensor) and local.dtype == parameter.dtype
+    return DTensor(local, parameter._spec, requires_grad=False)
 
 
 def own_part(axis: Axis) -> Callable[[Tensor], Tensor]:
