@@ -75,7 +75,7 @@ def events_of_backward(grid: Grid, rest: dict[str, str], layer: str) -> list[str
 
     for name in ("x", "y", "z"):
         if grid.size(name) > 1:
-            for operation, position in (("all_gather", 2), ("reduce_scatter", 2), ("all_reduce", 1)):
+            for operation, position in (("all_gather", 2), ("reduce_scatter", 2), ("all_reduce_in_place", 1)):
                 spy(network.axis(name), operation, position)
     target = getattr(model.get_submodule(layer), "weight", None)
     compute_now = state.gradients.weight_gradient

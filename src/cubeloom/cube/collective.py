@@ -33,12 +33,16 @@ _BACKWARD = {"gather": "reduce_scatter", "scatter": "all_gather", "copy": "all_r
 
 @dataclass(frozen=True)
 class Collective:
-    """What to do along an axis, in both passes. `dim` is the tensor's dimension that is gathered or scattered."""
+    """What to do along an axis, in both passes. `dim` is the tensor's dimension that is gathered or scattered.
+
+    `over`: nobody else has what is given to it, in either pass; then a sum may be written over this rank's summand.
+    """
 
     kind: Kind
     axis: Axis
     origin: str
     dim: int = 0
+    over: bool = False
 
     def start(self, tensor: Tensor) -> Started:
         """Begin; the result comes from `finish`."""
@@ -74,6 +78,8 @@ class Collective:
             case None:
                 return None
             case "all_reduce":
+                if self.over and tensor.is_contiguous():
+                    return self.axis.all_reduce_in_place(tensor.detach(), origin)
                 return self.axis.all_reduce(tensor, origin)
             case "all_gather":
                 return self.axis.all_gather(tensor, self.dim, origin)

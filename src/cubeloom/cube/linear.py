@@ -89,7 +89,8 @@ class CubeLinear(nn.Module):
 
 def _collective(spread: Spread, replicated: Kind, sharded: Kind, axis: Axis, origin: str) -> Collective:
     kind = replicated if spread == Spread.REPLICATED else sharded
-    return Collective(kind, axis, origin, dim=-1 if spread == Spread.FEATURES else 0)
+    # What is summed comes out of this layer's own matmuls: Y in the forward, dX in the backward.
+    return Collective(kind, axis, origin, dim=-1 if spread == Spread.FEATURES else 0, over=True)
 
 
 @dataclass
