@@ -3,6 +3,7 @@
     OMP_NUM_THREADS=1 python bench/gpu.py one       # one rank: GPT 350M and 1.3B, whole steps
     OMP_NUM_THREADS=1 python bench/gpu.py pipe      # ranks that share the GPU: pipelines, forward and backward only
     OMP_NUM_THREADS=1 python bench/gpu.py tp        # ranks that share the GPU: tensor parallelism, whole steps
+    OMP_NUM_THREADS=1 python bench/gpu.py overlap   # the same, in one and two strands: what is hidden of their parts
 
 With `--cpu --quick` each is tiny, to see that it runs. Recipes take turns, a few steps each and several rounds, so that a chip
 that gets warm slows all of them down alike. Every step is timed by itself, from a device that has settled to one that has;
@@ -15,7 +16,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,13 @@ from rich.console import Console
 from torch import Tensor
 
 from cubeloom import Grid
-from cubeloom.comm import Ledger, Network, devices
+from cubeloom.comm import Network, devices
 from cubeloom.cube import Rest
 from cubeloom.launch import run
 from cubeloom.launch.share_gpu import sharing
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `bench` is found also where this file is run by its name
-from bench import energy, overlap
+from bench import energy, overlap, traced
 from bench.ours import number_type, our_step, tokens_of, train_step
 from bench.peers import gpt as peer
 from bench.peers import schedules, sharded
@@ -45,13 +46,16 @@ SIZES = {
     "350M": Size(layers=24, hidden=1024, heads=16, sequence=1024, samples=16),
     "1.3B": Size(layers=24, hidden=2048, heads=16, sequence=2048, samples=8),
 }
+HALVED = {name: replace(size, samples=size.samples // 2) for name, size in SIZES.items()}
+# Blocks that compute for about half as long as their sums take where ranks share a GPU: those of 350M do for a tenth.
+WIDE = Size(layers=2, hidden=8192, heads=64, sequence=1024, samples=4, vocab=8192)
+OVERLAPPED = {**HALVED, "wide": WIDE}
 TINY = Size(layers=2, hidden=32, heads=4, sequence=16, samples=4, vocab=64)
 PEER = "torch, compiled blocks"
 TRAINED = "cubeloom, as `train` runs it"
 RECIPES = ("torch", PEER, "cubeloom", "cubeloom, compiled", TRAINED)
 OUR_SCHEDULES = ("1f1b", "zb-h1", "zbv", "chimera", "chimera-zb")
-REPLICATED = "cubeloom y, replicated"
-OUR_CUBES = {REPLICATED: "replicated", "cubeloom y, sharded": "sharded"}  # activations at rest
+OUR_CUBES = {"cubeloom y, replicated": "replicated", "cubeloom y, sharded": "sharded"}  # activations at rest
 WAYS = {"": 1, ", two strands": 2}
 
 
@@ -131,16 +135,34 @@ def measure_tp(size: Size, kind: devices.Kind, ranks: int, rounds: int, steps: i
         rest = Rest(activations=activations)  # type: ignore[arg-type]
         for strands, ways in WAYS.items():
             recipes[name + strands] = our_step(size, values, network, rest, ways=ways)
-    ledgers: dict[str, Ledger] = {}
-    for name, step in recipes.items():  # all of them, so that all have taken as many steps
-        with network.recording() as ledgers[name]:
-            step()
-    recipes[overlap.SUMS] = overlap.sums_of(network, ledgers[REPLICATED])
-    alike = our_step(size, values, network, Rest(activations="replicated"))
-    recipes[overlap.COMPUTING] = overlap.without_sums(alike)
-    on_cpu = kind == devices.CPU
-    recipes |= overlap.bare_pair(network, 64 if on_cpu else 4096, 2**12 if on_cpu else 2**24)
     return take_turns(recipes, network.device, rounds, steps, network.barrier)
+
+
+def measure_overlap(
+    size: Size, kind: devices.Kind, ranks: int, trace: Path | None, rounds: int, steps: int
+) -> list[Timed]:
+    """Whole steps in one and two strands, their parts, and a bare pair, in turns of one step; and a trace of two strands."""
+    network = Network(Grid(y=ranks), devices.current(kind), lanes=devices.lanes(kind, ranks))
+    values = peer.weights(size, number_type(kind), network.device)
+    on_cpu = kind == devices.CPU
+
+    def ours(ways: int = 1) -> Step:
+        return our_step(size, values, network, Rest(activations="replicated"), compiled=True, ways=ways)
+
+    with torch.compiler.set_stance("force_eager") if on_cpu else nullcontext():
+        recipes: dict[str, Step] = {}
+        sums: dict[str, Step] = {}
+        for alone, (strands, ways) in zip((overlap.SUMS, overlap.HALVES), WAYS.items(), strict=True):
+            recipes[f"a step{strands}"] = step = ours(ways)
+            with network.recording() as ledger:
+                step()
+            sums[alone] = overlap.sums_of(network, ledger)
+        recipes |= {**sums, overlap.COMPUTING: overlap.without_sums(ours())}
+        recipes |= overlap.bare_pair(network, 64 if on_cpu else 4096, 2**12 if on_cpu else 2**24)
+        timed = take_turns(recipes, network.device, rounds * steps, 1, network.barrier)
+        if trace is not None:
+            traced.write(recipes["a step, two strands"], network.device, trace if network.rank == 0 else None)
+        return timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,9 +242,8 @@ class Tp(Common):
     sizes: tuple[str, ...] = tuple(SIZES)
 
     def __call__(self, console: Console) -> list[Compared]:
-        halved = {name: Size(**{**asdict(SIZES[name]), "samples": SIZES[name].samples // 2}) for name in self.sizes}
         found = []
-        for name, size in ({"tiny": TINY} if self.quick else halved).items():
+        for name, size in ({"tiny": TINY} if self.quick else {name: HALVED[name] for name in self.sizes}).items():
             timed = self.ranks_run(self.ranks, measure_tp, size, self.kind, self.ranks)
             title = f"GPT {name}, {size.samples} × {size.sequence} tokens, {self.ranks} ranks, {self.kind}"
             # Each of ours beside the peer that cuts as it does.
@@ -232,18 +253,39 @@ class Tp(Common):
                 ]
                 found.append(Compared(title, alike, theirs, size.tokens, size.teraflops))
                 console.print(found[-1].table())
-            shares = overlap.hidden(timed, REPLICATED, f"{REPLICATED}, two strands")
-            alone = {each.name: each.step_ms for each in timed if each.name in (overlap.COMPUTING, overlap.SUMS)}
-            console.print(", ".join(f"{what} {ms:.1f} ms" for what, ms in alone.items()))
-            console.print(
-                "hidden of the shorter: " + ", ".join(f"{what} {share:.0%}" for what, share in shares.items())
-            )
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap(Common):
+    """Ranks that share the GPU: how much of computing and communicating a step in two strands hides behind each other."""
+
+    ranks: int = 4
+    sizes: tuple[str, ...] = tuple(OVERLAPPED)
+    traces: Path | None = None
+    """A folder, made if need be, for the profiler's traces of rank 0: one step in two strands of each size."""
+
+    def __call__(self, console: Console) -> list[overlap.Hidden]:
+        if self.traces is not None:
+            self.traces.mkdir(parents=True, exist_ok=True)
+        found = []
+        for name in ("tiny",) if self.quick else self.sizes:
+            size = TINY if self.quick else OVERLAPPED[name]
+            title = f"GPT {name}, {size.samples} × {size.sequence} tokens, {self.ranks} ranks, {self.kind}"
+            trace = self.traces and self.traces / f"{name}.json.gz"
+            timed = self.ranks_run(self.ranks, measure_overlap, size, self.kind, self.ranks, trace)
+            found.append(overlap.Hidden(title, timed))
+            console.print(found[-1].table())
+            if trace is not None:
+                console.print(f"{trace}: {traced.Shown.of(trace)}", soft_wrap=True)
         return found
 
 
 def main(arguments: list[str] | None = None) -> int:
-    chosen = tyro.extras.subcommand_cli_from_dict({"one": One, "pipe": Pipe, "tp": Tp}, args=arguments)
-    assert isinstance(chosen, One | Pipe | Tp)
+    chosen = tyro.extras.subcommand_cli_from_dict(
+        {"one": One, "pipe": Pipe, "tp": Tp, "overlap": Overlap}, args=arguments
+    )
+    assert isinstance(chosen, One | Pipe | Tp | Overlap)
     for each in chosen(Console(width=None if sys.stdout.isatty() else 140)):
         print(json.dumps(asdict(each)))
     return 0

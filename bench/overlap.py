@@ -1,14 +1,19 @@
-"""How much of the shorter of computing and communicating is hidden: by two strands, and by a bare pair in the same run.
+"""How much of the shorter of computing and communicating is hidden: in a step, and by a bare pair in the same run.
 
-The bare pair is an all-reduce behind matmuls that take as long, with nothing else on the device.
+The bare pair is an all-reduce behind matmuls that take as long, with nothing else on the device. Of a step, its sums and its
+computing are timed alone as well. The network's speed drifts by more than what is looked for, but slowly: so all of these take
+turns step by step. Shares are those of the medians; beside them stand the quartiles of the turns' own.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
+from statistics import median, quantiles
 from unittest.mock import patch
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from bench.peers.timing import Step, Timed
@@ -16,6 +21,7 @@ from cubeloom.comm import Axis, Ledger, Network, Pending, devices
 
 PAIR = ("matmuls alone", "all-reduce alone", "all-reduce behind matmuls")
 SUMS = "the sums of a step alone"
+HALVES = "the same in halves, as two strands do"
 COMPUTING = "the rest of a step alone"
 
 
@@ -70,20 +76,55 @@ def without_sums(step: Step) -> Step:
     return run
 
 
-def hidden(timed: list[Timed], one: str, two: str) -> dict[str, float]:
-    """Shares of the shorter that are hidden: by the bare pair, and by two strands beside one."""
-    ms = {each.name: each.step_ms for each in timed}
-    computing, summing, together = (ms[name] for name in PAIR)
-    return {
-        "pair": (computing + summing - together) / min(computing, summing),
-        "strands": (ms[one] - ms[two]) / min(ms[COMPUTING], ms[SUMS]),
-    }
+@dataclass(frozen=True)
+class Hidden:
+    """Recipes that took turns step by step: the bare pair, a step's two parts alone, and whole steps."""
+
+    title: str
+    timed: list[Timed]
+
+    def shares(self) -> dict[str, list[float]]:
+        """Of the shorter, what was hidden in each turn."""
+        ms = {each.name: each.steps_ms for each in self.timed}
+        return {
+            name: [_share(*turn) for turn in zip(ms[one], ms[other], ms[name], strict=True)]
+            for name, (one, other) in self._parts().items()
+        }
+
+    def share(self, name: str) -> float:
+        """Of the shorter, what was hidden, by the medians."""
+        ms = {each.name: each.step_ms for each in self.timed}
+        one, other = self._parts()[name]
+        return _share(ms[one], ms[other], ms[name])
+
+    def _parts(self) -> dict[str, tuple[str, str]]:
+        alone = {*PAIR, COMPUTING, SUMS, HALVES}
+        whole = [each.name for each in self.timed if each.name not in alone]
+        return {PAIR[2]: PAIR[:2], **dict.fromkeys(whole, (COMPUTING, SUMS))}
+
+    def table(self) -> Table:
+        found = Table("", "ms", "quartiles", "hidden", "quartiles", title=self.title)
+        shares = self.shares()
+        for each in self.timed:
+            low, middle, high = quantiles(each.steps_ms)
+            row = [each.name, f"{middle:.1f}", f"{low:.1f} to {high:.1f}"]
+            if each.name in shares:
+                low, _, high = quantiles(shares[each.name])
+                row += [f"{self.share(each.name):.0%}", f"{low:.0%} to {high:.0%}"]
+            found.add_row(*row)
+        return found
+
+
+def _share(one: float, other: float, together: float) -> float:
+    return (one + other - together) / min(one, other)
 
 
 def _seconds(step: Step, device: torch.device) -> float:
-    step()
-    devices.settle(device)
-    began = time.perf_counter()
-    step()
-    devices.settle(device)
-    return time.perf_counter() - began
+    found = []
+    for _ in range(6):
+        devices.settle(device)
+        began = time.perf_counter()
+        step()
+        devices.settle(device)
+        found.append(time.perf_counter() - began)
+    return median(found[1:])

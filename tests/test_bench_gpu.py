@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import overlap
+from bench import overlap, traced
 from bench.gpu import (
     OUR_CUBES,
     OUR_SCHEDULES,
@@ -57,12 +58,37 @@ def test_tensor_parallelism_of_both_trains_alike(capsys: pytest.CaptureFixture[s
         assert told["against"] == theirs and losses[ours] == pytest.approx(losses[theirs], abs=1e-5)
 
 
-def test_what_is_hidden_is_a_share_of_the_shorter() -> None:
-    """4 of 10 behind each other's matmuls; a step that computes for 8 takes 4 less in two strands."""
-    ms = dict(zip(overlap.PAIR, (12.0, 10.0, 18.0), strict=True))
-    ms |= {"one": 30.0, "two": 26.0, overlap.SUMS: 20.0, overlap.COMPUTING: 8.0}
-    timed = [Timed(name, [each], None, 0.0) for name, each in ms.items()]
-    assert overlap.hidden(timed, "one", "two") == {"pair": pytest.approx(0.4), "strands": pytest.approx(0.5)}
+def test_what_is_hidden_is_a_share_of_the_shorter_in_each_turn() -> None:
+    """Of the pair 4 of 10, then 5 of 10; of a step that computes for 8 and sums for 20, 4, then 6."""
+    ms = dict(zip(overlap.PAIR, ([12.0, 12.0], [10.0, 10.0], [18.0, 17.0]), strict=True))
+    ms |= {"a step": [24.0, 22.0], overlap.SUMS: [20.0, 20.0], overlap.COMPUTING: [8.0, 8.0]}
+    found = overlap.Hidden("title", [Timed(name, each, None, 0.0) for name, each in ms.items()])
+    assert found.shares() == {overlap.PAIR[2]: [0.4, 0.5], "a step": [0.5, 0.75]}
+    assert found.share(overlap.PAIR[2]) == 0.45 and found.share("a step") == 0.625
+    assert found.table().row_count == len(ms)
+
+
+@pytest.mark.long
+def test_a_step_and_its_parts_take_turns_and_a_trace_is_left(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (told,) = told_by(capsys, "overlap", "--ranks", "2", "--traces", str(tmp_path / "traces"))
+    assert traced.Shown.of(tmp_path / "traces" / "tiny.json.gz") == traced.Shown(0, 0, 0, 0)  # a CPU has no kernels
+    names = [each["name"] for each in told["timed"]]
+    assert names == ["a step", "a step, two strands", overlap.SUMS, overlap.HALVES, overlap.COMPUTING, *overlap.PAIR]
+    assert all(min(each["steps_ms"]) > 0 for each in told["timed"])
+
+
+def test_a_trace_shows_what_runs_behind_collectives() -> None:
+    """A collective from 0 to 10 ms, with kernels from 2 to 4, from 3 to 5 and, beyond it, from 9 to 12."""
+    spans = {"ncclDevKernel": [(0, 10)], "nvjet": [(2, 2), (9, 3)], "triton": [(3, 2)]}
+    events: list[dict[str, object]] = [
+        {"cat": "kernel", "name": name, "ts": 1e3 * start, "dur": 1e3 * duration}
+        for name, each in spans.items()
+        for start, duration in each
+    ]
+    ignored = {"cat": "cpu_op", "name": "aten::mm", "ts": 0.0, "dur": 1e6}
+    assert traced.Shown.of_events([*events, ignored]) == traced.Shown(whole=12, collectives=10, others=6, both=4)
 
 
 def test_the_slowest_rank_is_what_a_step_takes() -> None:
