@@ -54,6 +54,9 @@ TINY = Size(layers=2, hidden=32, heads=4, sequence=16, samples=4, vocab=64)
 PEER = "torch, compiled blocks"
 TRAINED = "cubeloom, as `train` runs it"
 RECIPES = ("torch", PEER, "cubeloom", "cubeloom, compiled", TRAINED)
+# How stages of a pipeline run.
+PLAIN: dict[str, dict[str, bool]] = {"": {}}
+RECORDED = {", recorded": {"record": True}, ", compiled, recorded": {"record": True, "compiled": True}}
 OUR_SCHEDULES = ("1f1b", "zb-h1", "zbv", "chimera", "chimera-zb")
 OUR_CUBES = {"cubeloom y, replicated": "replicated", "cubeloom y, sharded": "sharded"}  # activations at rest
 WAYS = {"": 1, ", two strands": 2}
@@ -119,9 +122,8 @@ def measure_pipe(
         if count >= recipe.least * ranks
     }
     for name in names:
-        for record in (False,) if kind == devices.CPU else (False, True):  # a CPU records nothing
-            told = f"cubeloom {name}{', recorded' if record else ''}"
-            recipes[told] = our_passes(name, size, network, {"x": x, "targets": targets}, record)
+        for words, how in (PLAIN if kind == devices.CPU else {**PLAIN, **RECORDED}).items():  # a CPU records nothing
+            recipes[f"cubeloom {name}{words}"] = our_passes(name, size, network, {"x": x, "targets": targets}, **how)
     return take_turns(recipes, network.device, rounds, steps, network.barrier)
 
 

@@ -79,7 +79,12 @@ class ForwardAndBackward(Pipeline):
 
 
 def our_passes(
-    name: str, size: Stacked, network: Network, data: dict[str, Tensor], record: bool = False
+    name: str,
+    size: Stacked,
+    network: Network,
+    data: dict[str, Tensor],
+    record: bool = False,
+    compiled: bool = False,
 ) -> Callable[[], None]:
     with torch.device("meta"):
         model = Stack(size)
@@ -104,6 +109,7 @@ def our_passes(
         schedule,
         Rest(),
         stages,
+        compile=compiled,
         record=GraphRecord() if record else None,
     )
     return lambda: pipeline.passes(data)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from compiling import without_kernels
 from cubeloom import Grid
 from cubeloom.comm import Network
 from cubeloom.cube import Batch, Rest, apply, initial_values, resolve
 from cubeloom.cube import compiled as compiled_layers
 from cubeloom.cube.compiled import compile_local, whole_blocks
 from cubeloom.cube.parameter import local_of
-from cubeloom.cube.state import CubeState
 from cubeloom.launch import RankPool
 from cubeloom.models import build, config, cut_of
 from cubeloom.pipeline import generate
-from cubeloom.runtime import build as building
 from cubeloom.runtime.build import hold, lay_out
 
 BATCH = Batch(4, 12)
-BACKEND = "aot_eager"  # what the compiler does to the graph, without the minutes of making kernels
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -69,9 +66,10 @@ def differences(name: str, grid: Grid) -> float:
     for compiles in (False, True):
         network, model = Network(grid), skeleton(name)
         plain = whole_blocks(model, resolve(model, cut_of(model), grid, Rest(), BATCH), grid)
-        state: CubeState = apply(model, cut_of(model), network, BATCH, initial_values(model, 0, torch.float64))
+        state = apply(model, cut_of(model), network, BATCH, initial_values(model, 0, torch.float64))
         if compiles:
-            compile_local(model, plain, state, BACKEND)
+            without_kernels()
+            compile_local(model, plain, state)
         found.append(gradients(model, network))
     return max(float((a - b).abs().max()) for a, b in zip(*found, strict=True))
 
@@ -87,7 +85,7 @@ def test_gradients(ranks: RankPool, name: str, grid: str) -> None:
 
 def held_blocks(schedule: str, recompute: Any) -> int:
     """How many blocks of a stage are compiled as a whole."""
-    building.compile_local = partial(compile_local, backend=BACKEND)  # type: ignore[attr-defined]
+    without_kernels()
     model, network = skeleton("gpt-tiny"), Network(Grid())
     layout = lay_out(model, cut_of(model), Grid(), BATCH, generate(schedule, 1, 2), Rest())
     held = hold(model, layout, network, initial_values(model, 0, torch.float64), Rest(), recompute, 1, compile=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from compiling import BACKEND
 from cubeloom import Grid
 from cubeloom.comm import Network
 from cubeloom.cube import Batch, Rest, apply, initial_values, resolve
@@ -22,7 +23,6 @@ from grids import rest_is_long
 
 TINY = cast(GPTConfig, config("gpt-tiny"))
 BATCH = Batch(4, 12)
-BACKEND = "aot_eager"  # of the compiler: what it does to the graph, without the minutes of making kernels
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -72,6 +72,14 @@ def test_recorded_stages(gpu_ranks: GpuRanks, name: str, dtype: torch.dtype) -> 
 
 
 @DTYPES
+@pytest.mark.parametrize("name", ["1f1b", "chimera-zb"])
+def test_compiled_and_recorded_stages(gpu_ranks: GpuRanks, name: str, dtype: torch.dtype) -> None:
+    schedule = generate(name, 4, 4)
+    batch = Batch(len(portions(schedule)), 12)
+    trains_as_serial(gpu_ranks, Grid(pipe=4), dtype, batch, schedule=schedule, compile=True, record=True, steps=3)
+
+
+@DTYPES
 @pytest.mark.parametrize("grid", ["pipe=2,data=2", "pipe=2,x=2,y=2"])
 def test_pipeline_of_cubes(gpu_ranks: GpuRanks, grid: str, dtype: torch.dtype) -> None:
     on = Grid.parse(grid)

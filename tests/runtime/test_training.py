@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from compiling import without_kernels
 from cubeloom import Grid
 from cubeloom.comm import Network
 from cubeloom.cube import Batch, Rest, initial_values
@@ -174,6 +175,23 @@ def _numbers_held_and_updated() -> tuple[int, int]:
     optimizer = ShardedOptimizer(pipeline.parameters.values(), pipeline.gradients, torch.optim.AdamW)
     held = sum(local_of(parameter).numel() for parameter in pipeline.parameters.values())
     return held, sum(part.tensor.numel() for part in optimizer.parts.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("1f1b", {}),
+        ("chimera-zb", {"model": LLAMA}),
+        ("zb-h1", {"recompute": True}),
+        pytest.param("zbv", {"model": BERT}, marks=pytest.mark.long),
+        pytest.param("zb-h2", {"zero": True, "grid": Grid(pipe=2, data=2)}, marks=pytest.mark.long),
+    ],
+)
+def test_compiled_stages(ranks: RankPool, name: str, changes: dict[str, Any]) -> None:
+    """As a whole; where weight gradients are put off, what lies between the layers."""
+    chosen: dict[str, Any] = {"model": GPT, "grid": Grid(pipe=2), **changes}
+    ranks.run(chosen["grid"].world, without_kernels)
+    trains_as_serial(ranks, schedule=generate(name, 2, 4), compile=True, **chosen)
 
 
 def test_stages_that_recompute_are_chosen_one_by_one(ranks: RankPool) -> None:

@@ -58,18 +58,18 @@ def _is_plain(form: Form) -> bool:
     return isinstance(form, NormForm) or (isinstance(form, DropoutForm) and form.probability == 0)
 
 
-def compile_local(model: nn.Module, plain: Mapping[str, nn.Module], state: CubeState, backend: str = BACKEND) -> None:
+def compile_local(model: nn.Module, plain: Mapping[str, nn.Module], state: CubeState) -> None:
     """Compile the blocks of which there is a plain copy, and what is local in the rest of a model that has been cut."""
     for name, block in plain.items():
         own = model.get_submodule(name)
-        own.forward = _Block(block, dict(own.named_parameters()), state, backend)
+        own.forward = _Block(block, dict(own.named_parameters()), state)
     for name, module in model.named_modules():
         if any(f"{name}.".startswith(f"{block}.") for block in plain):
             continue
         if isinstance(module, CubeHead):
-            module.compile_local(backend)
+            module.compile_local(BACKEND)
         elif _is_unnamed_leaf(module):
-            module.forward = torch.compile(module.forward, backend=backend)
+            module.forward = torch.compile(module.forward, backend=BACKEND)
 
 
 def _is_unnamed_leaf(module: nn.Module) -> bool:
@@ -81,14 +81,12 @@ def _is_unnamed_leaf(module: nn.Module) -> bool:
 class _Block:
     """Calls a plain block, compiled, with this rank's parameters in the place of its own."""
 
-    def __init__(
-        self, plain: nn.Module, parameters: Mapping[str, nn.Parameter], state: CubeState, backend: str
-    ) -> None:
+    def __init__(self, plain: nn.Module, parameters: Mapping[str, nn.Parameter], state: CubeState) -> None:
         self._plain = plain
         self._names = tuple(parameters)
         self._parameters = tuple(parameters.values())
         self._state = state
-        self._run = torch.compile(_call, backend=backend)
+        self._run = torch.compile(_call, backend=BACKEND)
 
     def __call__(self, *arguments: Any) -> Any:
         values = _Locals.apply(self._state.gradients, self._state.updates_under_way, *self._parameters)

@@ -40,6 +40,7 @@ class Experiment:
     ways: int = 1  # strands of a weave
     recompute: Recompute = False  # each stage's forward, or attention, once more in its backward
     record: bool = False  # stages' actions as CUDA graphs
+    compile: bool = False  # what is computed between collectives
 
     @classmethod
     def of_job(cls, job: Job, *, steps: int, dtype: torch.dtype, seed: int = 0, patience: float = 120) -> Experiment:
@@ -112,7 +113,9 @@ class Experiment:
     @property
     def serial(self) -> Experiment:
         """The same on one device."""
-        return replace(self, grid=Grid(), zero=False, schedule=None, recompute=False, record=False, ways=1)
+        return replace(
+            self, grid=Grid(), zero=False, schedule=None, recompute=False, record=False, compile=False, ways=1
+        )
 
     def samples(self, step: int) -> dict[str, Tensor]:
         """The global batch of a step."""

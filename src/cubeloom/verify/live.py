@@ -106,7 +106,7 @@ def build(experiment: Experiment, network: Network, fill: Fill, known: Known | N
     step: Train
     if experiment.schedule is None:
         strand = Batch(experiment.batch.samples // experiment.ways, experiment.batch.sequence)
-        state = apply(model, experiment.cut(), network, strand, fill, experiment.rest)
+        state = apply(model, experiment.cut(), network, strand, fill, experiment.rest, experiment.compile)
         step, gradients = plainly(Weave(model, experiment.ways, state.staggers), state), state.gradients
         parameters = dict(model.named_parameters())
     else:
@@ -120,6 +120,7 @@ def build(experiment: Experiment, network: Network, fill: Fill, known: Known | N
             experiment.rest,
             recompute=experiment.recompute,
             ways=experiment.ways,
+            compile=experiment.compile,
             record=GraphRecord() if experiment.record else None,
         )
         first = experiment.share(0, network.coordinates)
