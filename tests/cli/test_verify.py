@@ -119,3 +119,11 @@ def test_a_real_run_agrees_and_ends_with_one_json_object(tmp_path: Path) -> None
     assert set(result["counted_bytes"]) == {"x", "z", "z+x"}
     assert result["grid"] == {"pipe": 1, "data": 1, "z": 2, "y": 1, "x": 2}
     assert result["params_per_rank"] < 266_880 / 4 * 1.05
+
+
+@pytest.mark.long
+def test_a_compiled_run_agrees_and_leaves_nothing_behind() -> None:
+    command = [sys.executable, "-m", "cubeloom", "verify", "--grid", "pipe=2", "--schedule", "zb-h1", "--compile"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # the compiler's processes and semaphores are gone

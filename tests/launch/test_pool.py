@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from multiprocessing.util import Finalize
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +24,26 @@ def test_a_rank_that_died_idle_is_named_once_and_replaced() -> None:
         with pytest.raises(RankFailed, match="rank 1 of 2"):
             pool.run(2, os.getpid)
         assert second not in pool.run(2, os.getpid)
+
+
+def _leave_a_word(folder: Path) -> None:
+    Finalize(None, (folder / str(os.getpid())).touch, exitpriority=1)
+
+
+def test_idle_ranks_clean_up_behind_themselves(tmp_path: Path) -> None:
+    """As torch's compiler has them end its processes: what is killed cannot."""
+    with RankPool(2) as pool:
+        pool.run(2, _leave_a_word, tmp_path)
+        ranks = pool.run(2, os.getpid)
+    assert {path.name for path in tmp_path.iterdir()} == set(map(str, ranks))
+
+
+def test_a_busy_rank_does_not_hold_up_the_end_of_a_pool() -> None:
+    with RankPool(1) as pool:
+        with pytest.raises(RankFailed, match="no answer from rank 0 of 1"):
+            pool.run(1, time.sleep, 1000, timeout=0.5)
+        began = time.monotonic()
+    assert time.monotonic() - began < 30
 
 
 def test_ranks_have_the_variables_of_when_their_pool_was_made(monkeypatch: pytest.MonkeyPatch) -> None:

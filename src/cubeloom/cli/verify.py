@@ -69,6 +69,8 @@ class Verify:
     """Strands of a weave: while one waits for a collective, another computes."""
     recompute: bool = False
     """Keep only what a stage was given, and compute the rest once more in its backward."""
+    compile: bool = False
+    """Let torch compile what is computed between collectives, which takes a minute."""
     record: bool = False
     """Launch what a stage computes as a whole (CUDA graphs); on a GPU."""
     layers: int | None = None
@@ -137,6 +139,7 @@ class Verify:
             schedule=schedule,
             ways=self.ways,
             recompute=self.recompute,
+            compile=self.compile,
             record=self.record,
             patience=self.patience,
         )
@@ -149,7 +152,8 @@ class Verify:
         found = Experiment.of_job(
             job, steps=self.steps, dtype=DTYPES[self.dtype], seed=self.seed, patience=self.patience
         )
-        return replace(found, record=job.layout.record and self.device != devices.CPU)
+        on_gpu = self.device != devices.CPU  # only there `train` is worth compiling and recording for
+        return replace(found, compile=job.layout.compile and on_gpu, record=job.layout.record and on_gpu)
 
     def _sequence(self, model: Config) -> int:
         if not isinstance(model, LanguageConfig):

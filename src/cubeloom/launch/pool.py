@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from cubeloom.comm import CommunicationError, devices, watch, world
 from cubeloom.launch.ready import PRELOAD, check_startable, make_ready
 
-_GRACE = 1.0  # seconds that the other ranks have to say what they saw, once one has failed
+_GRACE = 1.0  # seconds that ranks have to end, and the others to say what they saw, once one has failed
 
 
 class RankFailed(RuntimeError):
@@ -56,7 +56,7 @@ class RankPool:
             self._send(ranks, function, arguments, timeout)
             return self._collect(ranks, timeout)
         except BaseException:
-            self.close()
+            self._end()
             raise
 
     def _start(self, ranks: int) -> None:
@@ -120,6 +120,15 @@ class RankPool:
             return _Failure(died, "", blames_others=False)
 
     def close(self) -> None:
+        """Let ranks that have nothing to do end by themselves, with what they started, as torch's compiler does processes."""
+        for _, pipe in self._ranks:
+            pipe.close()
+        deadline = time.monotonic() + _GRACE
+        for process, _ in self._ranks:
+            process.join(max(0.0, deadline - time.monotonic()))
+        self._end()
+
+    def _end(self) -> None:
         for process, pipe in self._ranks:
             pipe.close()
             process.kill()
