@@ -6,12 +6,14 @@ import gc
 import time
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from cubeloom import Grid
-from cubeloom.comm import Network, Pending
+from cubeloom.comm import Axis, Network, Pending
 from cubeloom.cube import Batch, CubeState, Rest, apply, initial_values
 from cubeloom.cube.gradients import WeightGradient
 from cubeloom.cube.parameter import local_of
@@ -260,3 +262,22 @@ def tensors_alive(network: Network) -> int:
 def test_a_step_leaves_nothing_behind(ranks: RankPool) -> None:
     for after_two, after_four in ranks.run(4, leftovers, Grid(x=2, z=2)):
         assert after_two == after_four
+
+
+def what_a_step_asks_for() -> tuple[list[str], int]:
+    """The sums that are not written over their summands, and how many tensors were distributed, in the second step."""
+    model, _, network = cut_model(Grid(y=2), activations="replicated")
+    model(*batch_of(network)).backward()
+    with (
+        patch.object(Axis, "all_reduce", autospec=True, side_effect=Axis.all_reduce) as copied,
+        patch.object(DTensor, "from_local", side_effect=DTensor.from_local) as distributed,
+    ):
+        model.zero_grad()
+        model(*batch_of(network)).backward()
+    return [str(call.args[2]) for call in copied.call_args_list], distributed.call_count
+
+
+def test_a_step_copies_no_summand_of_a_layer_and_distributes_nothing_anew(ranks: RankPool) -> None:
+    copied, distributed = ranks.run(2, what_a_step_asks_for)[0]
+    assert copied and not any("blocks." in origin for origin in copied)
+    assert distributed == 0
