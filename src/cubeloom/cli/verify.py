@@ -70,7 +70,7 @@ class Verify:
     recompute: bool = False
     """Keep only what a stage was given, and compute the rest once more in its backward."""
     compile: bool = False
-    """Let torch compile what is computed between collectives, which takes a minute."""
+    """Let torch compile what is computed between collectives; the first step then takes longer."""
     record: bool = False
     """Launch what a stage computes as a whole (CUDA graphs); on a GPU."""
     layers: int | None = None
@@ -152,7 +152,9 @@ class Verify:
         found = Experiment.of_job(
             job, steps=self.steps, dtype=DTYPES[self.dtype], seed=self.seed, patience=self.patience
         )
-        on_gpu = self.device != devices.CPU  # only there `train` is worth compiling and recording for
+        on_gpu = (
+            self.device != devices.CPU
+        )  # a CPU records nothing, and what it compiles takes longer than what is looked at
         return replace(found, compile=job.layout.compile and on_gpu, record=job.layout.record and on_gpu)
 
     def _sequence(self, model: Config) -> int:

@@ -66,7 +66,7 @@ class Gradients:
         """Replicas along this axis compute the parameter's gradient from different rows; they are to be summed."""
         self._axes[parameter] = axis
         if axis.size == 1:
-            return
+            return  # there is no sum to begin when all uses have been through
         # Weak, since the garbage collector does not see through hooks: parameter -> hook -> gradients -> parameter.
         seen = weakref.WeakMethod(self._all_uses_seen)
         parameter.register_post_accumulate_grad_hook(lambda used: (seen() or _forget)(used))
