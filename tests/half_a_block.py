@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from cubeloom.cube.feed_forward import feed_forward
+from cubeloom.cube.tapped import TOKENS, Tapped
 
 
 class Half(nn.Module):
@@ -28,6 +30,31 @@ def gradients(model: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> l
     x = x.clone().requires_grad_()
     model.zero_grad()
     run(x).square().sum().backward()
+    return gradients_of(model, x)
+
+
+def gradients_of(model: nn.Module, x: Tensor) -> list[Tensor]:
     found = [each.grad for each in (x, *model.parameters())]
     assert all(each is not None for each in found)
     return [each.clone() for each in found if each is not None]
+
+
+def tapped_gradients(model: nn.Module, compiler: Callable[..., Callable[..., Tensor]], x: Tensor) -> list[Tensor]:
+    """The same, of a tapped block: here, weight gradients are computed right behind the backward."""
+    x = x.clone().requires_grad_()
+    model.zero_grad()
+    given: dict[str, Tensor] = dict(model.named_parameters())
+    tapped = Tapped.of(model, given, (x,))
+    tokens: dict[str, tuple[Tensor, ...]] = {}
+    for layer, shapes in tapped.shapes.items():
+        weight = given[f"{layer}.weight"] = given[f"{layer}.weight"].detach()
+        tokens[layer] = tuple(weight.new_zeros(()).expand(shape).requires_grad_() for shape in shapes)
+        given |= zip((f"{layer}.{token}" for token in TOKENS), tokens[layer], strict=True)
+    run = compiler(lambda x, given: functional_call(tapped.block, given, (x,)))
+    run(x, given).square().sum().backward()
+    for layer, (of_input, of_output) in tokens.items():
+        assert of_input.grad is not None and of_output.grad is not None
+        parameter = model.get_parameter(f"{layer}.weight")
+        assert parameter.grad is None
+        parameter.grad = of_output.grad.t() @ of_input.grad
+    return gradients_of(model, x)

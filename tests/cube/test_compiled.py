@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from cubeloom.cube import Batch, Rest, apply, initial_values, resolve
 from cubeloom.cube import compiled as compiled_layers
 from cubeloom.cube.compiled import compile_local, whole_blocks
 from cubeloom.cube.parameter import local_of
+from cubeloom.cube.products import Matmul
+from cubeloom.cube.state import CubeState
 from cubeloom.launch import RankPool
 from cubeloom.models import build, config, cut_of
 from cubeloom.pipeline import generate
@@ -61,17 +64,23 @@ def gradients(model: nn.Module, network: Network) -> list[Tensor]:
     return [local_of(cast(Tensor, parameter.grad)).clone() for parameter in model.parameters()]
 
 
+def cut(name: str, network: Network, compiles: bool) -> tuple[Any, CubeState]:
+    model = skeleton(name)
+    plain = whole_blocks(model, resolve(model, cut_of(model), network.grid, Rest(), BATCH), network.grid)
+    state = apply(model, cut_of(model), network, BATCH, initial_values(model, 0, torch.float64))
+    if compiles:
+        without_kernels()
+        compile_local(model, plain, state)
+    return model, state
+
+
+def largest_difference(some: list[Tensor], others: list[Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(some, others, strict=True))
+
+
 def differences(name: str, grid: Grid) -> float:
-    found = []
-    for compiles in (False, True):
-        network, model = Network(grid), skeleton(name)
-        plain = whole_blocks(model, resolve(model, cut_of(model), grid, Rest(), BATCH), grid)
-        state = apply(model, cut_of(model), network, BATCH, initial_values(model, 0, torch.float64))
-        if compiles:
-            without_kernels()
-            compile_local(model, plain, state)
-        found.append(gradients(model, network))
-    return max(float((a - b).abs().max()) for a, b in zip(*found, strict=True))
+    network = Network(grid)
+    return largest_difference(*(gradients(cut(name, network, compiles)[0], network) for compiles in (False, True)))
 
 
 @pytest.mark.parametrize(
@@ -81,6 +90,44 @@ def differences(name: str, grid: Grid) -> float:
 def test_gradients(ranks: RankPool, name: str, grid: str) -> None:
     on = Grid.parse(grid)
     assert max(ranks.run(on.world, differences, name, on)) <= 1e-12
+
+
+def put_off() -> tuple[set[str], float]:
+    """The parameters whose gradients wait to be drained, and how far all are then from those of layers apart."""
+    network = Network(Grid())
+    (apart, _), (model, state) = (cut("gpt-tiny", network, compiles) for compiles in (False, True))
+    expected = gradients(apart, network)
+    tokens = (torch.arange(BATCH.samples * BATCH.sequence).view(BATCH.samples, -1) * 7) % 50
+    missing: set[str] = set()
+    for shift in (0, 1):
+        with state.gradients.putting_off() as noted:
+            model(tokens.roll(shift), tokens).backward()
+        if shift == 0:
+            missing = {name for name, each in model.named_parameters() if each.grad is None}
+        state.gradients.drain(noted)
+    found = [local_of(cast(Tensor, each.grad)) for each in model.parameters()]
+    return missing, largest_difference(expected, found)
+
+
+def test_weight_gradients_of_a_compiled_block_can_be_put_off(ranks: RankPool) -> None:
+    [(missing, difference)] = ranks.run(1, put_off)
+    layers = ("attention.qkv", "attention.proj", "mlp.up", "mlp.down")
+    assert {f"blocks.{block}.{layer}.weight" for block in (0, 1) for layer in layers} <= missing
+    assert not any("norm" in name for name in missing)
+    assert difference <= 1e-12
+
+
+def weights_added_by_their_products() -> int:
+    """Of a second pass."""
+    network = Network(Grid())
+    model, _ = cut("gpt-tiny", network, compiles=True)
+    with patch.object(Matmul, "weight_gradient", autospec=True, side_effect=Matmul.weight_gradient) as products:
+        gradients(model, network)
+    return sum(len(call.args) == 5 and call.args[4] is not None for call in products.call_args_list)
+
+
+def test_products_of_weight_gradients_add_themselves_to_earlier_ones(ranks: RankPool) -> None:
+    assert ranks.run(1, weights_added_by_their_products) == [8]  # four of each block; the head computes its own
 
 
 def held_blocks(schedule: str, recompute: Any) -> int:
@@ -94,7 +141,9 @@ def held_blocks(schedule: str, recompute: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "recompute", "blocks"), [("1f1b", False, 3), ("1f1b", "attention", 0), ("zb-h1", False, 0)]
+    ("schedule", "recompute", "blocks"), [("1f1b", False, 3), ("1f1b", "attention", 0), ("zb-h1", False, 3)]
 )
-def test_a_split_backward_keeps_layers_apart(ranks: RankPool, schedule: str, recompute: Any, blocks: int) -> None:
+def test_attention_computed_once_more_keeps_layers_apart(
+    ranks: RankPool, schedule: str, recompute: Any, blocks: int
+) -> None:
     assert ranks.run(1, held_blocks, schedule, recompute) == [blocks]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from cubeloom.cube import cublaslt
 from cubeloom.cube import feed_forward as fused
 from cubeloom.cube.feed_forward import up_gelu_down
-from half_a_block import Half, gradients
+from half_a_block import Half, gradients, tapped_gradients
 
 
 @pytest.mark.timeout(60)
@@ -30,6 +33,29 @@ def test_gradients_are_those_of_layer_after_layer(monkeypatch: pytest.MonkeyPatc
     together = gradients(model, torch.compile(model, backend=kept, fullgraph=True), x)
     assert "cubeloom.up_gelu_down" in graphs[0].print_readable(print_output=False)
     torch.testing.assert_close(together, apart, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # says torch of what its own compiler does
+def test_weight_gradients_of_tapped_layers_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Half(8).double()
+    x = torch.randn(12, 8, dtype=torch.float64)
+    apart = gradients(model, model, x)
+    monkeypatch.setattr(fused, "_fits", lambda *_: True)
+    backwards = []
+
+    def kept(graph: torch.fx.GraphModule, _: list[Any]) -> Any:
+        backwards.append(graph)
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=kept)
+    later = tapped_gradients(model, partial(torch.compile, backend=backend, fullgraph=True), x)
+    torch.testing.assert_close(later, apart, rtol=1e-13, atol=1e-13)
+    # Of the four matmuls of a backward one is within the GELU's, and those of the weights are not there.
+    called = [str(node.target) for graph in backwards for node in graph.graph.nodes if node.op == "call_function"]
+    assert called.count("cubeloom.gelu_gradient.default") == 1
+    assert called.count("aten.mm.default") == 1
 
 
 def _input(**changes: object) -> Any:

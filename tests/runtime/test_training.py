@@ -188,7 +188,7 @@ def _numbers_held_and_updated() -> tuple[int, int]:
     ],
 )
 def test_compiled_stages(ranks: RankPool, name: str, changes: dict[str, Any]) -> None:
-    """As a whole; where weight gradients are put off, what lies between the layers."""
+    """Also where weight gradients are put off."""
     chosen: dict[str, Any] = {"model": GPT, "grid": Grid(pipe=2), **changes}
     ranks.run(chosen["grid"].world, without_kernels)
     trains_as_serial(ranks, schedule=generate(name, 2, 4), compile=True, **chosen)

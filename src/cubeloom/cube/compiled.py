@@ -1,13 +1,16 @@
 """Local computation compiled by torch: norms, activations, biases and residual sums in few kernels.
 
-Where the cube is one device a block has no collectives: it is compiled as a whole, as the plain model has it. Elsewhere what
-lies between collectives is: modules that the cut does not name, and the losses of a head.
+Where the cube is one device a block has no collectives: it is compiled as a whole, as the plain model has it, but for its
+weight gradients (`cube.tapped`). Elsewhere what lies between collectives is: modules that the cut does not name, and the
+losses of a head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +18,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cubeloom.cube.forms import DropoutForm, Form, LinearForm, NormForm
-from cubeloom.cube.gradients import Gradients
+from cubeloom.cube.gradients import WeightGradient
 from cubeloom.cube.head import CubeHead
 from cubeloom.cube.parameter import local_of
+from cubeloom.cube.products import Matmul
 from cubeloom.cube.state import CubeState
+from cubeloom.cube.tapped import TOKENS, Tapped
 from cubeloom.grid import Grid
 
 BACKEND = "inductor"
@@ -83,31 +88,73 @@ class _Block:
 
     def __init__(self, plain: nn.Module, parameters: Mapping[str, nn.Parameter], state: CubeState) -> None:
         self._plain = plain
-        self._names = tuple(parameters)
-        self._parameters = tuple(parameters.values())
+        self._parameters = parameters
         self._state = state
-        self._run = torch.compile(_call, backend=BACKEND)
+        self._calls: dict[tuple[object, ...], _Call] = {}  # by what they are given
+        self._run = torch.compile(_run, backend=BACKEND)
 
     def __call__(self, *arguments: Any) -> Any:
-        values = _Locals.apply(self._state.gradients, self._state.updates_under_way, *self._parameters)
-        return self._run(self._plain, self._names, values, arguments)
+        kind = tuple((each.shape, each.dtype) if isinstance(each, Tensor) else each for each in arguments)
+        if kind not in self._calls:
+            values = {name: local_of(parameter) for name, parameter in self._parameters.items()}
+            self._calls[kind] = _Call.of(Tapped.of(self._plain, values, arguments), self._parameters, self._state)
+        call = self._calls[kind]
+        return self._run(call.tapped.block, call.names, call.values(), arguments)
 
 
-def _call(plain: nn.Module, names: tuple[str, ...], values: tuple[Tensor, ...], arguments: tuple[Any, ...]) -> Any:
-    return functional_call(plain, dict(zip(names, values, strict=True)), arguments)
+def _run(block: nn.Module, names: tuple[str, ...], values: tuple[Tensor, ...], arguments: tuple[Any, ...]) -> Any:
+    return functional_call(block, dict(zip(names, values, strict=True)), arguments)
 
 
-class _Locals(torch.autograd.Function):
-    """The local blocks of some parameters, inside autograd; in the backward all their gradients, at once."""
+@dataclass(frozen=True)
+class _Call:
+    """What a tapped block is called with in the place of its parameters: their values, and the tokens of tapped weights."""
+
+    tapped: Tapped
+    weights: Mapping[str, nn.Parameter]  # by tapped layer
+    others: Mapping[str, nn.Parameter]  # by name
+    names: tuple[str, ...]  # of what it is called with
+    state: CubeState
+
+    @classmethod
+    def of(cls, tapped: Tapped, parameters: Mapping[str, nn.Parameter], state: CubeState) -> _Call:
+        weights = {layer: parameters[f"{layer}.weight"] for layer in tapped.shapes}
+        others = {name: each for name, each in parameters.items() if name.removesuffix(".weight") not in weights}
+        tokens = (f"{layer}.{token}" for layer in weights for token in TOKENS)
+        return cls(tapped, weights, others, (*(f"{layer}.weight" for layer in weights), *others, *tokens), state)
+
+    def values(self) -> tuple[Tensor, ...]:
+        """In the order of the names."""
+        weights = map(self.value, self.weights.values())
+        return *weights, *_Wanted.apply(self, *self.others.values(), *self.weights.values())
+
+    def value(self, parameter: nn.Parameter) -> Tensor:
+        local = local_of(parameter)
+        return local.clone() if self.state.updates_under_way else local
+
+
+class _Wanted(torch.autograd.Function):
+    """The values and tokens of which gradients are wanted, inside autograd; in the backward all parameters' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, gradients: Gradients, copied: bool, *parameters: nn.Parameter) -> tuple[Tensor, ...]:
-        ctx.gradients, ctx.parameters = gradients, parameters
-        locals_ = tuple(local_of(parameter) for parameter in parameters)
-        return tuple(each.clone() for each in locals_) if copied else locals_
+    def forward(ctx: Any, call: _Call, *parameters: nn.Parameter) -> tuple[Tensor, ...]:
+        ctx.call = call
+        # Nobody reads tokens: they are memory that is there already, over and over.
+        tokens = (
+            local_of(weight).as_strided(shape, (0,) * len(shape))
+            for layer, weight in call.weights.items()
+            for shape in call.tapped.shapes[layer]
+        )
+        return *map(call.value, call.others.values()), *tokens
 
     @staticmethod
     def backward(ctx: Any, *found: Tensor) -> tuple[None, ...]:
-        for parameter, gradient in zip(ctx.parameters, found, strict=True):
-            ctx.gradients.add(parameter, gradient.contiguous())
-        return (None,) * (2 + len(found))
+        call: _Call = ctx.call
+        gradients = call.state.gradients
+        of_others, operands = found[: len(call.others)], found[len(call.others) :]
+        for parameter, gradient in zip(call.others.values(), of_others, strict=True):
+            gradients.add(parameter, gradient.contiguous())
+        for (layer, weight), x, gradient in zip(call.weights.items(), operands[::2], operands[1::2], strict=True):
+            product = partial(Matmul().weight_gradient, gradient, x, weight.shape)
+            gradients.weight_gradient(WeightGradient(weight, layer, product))
+        return (None,) * (1 + len(call.others) + len(call.weights))

@@ -20,6 +20,9 @@ from torch import Tensor
 ALIGNED = 256  # bytes, as kernels are chosen for by default
 WHOLE = 8  # numbers that a row must be made of, so that each begins where kernels may read many at once
 ROOM = 32 << 20  # bytes that a kernel may ask for besides
+# With fewer rows the matmul that applies GELU's slope takes longer than a plain one and a pass behind it: on an H200 up to a
+# fifth longer with 1,024 rows, a third less with 16,384 (docs/performance.md).
+MANY_ROWS = 2048
 
 BFLOAT16, FLOAT32 = 14, 0  # cudaDataType
 COMPUTE_32F = 68  # cublasComputeType
@@ -49,10 +52,12 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor
 
 
 def gelu_gradient(gradient: Tensor, weight: Tensor, before: Tensor) -> Tensor | None:
-    """`gradient · weight` times the slope of GELU at `before`; None where there is no kernel for it.
+    """`gradient · weight` times the slope of GELU at `before`; None where there is no kernel for it that is worth it.
 
     `[m, k]`, `[k, n]` and `[m, n]`, of bfloat16, to `[m, n]`.
     """
+    if len(gradient) < MANY_ROWS:
+        return None
     out = torch.empty_like(before)
     return out if _multiply(DGELU, gradient, weight, out, before) else None
 
@@ -151,7 +156,11 @@ def _plan(device: int, epilogue: int, m: int, k: int, n: int) -> _Plan | None:
         )
     except OSError:
         return None
-    return _Plan(_handle(device), operation, weight, x, out, choice) if found.value else None
+    if not found.value or (epilogue == DGELU and choice.waves > 1):
+        # With few multiprocessors, such as a part of a GPU has, the library's choice for DGELU is a plain matmul and a kernel
+        # behind it, twice as slow as ours. Where it has one that does both, that runs in a single wave.
+        return None
+    return _Plan(_handle(device), operation, weight, x, out, choice)
 
 
 def _layout(rows: int, columns: int) -> c_void_p:

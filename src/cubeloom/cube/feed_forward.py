@@ -13,12 +13,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cubeloom.cube import cublaslt
+from cubeloom.cube.tapped import TappedLinear, handing_out, seen_by
 
 
 def feed_forward(x: Tensor, up: nn.Module, between: nn.Module, down: nn.Module) -> Tensor:
     """`down(between(up(x)))`."""
     if torch.compiler.is_compiling() and _fits(x, up, between, down):
-        y, _, _ = up_gelu_down(x, up.weight, up.bias, down.weight, down.bias)
+        layers = up.weight, up.bias, down.weight, down.bias
+        if isinstance(up, TappedLinear) and isinstance(down, TappedLinear):
+            y, after, _ = up_gelu_down(x, *layers, up.of_output)
+            y = handing_out(after, down.of_input, seen_by(down.of_output, y))
+            return handing_out(x, up.of_input, y)
+        y, _, _ = up_gelu_down(x, *layers)
         return y
     found: Tensor = down(between(up(x)))
     return found
@@ -27,7 +33,9 @@ def feed_forward(x: Tensor, up: nn.Module, between: nn.Module, down: nn.Module) 
 def _fits(x: Tensor, up: nn.Module, between: nn.Module, down: nn.Module) -> bool:
     """Whether a GPU has these layers whole, and its matmuls that GELU."""
     return (
-        all(type(layer) is nn.Linear and layer.bias is not None for layer in (up, down))
+        type(up) is type(down) in (nn.Linear, TappedLinear)
+        and up.bias is not None
+        and down.bias is not None
         and isinstance(between, nn.GELU)
         and between.approximate == "tanh"
         and x.is_cuda
@@ -46,12 +54,16 @@ def _available() -> bool:
 @torch.library.custom_op(
     "cubeloom::up_gelu_down",
     mutates_args=(),
-    schema="(Tensor x, Tensor up, Tensor up_bias, Tensor down, Tensor down_bias) -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor x, Tensor up, Tensor up_bias, Tensor down, Tensor down_bias, Tensor? token=None)"
+    " -> (Tensor, Tensor, Tensor)",
 )
 def up_gelu_down(
-    x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor
+    x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, token: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Two linear layers with GELU between them, and for the backward what came out of GELU and what went into it."""
+    """Two linear layers with GELU between them, and for the backward what came out of GELU and what went into it.
+
+    For the gradient of the token, if there is one, the gradient of what went into GELU is taken (see `cube.tapped`).
+    """
     found = cublaslt.linear_gelu(x, up, up_bias)
     if found is None:
         before = functional.linear(x, up, up_bias)
@@ -60,7 +72,9 @@ def up_gelu_down(
 
 
 @up_gelu_down.register_fake
-def _(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, token: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     rows = len(x)
     return x.new_empty(rows, len(down)), x.new_empty(rows, len(up)), x.new_empty(rows, len(up))
 
@@ -81,15 +95,18 @@ def _(gradient: Tensor, weight: Tensor, before: Tensor) -> Tensor:
     return torch.empty_like(before)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    x, up, _, down, _ = inputs
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, up, _, down, _, token = inputs
+    ctx.tapped = token is not None
     ctx.save_for_backward(x, up, down, *output[1:])
 
 
-def _backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+def _backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     x, up, down, after, before = ctx.saved_tensors
     wide = gelu_gradient(gradient, down, before)
-    return wide @ up, wide.t() @ x, wide.sum(0), gradient.t() @ after, gradient.sum(0)
+    # Of these the compiler leaves out what nobody wants: gradients of weights, where the layers are tapped.
+    layers = wide.t() @ x, wide.sum(0), gradient.t() @ after, gradient.sum(0)
+    return wide @ up, *layers, wide if ctx.tapped else None
 
 
 up_gelu_down.register_autograd(_backward, setup_context=_keep)

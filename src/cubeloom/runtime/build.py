@@ -24,7 +24,7 @@ from cubeloom.grid import Grid
 from cubeloom.limits import within
 from cubeloom.models import AttentionCore
 from cubeloom.models.pieces import Piece
-from cubeloom.pipeline import Kind, Schedule, Updates, check
+from cubeloom.pipeline import Schedule, Updates, check
 from cubeloom.runtime.handed import Handed, handed_on
 from cubeloom.runtime.microbatches import portions
 from cubeloom.runtime.partition import belongs, counted_costs, partition
@@ -57,11 +57,6 @@ class Layout:
 
     def forms_of(self, stage: int) -> list[Form]:
         return [form for form in self.forms if belongs(form.name, self.modules_of(stage))]
-
-    @property
-    def splits_backward(self) -> bool:
-        """Whether gradients of inputs and of weights are computed apart."""
-        return any(action.kind is Kind.INPUT_GRAD for row in self.schedule.workers for action in row)
 
     def handed_by(self, stage: int) -> tuple[Handed, ...]:
         """What a stage hands to the next."""
@@ -169,8 +164,8 @@ def hold(
 ) -> Held:
     """Build the stages of this rank's worker. A name is one parameter, also where two of the stages share it.
 
-    `compile`: let torch compile what is computed between collectives; whole blocks only where both gradients of a block are
-    wanted at once.
+    `compile`: let torch compile what is computed between collectives; whole blocks only where nothing within a block is
+    computed once more.
     """
     make_groups(network, layout)
     gradients, clock = Gradients(), Clock(seed)
@@ -183,8 +178,7 @@ def hold(
         under_way = layout.schedule.updates is not Updates.FLUSH
         state = CubeState(network, rest, gradients, clock=clock, updates_under_way=under_way)
         forms = layout.forms_of(stage)
-        at_once = recompute != "attention" and not layout.splits_backward
-        plain = whole_blocks(own, forms, network.grid) if compile and at_once else {}
+        plain = whole_blocks(own, forms, network.grid) if compile and recompute != "attention" else {}
         replace_layers(own, forms, state, fill, held.parameters, layout.holders)
         if compile:
             compile_local(own, plain, state)
