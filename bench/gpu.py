@@ -56,7 +56,8 @@ TRAINED = "cubeloom, as `train` runs it"
 RECIPES = ("torch", PEER, "cubeloom", "cubeloom, compiled", TRAINED)
 # How stages of a pipeline run.
 PLAIN: dict[str, dict[str, bool]] = {"": {}}
-RECORDED = {", recorded": {"record": True}, ", compiled, recorded": {"record": True, "compiled": True}}
+RECORDED = {**PLAIN, ", recorded": {"record": True}}
+COMPILED = {**RECORDED, ", compiled, recorded": {"record": True, "compiled": True}}
 OUR_SCHEDULES = ("1f1b", "zb-h1", "zbv", "chimera", "chimera-zb")
 OUR_CUBES = {"cubeloom y, replicated": "replicated", "cubeloom y, sharded": "sharded"}  # activations at rest
 WAYS = {"": 1, ", two strands": 2}
@@ -108,9 +109,19 @@ def measure_one(
 
 
 def measure_pipe(
-    size: Stacked, kind: devices.Kind, ranks: int, count: int, names: tuple[str, ...], rounds: int, steps: int
+    size: Stacked,
+    kind: devices.Kind,
+    ranks: int,
+    count: int,
+    names: tuple[str, ...],
+    ways: dict[str, dict[str, bool]],
+    rounds: int,
+    steps: int,
 ) -> list[Timed]:
-    """On this rank, with so many micro-batches of one sequence each."""
+    """On this rank, with so many micro-batches of one sequence each.
+
+    `ways`: how our stages run, by what that adds to a name.
+    """
     network = Network(Grid(pipe=ranks), devices.current(kind))
     numbers = torch.Generator(network.device).manual_seed(0)
     shape = count, size.sequence
@@ -122,7 +133,7 @@ def measure_pipe(
         if count >= recipe.least * ranks
     }
     for name in names:
-        for words, how in (PLAIN if kind == devices.CPU else {**PLAIN, **RECORDED}).items():  # a CPU records nothing
+        for words, how in ways.items():
             recipes[f"cubeloom {name}{words}"] = our_passes(name, size, network, {"x": x, "targets": targets}, **how)
     return take_turns(recipes, network.device, rounds, steps, network.barrier)
 
@@ -223,12 +234,16 @@ class Pipe(Common):
     ranks: int = 4
     microbatches: tuple[int, ...] = (4, 8, 16)
     schedules: tuple[str, ...] = OUR_SCHEDULES
+    compiled: bool = False
+    """Also with compiled blocks, on a GPU; of all recipes at once one of 140 GB then holds those of two schedules."""
 
     def __call__(self, console: Console) -> list[Compared]:
         size = Stacked(blocks=8, hidden=16, heads=2, sequence=8, classes=8) if self.quick else Stacked()
+        on_gpu = COMPILED if self.compiled else RECORDED
+        ways = PLAIN if self.cpu else on_gpu  # a CPU records nothing
         found = []
         for count in (2 * self.ranks,) if self.quick else self.microbatches:
-            timed = self.ranks_run(self.ranks, measure_pipe, size, self.kind, self.ranks, count, self.schedules)
+            timed = self.ranks_run(self.ranks, measure_pipe, size, self.kind, self.ranks, count, self.schedules, ways)
             best = min((each for each in timed if each.name.startswith("torch")), key=lambda each: each.step_ms)
             title = f"{size.blocks} blocks of {size.hidden} on {self.ranks} ranks, N={count}, {self.kind}"
             found.append(Compared(title, timed, best.name, count * size.sequence, count * size.teraflops))
