@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 from unittest.mock import patch
 
 import pytest
@@ -15,9 +15,11 @@ from cubeloom.comm import Network
 from cubeloom.cube import Batch, Rest, apply, initial_values, resolve
 from cubeloom.cube import compiled as compiled_layers
 from cubeloom.cube.compiled import compile_local, whole_blocks
+from cubeloom.cube.cut import Contract, Cut, Expand
 from cubeloom.cube.parameter import local_of
 from cubeloom.cube.products import Matmul
 from cubeloom.cube.state import CubeState
+from cubeloom.initial import Initial, Normal
 from cubeloom.launch import RankPool
 from cubeloom.models import build, config, cut_of
 from cubeloom.pipeline import generate
@@ -128,6 +130,53 @@ def weights_added_by_their_products() -> int:
 
 def test_products_of_weight_gradients_add_themselves_to_earlier_ones(ranks: RankPool) -> None:
     assert ranks.run(1, weights_added_by_their_products) == [8]  # four of each block; the head computes its own
+
+
+class Branch(nn.Module):
+    """Adds one of two to the other, scaled; both come in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, pair: list[Tensor], *, scale: float) -> Tensor:
+        return pair[0] + scale * self.layer(pair[1])
+
+
+class Own(nn.Module):
+    """A user's model, whose blocks are layers, or are called in ways of their own."""
+
+    cut: ClassVar[Cut] = {"layers.*": Expand(), "branches.*.layer": Contract()}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.branches = nn.ModuleList(Branch() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, branch in zip(self.layers, self.branches, strict=True):
+            x = branch([x, layer(x)], scale=0.5)
+        return x.square().mean()
+
+    def initial(self, name: str) -> Initial:
+        return Normal(0.3)
+
+
+def own_gradients(compiles: bool) -> list[Tensor]:
+    """Of two passes with different rows."""
+    without_kernels()
+    with torch.device("meta"):
+        model = Own()
+    fill = initial_values(model, 0, torch.float64)
+    apply(model, Own.cut, Network(Grid()), Batch(12, 1), fill, compile=compiles)
+    for rows in (12, 6):
+        model(torch.linspace(-1, 1, rows * 8, dtype=torch.float64).view(rows, 8)).backward()
+    return [local_of(cast(Tensor, each.grad)) for each in model.parameters()]
+
+
+def test_blocks_that_are_layers_or_are_called_by_keyword(ranks: RankPool) -> None:
+    [apart], [compiled] = ranks.run(1, own_gradients, False), ranks.run(1, own_gradients, True)
+    assert largest_difference(apart, compiled) <= 1e-12
 
 
 def held_blocks(schedule: str, recompute: Any) -> int:

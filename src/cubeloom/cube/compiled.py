@@ -23,7 +23,7 @@ from cubeloom.cube.head import CubeHead
 from cubeloom.cube.parameter import local_of
 from cubeloom.cube.products import Matmul
 from cubeloom.cube.state import CubeState
-from cubeloom.cube.tapped import TOKENS, Tapped
+from cubeloom.cube.tapped import TOKENS, Tapped, within
 from cubeloom.grid import Grid
 
 BACKEND = "inductor"
@@ -90,20 +90,36 @@ class _Block:
         self._plain = plain
         self._parameters = parameters
         self._state = state
-        self._calls: dict[tuple[object, ...], _Call] = {}  # by what they are given
+        self._calls: dict[object, _Call] = {}  # by kind
         self._run = torch.compile(_run, backend=BACKEND)
 
-    def __call__(self, *arguments: Any) -> Any:
-        kind = tuple((each.shape, each.dtype) if isinstance(each, Tensor) else each for each in arguments)
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        kind = _kind((arguments, named))
         if kind not in self._calls:
             values = {name: local_of(parameter) for name, parameter in self._parameters.items()}
-            self._calls[kind] = _Call.of(Tapped.of(self._plain, values, arguments), self._parameters, self._state)
+            tapped = Tapped.of(self._plain, values, arguments, named)
+            self._calls[kind] = _Call.of(tapped, self._parameters, self._state)
         call = self._calls[kind]
-        return self._run(call.tapped.block, call.names, call.values(), arguments)
+        return self._run(call.tapped.block, call.names, call.values(), arguments, named)
 
 
-def _run(block: nn.Module, names: tuple[str, ...], values: tuple[Tensor, ...], arguments: tuple[Any, ...]) -> Any:
-    return functional_call(block, dict(zip(names, values, strict=True)), arguments)
+def _kind(given: Any) -> Any:
+    """What calls must have in common to come through the same layers with the same shapes."""
+    if isinstance(given, Tensor):
+        return given.shape, given.dtype
+    if isinstance(given, dict):
+        return tuple((name, _kind(each)) for name, each in given.items())
+    return tuple(map(_kind, given)) if isinstance(given, list | tuple) else given
+
+
+def _run(
+    block: nn.Module,
+    names: tuple[str, ...],
+    values: tuple[Tensor, ...],
+    arguments: tuple[Any, ...],
+    named: dict[str, Any],
+) -> Any:
+    return functional_call(block, dict(zip(names, values, strict=True)), arguments, named)
 
 
 @dataclass(frozen=True)
@@ -118,10 +134,12 @@ class _Call:
 
     @classmethod
     def of(cls, tapped: Tapped, parameters: Mapping[str, nn.Parameter], state: CubeState) -> _Call:
-        weights = {layer: parameters[f"{layer}.weight"] for layer in tapped.shapes}
-        others = {name: each for name, each in parameters.items() if name.removesuffix(".weight") not in weights}
-        tokens = (f"{layer}.{token}" for layer in weights for token in TOKENS)
-        return cls(tapped, weights, others, (*(f"{layer}.weight" for layer in weights), *others, *tokens), state)
+        layers = tapped.shapes
+        names = [within(layer, "weight") for layer in layers]
+        weights = {layer: parameters[name] for layer, name in zip(layers, names, strict=True)}
+        others = {name: parameter for name, parameter in parameters.items() if name not in names}
+        tokens = (within(layer, token) for layer in layers for token in TOKENS)
+        return cls(tapped, weights, others, (*names, *others, *tokens), state)
 
     def values(self) -> tuple[Tensor, ...]:
         """In the order of the names."""

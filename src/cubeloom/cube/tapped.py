@@ -76,10 +76,16 @@ class Tapped:
     shapes: Mapping[str, Shapes]  # by layer
 
     @classmethod
-    def of(cls, plain: nn.Module, parameters: Mapping[str, Tensor], arguments: tuple[Any, ...]) -> Tapped:
+    def of(
+        cls,
+        plain: nn.Module,
+        parameters: Mapping[str, Tensor],
+        arguments: tuple[Any, ...],
+        named: Mapping[str, Any] | None = None,
+    ) -> Tapped:
         """With a tap in each linear layer that such a call comes through just once, and whose weight no other layer has."""
         block = deepcopy(plain)
-        shapes = _shapes(block, parameters, arguments)
+        shapes = _shapes(block, parameters, arguments, dict(named or {}))
         for name in shapes:
             layer = block.get_submodule(name)
             layer.__class__ = TappedLinear
@@ -88,7 +94,14 @@ class Tapped:
         return cls(block, shapes)
 
 
-def _shapes(block: nn.Module, parameters: Mapping[str, Tensor], arguments: tuple[Any, ...]) -> dict[str, Shapes]:
+def within(layer: str, name: str) -> str:
+    """The name that something of a layer has in its block; the layer may be the block itself."""
+    return f"{layer}.{name}" if layer else name
+
+
+def _shapes(
+    block: nn.Module, parameters: Mapping[str, Tensor], arguments: tuple[Any, ...], named: dict[str, Any]
+) -> dict[str, Shapes]:
     """What goes into the layers that can be tapped, and what comes out; from a call that computes nothing."""
     uses = Counter(id(each) for _, each in block.named_parameters(remove_duplicate=False))
     calls: dict[str, list[Shapes]] = defaultdict(list)
@@ -102,7 +115,7 @@ def _shapes(block: nn.Module, parameters: Mapping[str, Tensor], arguments: tuple
         if type(layer) is nn.Linear and uses[id(layer.weight)] == 1
     ]
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        functional_call(block, dict(parameters), arguments)
+        functional_call(block, dict(parameters), arguments, named)
     for hook in hooks:
         hook.remove()
     return {name: each[0] for name, each in calls.items() if len(each) == 1}
