@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cubeloom.models import AttentionCore, CrossEntropy, FirstToken, SwiGLU
+from cubeloom.models.layers import rotate
 
 CORES = [
     AttentionCore(head_dim=4, queries_per_key=queries, causal=causal, rotary_base=base)
@@ -48,6 +49,14 @@ def test_attention_on_a_cut_of_its_heads_or_sequences(core: AttentionCore, parts
     by_sequences = torch.cat([core(part, SEQUENCE) for part in qkv.split(SEQUENCE)])
     torch.testing.assert_close(by_heads, whole, rtol=0, atol=1e-12)
     torch.testing.assert_close(by_sequences, whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler itself imports
+def test_rotary_positions_turn_alike_when_compiled() -> None:
+    """Angles are float32: computed by the compiler, their last digits would be far from the last ones of float64."""
+    heads = torch.randn(1, 40, 1, 2, 16, dtype=torch.float64)
+    torch.testing.assert_close(torch.compile(rotate)(heads, 1e4), rotate(heads, 1e4), rtol=0, atol=1e-14)
 
 
 def test_rotary_attention_depends_on_distances_alone() -> None:

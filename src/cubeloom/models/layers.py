@@ -68,15 +68,33 @@ def rotate(heads: Tensor, base: float) -> Tensor:
 
     Pairing halves rather than neighbours is Hugging Face's convention, which Llama's published weights there follow.
     """
-    sequence, head_dim = heads.shape[1], heads.shape[-1]
-    # Angles are float32 whatever the activations are, as where those weights were trained: in bfloat16 far positions
-    # would collapse into one, and in float64 the model would no longer be the same to the last digits.
-    exponents = torch.arange(0, head_dim, 2, device=heads.device, dtype=torch.float32) / head_dim
-    places = torch.arange(sequence, device=heads.device, dtype=torch.float32)
-    angles = (places[:, None] * (1.0 / base**exponents))[:, None, None, :]  # [sequence, 1, 1, head_dim / 2]
-    cos, sin = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
+    turns = _turns_as_they_are if torch.compiler.is_compiling() else _turns
+    found = turns(heads.shape[1], heads.shape[-1], base, heads.device)
+    cos, sin = (each.to(heads.dtype)[:, None, None, :] for each in found)  # [sequence, 1, 1, head_dim / 2]
     left, right = heads.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+
+
+def _turns(sequence: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The cosine and sine by which features turn, `[sequence, head_dim / 2]`.
+
+    They are float32 whatever the activations are, as where published weights were trained: in bfloat16 far positions would
+    collapse into one, and in float64 the model would no longer be the same to the last digits.
+    """
+    exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
+    places = torch.arange(sequence, device=device, dtype=torch.float32)
+    angles = places[:, None] * (1.0 / base**exponents)
+    return angles.cos(), angles.sin()
+
+
+# For the compiler, which would compute them with other last digits.
+_turns_as_they_are = torch.library.custom_op("cubeloom::turns", _turns, mutates_args=())
+
+
+@_turns_as_they_are.register_fake
+def _(sequence: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    found = torch.empty(sequence, head_dim // 2, device=device)
+    return found, torch.empty_like(found)
 
 
 class SwiGLU(nn.Module):
