@@ -181,8 +181,9 @@ def _numbers_held_and_updated() -> tuple[int, int]:
     ("name", "changes"),
     [
         ("1f1b", {}),
-        ("chimera-zb", {"model": LLAMA}),
+        ("chimera-zb", {}),
         ("zb-h1", {"recompute": True}),
+        pytest.param("chimera-zb", {"model": LLAMA}, marks=pytest.mark.long),
         pytest.param("zbv", {"model": BERT}, marks=pytest.mark.long),
         pytest.param("zb-h2", {"zero": True, "grid": Grid(pipe=2, data=2)}, marks=pytest.mark.long),
     ],
