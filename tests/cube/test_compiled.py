@@ -26,6 +26,7 @@ from cubeloom.pipeline import generate
 from cubeloom.runtime.build import hold, lay_out
 
 BATCH = Batch(4, 12)
+TOKENS = (torch.arange(BATCH.samples * BATCH.sequence).view(BATCH.samples, -1) * 7) % 50
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -60,9 +61,8 @@ def test_a_block_with_dropout_is_not() -> None:
 
 def gradients(model: nn.Module, network: Network) -> list[Tensor]:
     """Of two passes, summed."""
-    tokens = (torch.arange(BATCH.samples * BATCH.sequence).view(BATCH.samples, -1) * 7) % 50
     for shift in (0, 1):
-        model(network.share(tokens.roll(shift)), network.share(tokens)).backward()
+        model(network.share(TOKENS.roll(shift)), network.share(TOKENS)).backward()
     return [local_of(cast(Tensor, parameter.grad)).clone() for parameter in model.parameters()]
 
 
@@ -99,11 +99,10 @@ def put_off() -> tuple[set[str], float]:
     network = Network(Grid())
     (apart, _), (model, state) = (cut("gpt-tiny", network, compiles) for compiles in (False, True))
     expected = gradients(apart, network)
-    tokens = (torch.arange(BATCH.samples * BATCH.sequence).view(BATCH.samples, -1) * 7) % 50
     missing: set[str] = set()
     for shift in (0, 1):
         with state.gradients.putting_off() as noted:
-            model(tokens.roll(shift), tokens).backward()
+            model(TOKENS.roll(shift), TOKENS).backward()
         if shift == 0:
             missing = {name for name, each in model.named_parameters() if each.grad is None}
         state.gradients.drain(noted)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
@@ -17,32 +18,41 @@ from cubeloom.cube.feed_forward import up_gelu_down
 from half_a_block import Half, gradients, tapped_gradients
 
 
-@pytest.mark.timeout(60)
-def test_gradients_are_those_of_layer_after_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def half() -> Half:
     torch.manual_seed(0)
-    model = Half(8).double()
-    x = torch.randn(12, 8, dtype=torch.float64)
-    apart = gradients(model, model, x)
+    return Half(8).double()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.linspace(-2, 2, 12 * 8, dtype=torch.float64).view(12, 8).sin()
+
+
+@pytest.fixture
+def apart(half: Half, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Gradients of layer after layer; from then on the layers are taken together."""
+    found = gradients(half, half, x)
     monkeypatch.setattr(fused, "_fits", lambda *_: True)
+    return found
+
+
+@pytest.mark.timeout(60)
+def test_gradients_are_those_of_layer_after_layer(half: Half, x: Tensor, apart: list[Tensor]) -> None:
     graphs = []
 
     def kept(graph: torch.fx.GraphModule, _: list[Any]) -> Any:
         graphs.append(graph)
         return graph
 
-    together = gradients(model, torch.compile(model, backend=kept, fullgraph=True), x)
+    together = gradients(half, torch.compile(half, backend=kept, fullgraph=True), x)
     assert "cubeloom.up_gelu_down" in graphs[0].print_readable(print_output=False)
     torch.testing.assert_close(together, apart, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # says torch of what its own compiler does
-def test_weight_gradients_of_tapped_layers_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    model = Half(8).double()
-    x = torch.randn(12, 8, dtype=torch.float64)
-    apart = gradients(model, model, x)
-    monkeypatch.setattr(fused, "_fits", lambda *_: True)
+def test_weight_gradients_of_tapped_layers_are_left_out(half: Half, x: Tensor, apart: list[Tensor]) -> None:
     backwards = []
 
     def kept(graph: torch.fx.GraphModule, _: list[Any]) -> Any:
@@ -50,7 +60,7 @@ def test_weight_gradients_of_tapped_layers_are_left_out(monkeypatch: pytest.Monk
         return make_boxed_func(graph.forward)
 
     backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=kept)
-    later = tapped_gradients(model, partial(torch.compile, backend=backend, fullgraph=True), x)
+    later = tapped_gradients(half, partial(torch.compile, backend=backend, fullgraph=True), x)
     torch.testing.assert_close(later, apart, rtol=1e-13, atol=1e-13)
     # Of the four matmuls of a backward one is within the GELU's, and those of the weights are not there.
     called = [str(node.target) for graph in backwards for node in graph.graph.nodes if node.op == "call_function"]

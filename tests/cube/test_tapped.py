@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from cubeloom.cube.tapped import TOKENS, Tapped, TappedLinear
+from cubeloom.cube.tapped import Tapped, TappedLinear
+from half_a_block import gradients, tapped_gradients
 
 
 def tapped(block: nn.Module, x: Tensor) -> Tapped:
@@ -50,17 +50,5 @@ def test_layers_that_share_a_weight_are_not_tapped() -> None:
 def test_taps_give_what_a_weight_gradient_is_the_product_of() -> None:
     torch.manual_seed(0)
     block, x = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 2)).double(), torch.randn(5, 4).double()
-    found = tapped(block, x)
-    tokens = {
-        f"{layer}.{token}": torch.zeros(shape, dtype=x.dtype, requires_grad=True)
-        for layer, shapes in found.shapes.items()
-        for token, shape in zip(TOKENS, shapes, strict=True)
-    }
-    values = {name: each.detach() for name, each in block.named_parameters()}
-    functional_call(found.block, {**values, **tokens}, (x,)).square().sum().backward()
-    block(x).square().sum().backward()
-    for layer in found.shapes:
-        of_input, of_output = (tokens[f"{layer}.{token}"].grad for token in TOKENS)
-        expected = block.get_parameter(f"{layer}.weight").grad
-        assert of_input is not None and of_output is not None and expected is not None
-        torch.testing.assert_close(of_output.t() @ of_input, expected, rtol=1e-13, atol=1e-13)
+    found = tapped_gradients(block, lambda run: run, x)
+    torch.testing.assert_close(found, gradients(block, block, x), rtol=1e-13, atol=1e-13)

@@ -152,9 +152,8 @@ class Verify:
         found = Experiment.of_job(
             job, steps=self.steps, dtype=DTYPES[self.dtype], seed=self.seed, patience=self.patience
         )
-        on_gpu = (
-            self.device != devices.CPU
-        )  # a CPU records nothing, and what it compiles takes longer than what is looked at
+        # A CPU records nothing, and what it compiles takes longer than what is looked at.
+        on_gpu = self.device != devices.CPU
         return replace(found, compile=job.layout.compile and on_gpu, record=job.layout.record and on_gpu)
 
     def _sequence(self, model: Config) -> int:
