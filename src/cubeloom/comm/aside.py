@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
+from cubeloom.comm.failure import failed
 from cubeloom.errors import UserError
 
 T = TypeVar("T")
@@ -27,7 +28,10 @@ class Aside:
     def gather(self, mine: Any) -> list[Any]:
         """What each rank gave, on every rank."""
         found: list[Any] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(found, mine, group=self.group)
+        try:
+            dist.all_gather_object(found, mine, group=self.group)
+        except RuntimeError as error:
+            raise failed("gathering from all ranks", error) from error
         return found
 
     def agree(self, work: Callable[[], T]) -> T:

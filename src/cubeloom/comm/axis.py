@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cubeloom.comm.devices import Instant
+from cubeloom.comm.failure import failed
 from cubeloom.comm.journal import Transfer
 from cubeloom.comm.recorder import Recorder
 from cubeloom.comm.watch import Watch
-from cubeloom.errors import first_line
 
 # torch 2.13 renamed these and warns of the old names; 2.11 has only the old ones.
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -25,10 +25,6 @@ _scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 _SUM, _MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 
 LANE_BYTES = 2**20  # the least that is worth a lane of its own
-
-
-class CommunicationError(RuntimeError):
-    """A communication that failed or took too long: says which, over which axis, with which ranks."""
 
 
 class Pending:
@@ -115,9 +111,7 @@ class Axis:
             else:
                 work.wait()
         except RuntimeError as error:
-            # Only the first words: what follows is advice of gloo's, and a stack of torch's.
-            words = first_line(error).partition(" This is typically")[0]
-            raise CommunicationError(f"{' '.join(about)}: {words}") from error
+            raise failed(" ".join(about), error) from error
         if isinstance(self._limit, Watch):
             self._limit.waits(" ".join(about))
         if transfer is not None:
@@ -248,11 +242,20 @@ class Axis:
     def send(self, tensor: Tensor, to: int, origin: str = "") -> Pending:
         tensor = tensor.contiguous()
         transfer = self._record("send", tensor.nbytes, origin)
-        work = dist.isend(tensor, self._ranks[to], group=self._group)
-        return Pending(tensor, work, self, ("send of", origin, f"to rank {self._ranks[to]}"), transfer)
+        about = ("send of", origin, f"to rank {self._ranks[to]}")
+        return Pending(tensor, self._message(dist.isend, tensor, to, about), self, about, transfer)
 
     def receive(self, buffer: Tensor, source: int, origin: str = "") -> Pending:
         """Fill `buffer` with what rank `source` of the axis sends."""
         transfer = self._record("receive", buffer.nbytes, origin)
-        work = dist.irecv(buffer, self._ranks[source], group=self._group)
-        return Pending(buffer, work, self, ("receive of", origin, f"from rank {self._ranks[source]}"), transfer)
+        about = ("receive of", origin, f"from rank {self._ranks[source]}")
+        return Pending(buffer, self._message(dist.irecv, buffer, source, about), self, about, transfer)
+
+    def _message(
+        self, start: Callable[..., dist.Work | None], tensor: Tensor, partner: int, about: tuple[str, ...]
+    ) -> dist.Work | None:
+        """Of a partner that is gone gloo tells here already; in a collective, where it is awaited."""
+        try:
+            return start(tensor, self._ranks[partner], group=self._group)
+        except RuntimeError as error:
+            raise failed(" ".join(about), error) from error

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
-from cubeloom.comm import CommunicationError, devices, watch, world
+from cubeloom.comm import CommunicationError, blames_others, devices, watch, world
 from cubeloom.launch.ready import PRELOAD, check_startable, make_ready
 
 _GRACE = 1.0  # seconds that ranks have to end, and the others to say what they saw, once one has failed
@@ -196,12 +196,7 @@ def _serve(
 def _failure(error: Exception, rank: int, ranks: int) -> _Failure:
     """An error as it can travel: with its trace, and as itself if it can be pickled, so that callers know its type."""
     trace = f"rank {rank} of {ranks}:\n{traceback.format_exc()}"
-    chain: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None:
-        chain.append(cause)
-        cause = cause.__cause__
-    return _Failure(_portable(error), trace, any(isinstance(each, CommunicationError) for each in chain))
+    return _Failure(_portable(error), trace, blames_others(error))
 
 
 def _portable(error: Exception) -> Exception:
