@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from jobs import MODEL, job
 
 from cubeloom import UserError
-from cubeloom.comm import Network, devices
+from cubeloom.comm import CommunicationError, Network, devices
 from cubeloom.cube.parameter import local_of
 from cubeloom.data import Request, prepare
 from cubeloom.job import Job
@@ -211,6 +212,31 @@ def _asked_for_memory(what: Job) -> int:
                 pages.write(step, trainer.step(), 1.0, False)
         trainer.close()
     return sum(entry.origin == "memory" for entry in ledger.entries)
+
+
+def test_who_fails_finishes_its_checkpoint_unless_another_rank_is_gone(ranks: RankPool, tmp_path: Path) -> None:
+    """Then it would wait forever: the checkpoint waits for that other, too."""
+    assert ranks.run(1, _fails_while_writing, job(tmp_path), ValueError("mine"), 0.5, timeout=60) == [True]
+    gone = CommunicationError("another's")
+    assert ranks.run(1, _fails_while_writing, job(tmp_path), gone, None, timeout=60) == [False]
+
+
+def _fails_while_writing(what: Job, error: Exception, lasts: float | None) -> bool:
+    """Whether a checkpoint that takes so long (None: forever) was written when the failure of the second step had ended all."""
+    written = threading.Event()
+
+    def write(*_: Any) -> None:
+        threading.Event().wait(lasts)
+        written.set()
+
+    step = Mock(side_effect=[Mock(loss=1.0, norm=None, skipped=None, rate=0.0, waits=[]), error])
+    with (
+        patch("cubeloom.train.checkpoint.save._write", write),
+        patch.object(Trainer, "step", step),
+        pytest.raises(type(error)),
+    ):
+        train(replace(what, checkpoint=CheckpointSettings(every=1)))
+    return written.is_set()
 
 
 def test_validation_that_gets_no_better_ends_the_run(ranks: RankPool, tmp_path: Path) -> None:

@@ -50,8 +50,10 @@ def _train(trainer: Trainer, restart: int) -> Ended:
         pages.event(begin, words, step=trainer.done, restart=restart, processes=processes)
         try:
             ended = _steps(job, trainer, stop, pages)
-        finally:
-            trainer.close()
+        except BaseException as failure:
+            trainer.close(failure)
+            raise
+        trainer.close()
         pages.event(ended.why, _last_words(ended, job), step=ended.steps)
     return ended
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cubeloom.comm import Network, devices
+from cubeloom.comm import Network, blames_others, devices
 from cubeloom.comm.recorder import Waits
 from cubeloom.cube import initial_values
 from cubeloom.data import Loader
@@ -178,9 +178,11 @@ class Trainer:
         """Seconds that steps have waited for their data, in all."""
         return self._loader.waited
 
-    def close(self) -> None:
+    def close(self, failure: BaseException | None = None) -> None:
+        """The checkpoint that is being written gets its time, unless the training failed because another rank is gone."""
         self._loader.close()
-        self._writer.wait()
+        if failure is None or not blames_others(failure):
+            self._writer.wait()
 
     def _to_device(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: devices.put(tensor, self.network.device) for name, tensor in data.items()}

@@ -61,7 +61,8 @@ class CheckpointWriter:
         }
         said = said_of(optimizer)
         arguments = self._folder, step, copies, self._network, self._aside, progress, said, self._keep
-        self._thread = threading.Thread(target=self._work, args=arguments, name="cubeloom checkpoint")
+        # A rank that fails because another is gone must not wait for it: it waits for that other, too.
+        self._thread = threading.Thread(target=self._work, args=arguments, name="cubeloom checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
