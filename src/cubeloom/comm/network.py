@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import cached_property
 
@@ -16,6 +16,7 @@ from cubeloom.comm.aside import Aside
 from cubeloom.comm.axis import Axis
 from cubeloom.comm.journal import Journal, Wire
 from cubeloom.comm.ledger import Ledger
+from cubeloom.comm.meeting import meeting
 from cubeloom.comm.recorder import Recorder, Waits
 from cubeloom.comm.watch import Watch
 from cubeloom.errors import UserError, counted
@@ -57,11 +58,13 @@ class Network:
         self.watch = Watch(f"rank {self.rank}", patience) if patience and self.device.type != "cpu" else None
         self._limit = self.watch or (timedelta(seconds=patience) if patience else None)
         ranks = torch.tensor([grid.rank(grid_coordinates) for grid_coordinates in _all_coordinates(grid)])
-        self.mesh = DeviceMesh(
-            self.device.type,
-            ranks.view([grid.size(axis) for axis in MESH_AXES]),
-            mesh_dim_names=MESH_AXES,
-        )
+        self._patience = patience
+        with self._meeting("axes"):
+            self.mesh = DeviceMesh(
+                self.device.type,
+                ranks.view([grid.size(axis) for axis in MESH_AXES]),
+                mesh_dim_names=MESH_AXES,
+            )
         self.cube_mesh = self.mesh[CUBE]
         self._lanes = lanes
         self._axes: dict[tuple[str, ...], Axis] = {}
@@ -136,7 +139,8 @@ class Network:
         """
         mine = Axis(name, [self.rank], 0, (), self._recorder)
         for line in dict.fromkeys(map(tuple, lines)):
-            groups = [dist.new_group(sorted(line)) for _ in range(lanes or self._lanes)]
+            with self._meeting(name):
+                groups = [dist.new_group(sorted(line)) for _ in range(lanes or self._lanes)]
             if self.rank in line:
                 mine = Axis(name, list(line), line.index(self.rank), groups, self._recorder, self._limit)
         return mine
@@ -173,7 +177,15 @@ class Network:
     @cached_property
     def aside(self) -> Aside:
         """All ranks once more, to hand each other what is no tensor. First asked for by all ranks together."""
-        return Aside()
+        return self.another_aside()
+
+    def another_aside(self) -> Aside:
+        """For another thread; made by all ranks together."""
+        with self._meeting("aside"):
+            return Aside()
+
+    def _meeting(self, groups: str) -> AbstractContextManager[None]:
+        return meeting(f"rank {self.rank}", f"making the groups of {self.grid}, {groups}", self._patience)
 
     def barrier(self) -> None:
         world.barrier()

@@ -49,7 +49,7 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         # Its own, made by all ranks together: two threads of a rank must not speak in one group.
-        self._aside = Aside()
+        self._aside = network.another_aside()
 
     def save(self, step: int, parameters: Parameters, optimizer: Optimizer, progress: Mapping[str, Any]) -> None:
         """Copy everything now, and write it later."""

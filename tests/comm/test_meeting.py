@@ -1,0 +1,46 @@
+"""A rank that does not come to where groups are made is not waited for in silence."""
+
+from __future__ import annotations
+
+import time
+from unittest.mock import patch
+
+import pytest
+import torch.distributed as dist
+
+from cubeloom import Grid
+from cubeloom.comm import CommunicationError, Network, meeting
+from cubeloom.launch import RankPool
+
+ENDS = 30  # seconds, long before which the rank that waits must have ended
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("what", ["axes", "aside"])
+def test_who_waits_too_long_ends_and_says_what_for(what: str) -> None:
+    with RankPool(4) as pool, pytest.raises(CommunicationError) as caught:
+        pool.run(4, _meet, what, timeout=60)
+    assert str(caught.value) == f"rank 0: making the groups of y=2,x=2, {what}: not all ranks came within 1 s"
+
+
+def _meet(what: str) -> None:
+    if what == "axes":
+        _do_not_come()
+    network = Network(Grid(y=2, x=2), patience=0.5)
+    _do_not_come()
+    _ = network.aside
+
+
+def _do_not_come() -> None:
+    """Rank 3; the others do not wait long for it."""
+    if dist.get_rank() == 3:
+        time.sleep(ENDS)
+    meeting.LEAST = 1.0  # the processes end with this test
+
+
+def test_who_is_in_time_goes_on() -> None:
+    heard: list[str] = []
+    with patch.object(meeting, "LEAST", 0.2), meeting.meeting("rank 0", "making groups", 0.1, heard.append):
+        pass
+    time.sleep(0.4)
+    assert heard == []
