@@ -73,11 +73,25 @@ def _kill_one(agent: subprocess.Popen[str], chance: random.Random, after: float)
     return False
 
 
+def _end_of(agent: subprocess.Popen[str]) -> str:
+    """What it said until its end; of one that stands still, where all its processes are."""
+    try:
+        return agent.communicate(timeout=200)[1]
+    except subprocess.TimeoutExpired:
+        processes = (agent.pid, *_ranks(agent.pid))
+        for process in processes:
+            os.kill(process, signal.SIGUSR2)
+        time.sleep(2)  # for them to answer
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+        pytest.fail(f"it stands still: {agent.communicate(timeout=60)[1]}")
+
+
 def _undisturbed(folder: Path, steps: int) -> tuple[Log, float]:
     what = _job(folder / "undisturbed", steps, restarts=0)
     began = time.monotonic()
     agent = _start(what)
-    _, errors = agent.communicate(timeout=120)
+    errors = _end_of(agent)
     assert agent.returncode == 0, errors
     return read_log(what.folder / "metrics.jsonl"), time.monotonic() - began
 
@@ -103,7 +117,7 @@ def _disturb(folder: Path, undisturbed: Log, lasts: float, seed: int, kills: int
     what = _job(folder / f"killed-{seed}", len(undisturbed.records), restarts=kills)
     agent = _start(what)
     done = sum(_kill_one(agent, chance, chance.uniform(0.1, lasts)) for _ in range(kills))
-    _, errors = agent.communicate(timeout=240)
+    errors = _end_of(agent)
     assert agent.returncode == 0, errors
     _assert_resumed(read_log(what.folder / "metrics.jsonl"), undisturbed, kills)
     return done
@@ -111,20 +125,22 @@ def _disturb(folder: Path, undisturbed: Log, lasts: float, seed: int, kills: int
 
 @pytest.mark.timeout(120)
 def test_ranks_do_not_outlive_their_agent(tmp_path: Path) -> None:
-    """One that is killed cannot end them: they see it, keep their step, and end."""
+    """One that is killed cannot end them: they see it, keep their step, and end. When asked they say where they are."""
     agent = _start(_job(tmp_path / "run", 100_000, restarts=0))
     log = tmp_path / "run" / "metrics.jsonl"
     while not log.exists():
         time.sleep(0.1)
     ranks = _ranks(agent.pid)
     assert len(ranks) == 4
+    os.kill(ranks[0], signal.SIGUSR2)
     agent.kill()
-    agent.communicate(timeout=60)  # its pipe is theirs too: until the last of them has ended
+    _, errors = agent.communicate(timeout=60)  # its pipe is theirs too: until the last of them has ended
+    assert "in _rank_of_agent" in errors  # where the rank was that was asked
     assert not any(_command(rank) for rank in ranks)
     assert read_log(log).events[-1].name == "asked to stop"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_two_kills(tmp_path: Path) -> None:
     undisturbed, lasts = _undisturbed(tmp_path, 24)
     assert _disturb(tmp_path, undisturbed, lasts / 2, seed=time.time_ns(), kills=KILLS_SHORT) >= 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
+import signal
 
 import torch
 
@@ -25,6 +27,11 @@ def check_startable(ranks: int) -> None:
             f"{ranks:,} ranks are more than this machine can start, which is {most:,}; `cubeloom rehearse` runs the "
             "distinct ones of any number, one after the other"
         )
+
+
+def tell_where_on_signal() -> None:
+    """From now on `kill -USR2` has this process print where each of its threads is, also where they wait in C++."""
+    faulthandler.register(signal.SIGUSR2)
 
 
 def make_ready(local_rank: int, device: devices.Kind, ranks: int) -> None:

@@ -10,7 +10,7 @@ from cubeloom.errors import UserError, counted
 from cubeloom.job import Job, check
 from cubeloom.launch import elastic
 from cubeloom.launch.environment import Membership, current, membership
-from cubeloom.launch.ready import check_startable, join, make_ready
+from cubeloom.launch.ready import check_startable, join, make_ready, tell_where_on_signal
 from cubeloom.launch.share_gpu import sharing
 from cubeloom.metrics import check_sinks
 from cubeloom.train.checkpoint import check_fits, newest
@@ -25,6 +25,7 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
     `spare`: in a job with more ranks than the grid has, those beyond do nothing, and get None. `share_gpu`: where this starts
     the ranks, they may be more than the machine's GPUs.
     """
+    tell_where_on_signal()
     check(job)
     check_sinks(job.metrics)
     _check_begin(job)
@@ -66,6 +67,7 @@ def _check_begin(job: Job) -> None:
 
 def _rank_of_agent(refusals: elastic.Refusals, job: Job) -> Ended:
     """The life of a process that the agent started."""
+    tell_where_on_signal()
     elastic.refused(refusals)
     here = membership(current())
     assert here is not None
