@@ -12,16 +12,17 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+from torch.distributed.elastic import multiprocessing as processes
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from cubeloom.comm import world
 from cubeloom.errors import UserError, counted
+from cubeloom.launch.gate import Gate
 from cubeloom.launch.ready import PRELOAD
 from cubeloom.launch.slurm import INTERRUPTED
 
@@ -48,8 +49,7 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    theirs, ours = context.Pipe(duplex=False)
-    with theirs, ours, tempfile.TemporaryDirectory(prefix="cubeloom-") as folder:
+    with Gate(context) as end, tempfile.TemporaryDirectory(prefix="cubeloom-") as folder:
         refusals = Refusals(folder)
         config = LaunchConfig(
             min_nodes=1,
@@ -69,8 +69,8 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
         for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         try:
-            with _giving_signals_back():
-                return dict(elastic_launch(config, _live)(theirs, function, refusals, *arguments))
+            with _giving_signals_back(), _ranks_that_may_be_killed():
+                return dict(elastic_launch(config, _live)(end, function, refusals, *arguments))
         except SignalException as error:
             raise Interrupted(error.sigval.name) from None
         except ChildFailedError as error:
@@ -82,15 +82,34 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
             ) from None
 
 
-def _live(agent: Connection, function: Callable[..., Any], *arguments: Any) -> Any:
-    threading.Thread(target=_end_with, args=(agent,), name="cubeloom agent", daemon=True).start()
+def _live(end: Gate, function: Callable[..., Any], *arguments: Any) -> Any:
+    threading.Thread(target=_end_with_agent, args=(end,), name="cubeloom agent", daemon=True).start()
     return function(*arguments)
 
 
-def _end_with(agent: Connection) -> None:
+def _end_with_agent(end: Gate) -> None:
     """An agent that is killed cannot end its ranks: they would train on, and nobody would know of them."""
-    agent.poll(None)  # nothing is ever sent: it ends when the other end is closed, as the agent's death does
+    end.wait()
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _Ranks(processes.MultiprocessContext):
+    """Torch's ranks that have answered sleep in an Event until all have, and if one was killed there, its agent never ends."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._worker_finished_event = Gate(multiprocessing.get_context(self.start_method))  # type: ignore[assignment]
+
+
+@contextmanager
+def _ranks_that_may_be_killed() -> Iterator[None]:
+    """Torch's agent asks its module for the class of its ranks, and nobody else."""
+    plain = processes.MultiprocessContext
+    processes.MultiprocessContext = _Ranks  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        processes.MultiprocessContext = plain  # type: ignore[misc]
 
 
 @contextmanager
