@@ -94,11 +94,27 @@ def _end_with_agent(end: Gate) -> None:
 
 
 class _Ranks(processes.MultiprocessContext):
-    """Torch's ranks that have answered sleep in an Event until all have, and if one was killed there, its agent never ends."""
+    """Torch's, except where a rank is killed.
+
+    Those that have answered sleep in an Event until all have, and if one was killed there, the agent never ends. And nobody
+    hears which rank it was: it could not say so, and the others only say that they wait for it.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._worker_finished_event = Gate(multiprocessing.get_context(self.start_method))  # type: ignore[assignment]
+
+    def _poll(self) -> processes.RunProcsResult | None:
+        for rank, code in enumerate(self._exit_codes()):
+            if code is not None and code < 0:
+                memory = ", as the system does where memory runs out" if -code == signal.SIGKILL else ""
+                words = f"rank {rank} of {self.nprocs}: ended by signal {-code} ({signal.strsignal(-code)}){memory}"
+                sys.stderr.write(f"{words}\n")
+        return super()._poll()
+
+    def _exit_codes(self) -> list[int | None]:
+        """Before the agent ends those that are left."""
+        return [] if self._pc is None else [process.exitcode for process in self._pc.processes]
 
 
 @contextmanager
