@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,11 +80,11 @@ def _end_of(agent: subprocess.Popen[str]) -> str:
         return agent.communicate(timeout=200)[1]
     except subprocess.TimeoutExpired:
         processes = (agent.pid, *_ranks(agent.pid))
-        for process in processes:
-            os.kill(process, signal.SIGUSR2)
-        time.sleep(2)  # for them to answer
-        for process in processes:
-            os.kill(process, signal.SIGKILL)
+        for number in (signal.SIGUSR2, signal.SIGKILL):
+            for process in processes:
+                with suppress(ProcessLookupError):  # it ended meanwhile
+                    os.kill(process, number)
+            time.sleep(2)  # for them to answer
         pytest.fail(f"it stands still: {agent.communicate(timeout=60)[1]}")
 
 

@@ -105,16 +105,20 @@ class _Ranks(processes.MultiprocessContext):
         self._worker_finished_event = Gate(multiprocessing.get_context(self.start_method))  # type: ignore[assignment]
 
     def _poll(self) -> processes.RunProcsResult | None:
-        for rank, code in enumerate(self._exit_codes()):
-            if code is not None and code < 0:
-                memory = ", as the system does where memory runs out" if -code == signal.SIGKILL else ""
-                words = f"rank {rank} of {self.nprocs}: ended by signal {-code} ({signal.strsignal(-code)}){memory}"
-                sys.stderr.write(f"{words}\n")
-        return super()._poll()
+        assert self._pc is not None
+        # Those that have ended before the agent ends the rest, and whichever it sees first.
+        codes = {rank: process.exitcode for rank, process in enumerate(self._pc.processes)}
+        found = super()._poll()
+        if found is not None:
+            codes |= {rank: failure.exitcode for rank, failure in found.failures.items()}
+            for rank, code in codes.items():
+                if code is not None and code < 0:
+                    self._tell_killed(rank, -code)
+        return found
 
-    def _exit_codes(self) -> list[int | None]:
-        """Before the agent ends those that are left."""
-        return [] if self._pc is None else [process.exitcode for process in self._pc.processes]
+    def _tell_killed(self, rank: int, by: int) -> None:
+        memory = ", as the system does where memory runs out" if by == signal.SIGKILL else ""
+        sys.stderr.write(f"rank {rank} of {self.nprocs}: ended by signal {by} ({signal.strsignal(by)}){memory}\n")
 
 
 @contextmanager
