@@ -200,6 +200,22 @@ def test_memory_is_that_of_the_rank_that_holds_most(ranks: RankPool, tmp_path: P
     assert [each.memory_bytes for each in read_log(tmp_path / "metrics.jsonl").records] == [10, 10, 20, 20]
 
 
+def test_a_step_lasts_as_long_as_on_the_mean_of_ranks(ranks: RankPool, tmp_path: Path) -> None:
+    """So that the means of its parts add up to it, also where rank 0 was done before others."""
+    ranks.run(2, _two_clocks, job(tmp_path, "data=2"), timeout=60)
+    (record,) = read_log(tmp_path / "metrics.jsonl").records
+    assert record.seconds == 15.0
+    assert record.computing_s is not None and record.exposed_s is not None and record.bubble_s is not None
+    assert record.computing_s + record.exposed_s + record.bubble_s == pytest.approx(15.0)
+
+
+def _two_clocks(what: Job) -> None:
+    trainer = Trainer(what, Network(what.grid))
+    with ExitStack() as stack:
+        Diary(trainer, stack).write(0, trainer.step(), 20.0 if dist.get_rank() else 10.0, False)
+    trainer.close()
+
+
 def _asked_for_memory(what: Job) -> int:
     """How often, if rank 1 holds little at first and more in the third step."""
     held = iter([5, 5, 20, 20] if dist.get_rank() else [10] * 4)

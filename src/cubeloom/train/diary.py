@@ -40,7 +40,10 @@ class Diary:
     ) -> bool:
         """Note a step; gives whether any rank was asked to stop."""
         waiting = Waiting.of(stepped.waits)
-        exposed, bubble, asked = self._together(waiting.for_collectives, waiting.for_stages, asked_to_stop)
+        # Each rank has its own clock: of a step's parts and of the whole only means of the same ranks add up.
+        seconds, exposed, bubble, asked = self._together(
+            seconds, waiting.for_collectives, waiting.for_stages, asked_to_stop
+        )
         if self._metrics is not None:
             tokens = self._job.batch.samples * self._job.batch.sequence / seconds
             record = Record(
@@ -62,17 +65,19 @@ class Diary:
             self._shown.show(record)
         return asked
 
-    def _together(self, exposed: float, bubble: float, asked: bool) -> tuple[float, float, bool]:
+    def _together(self, seconds: float, exposed: float, bubble: float, asked: bool) -> tuple[float, float, float, bool]:
         """Means over all ranks, and whether any was asked; the most memory that any has held is noted."""
         everybody, device = self._network.everybody, self._network.device
         peak = devices.peak_memory(device)
-        mine = torch.tensor([exposed, bubble, asked, peak > self._own_memory], dtype=torch.float64, device=device)
-        exposed, bubble, any_asked, any_grew = everybody.all_reduce(mine, "times").wait().tolist()
+        told = [seconds, exposed, bubble, asked, peak > self._own_memory]
+        mine = torch.tensor(told, dtype=torch.float64, device=device)
+        *times, any_asked, any_grew = everybody.all_reduce(mine, "times").wait().tolist()
         if any_grew:  # seldom, once a training is in full swing: most steps need one sum, and not a largest besides
             self._own_memory = peak
             own = torch.tensor(peak, dtype=torch.float64, device=device)
             self._memory = int(everybody.all_reduce(own, "memory", largest=True).wait().item())
-        return exposed / everybody.size, bubble / everybody.size, any_asked > 0
+        seconds, exposed, bubble = (each / everybody.size for each in times)
+        return seconds, exposed, bubble, any_asked > 0
 
     def event(self, name: str, words: str = "", /, **fields: Any) -> None:
         """`words` are shown, too."""
