@@ -88,6 +88,7 @@ def train(size: GPTConfig, grid: Grid, rest: Rest, fused: bool, chunk: int, comp
                 loss_now.backward()
             state.gradients.drain(noted)
             found.append(loss_now.detach())
+        state.gradients.reduce()
     found += [local_of(cast(Tensor, parameter.grad)).clone() for parameter in model.parameters()]
     return found, sum(float(entry.received) for entry in ledger.entries)
 

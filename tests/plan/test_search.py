@@ -127,7 +127,7 @@ def test_the_configuration_of_every_plan_can_run(small: Answer, tmp_path: Path) 
         check(job)
         layout = job.laid_out()
         if plan.recompute is not True:
-            assert small.bytes(plan) == pipeline_volume(layout, job.grid, job.batch, 2, 0), plan
+            assert small.bytes(plan) == pipeline_volume(layout, job.grid, job.batch, 2, 0, zero=True), plan
     assert number > 20
 
 
@@ -182,7 +182,7 @@ def test_recorded_stages_cost_the_host_nothing_and_cubes_what_they_did() -> None
 
 def test_a_plan_that_computes_once_more_is_not_timed_as_a_recording() -> None:
     """It cannot be one. With little memory there is no other."""
-    slow = replace(cluster("perlmutter"), device=replace(cluster("perlmutter").device, host=1e-3, memory=4e9))
+    slow = replace(cluster("perlmutter"), device=replace(cluster("perlmutter").device, host=1e-3, memory=4.6e9))
 
     def seconds(record: bool) -> tuple[object, float]:
         best = search("gpt2-medium", slow, 2, 8, only=Grid(pipe=2), record=record).plans[0]

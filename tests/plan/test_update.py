@@ -43,8 +43,8 @@ def test_a_replica_updates_its_share_and_gathers_the_rest(
     share = optimizer(numbers / replicas, 2, MACHINE.device)
     gather = costs.all_gather(MACHINE, 2 * numbers, replicas, 1)
     assert found.update[0] == pytest.approx(share + gather, rel=1e-3)
-    # What is scattered and what is gathered are the two halves of an all-reduce.
-    assert found.reduction[0] == pytest.approx(gather)
+    # What is scattered and what is gathered are the two halves of an all-reduce; gradients are in float32.
+    assert found.reduction[0] == pytest.approx(costs.reduce_scatter(MACHINE, 4 * numbers, replicas, 1))
     assert found.computed + found.bubble + found.exposed == pytest.approx(found.seconds)
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network, devices
 from cubeloom.cube import Batch, initial_values
+from cubeloom.cube.gradients import Gradients
 from cubeloom.cube.parameter import local_of
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, cut_of
@@ -32,27 +33,25 @@ class CallAgain:
 
     def __init__(self) -> None:
         self.slots: dict[Hashable, list[Function]] = {}
-        self.parameters: list[nn.Parameter] = []  # those of the pipeline
+        self.gradients = Gradients()  # those of the pipeline
 
     def __call__(self, function: Function, given: tuple[Carry, ...], slot: Hashable) -> Recording:
         self.slots.setdefault(slot, []).append(function)
         still = tuple({name: tensor.clone() for name, tensor in each.items()} for each in given)
-        without = [each for each in self.parameters if each.grad is None]
+        before = self.gradients.sums()
         function(*still)
-        written = [(each, each.grad) for each in without if each.grad is not None]
+        written = {each: place for each, place in self.gradients.sums().items() if each not in before}
 
         def again(*values: Mapping[str, Tensor]) -> Carry:
             for held, new in zip(still, values, strict=True):
                 for name, tensor in held.items():
                     tensor.detach().copy_(new[name])
-            seen = [each.grad for each, _ in written]
-            for each, _ in written:
-                each.grad = None
+            seen = self.gradients.sums()
+            self.gradients.accumulate_in({each: place for each, place in seen.items() if each not in written})
             found = function(*still)
-            for (each, place), before in zip(written, seen, strict=True):
-                assert each.grad is not None
-                local_of(place).copy_(local_of(each.grad))
-                each.grad = before
+            for each, place in written.items():
+                place.copy_(self.gradients.sums()[each])
+            self.gradients.accumulate_in(seen)
             return found
 
         return again
@@ -69,7 +68,7 @@ def losses_and_weights(record: Record | None, name: str, kind: devices.Kind) -> 
     fill = initial_values(model, 0, dtype, network.device)
     pipeline = Pipeline(model, cut_of(model), network, Batch(6, 12), fill, schedule, record=record)
     if isinstance(record, CallAgain):
-        record.parameters = list(pipeline.parameters.values())
+        record.gradients = pipeline.gradients
     numbers = torch.Generator().manual_seed(1)
     losses = []
     for step in range(4):

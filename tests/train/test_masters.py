@@ -5,19 +5,27 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cubeloom import Grid
+from cubeloom.comm import Network
+from cubeloom.cube.parameter import distribute, local_of
+from cubeloom.launch import RankPool
 from cubeloom.train.part import Part
 
 
-@pytest.mark.parametrize("masters", [True, False])
-def test_masters_are_kept_where_wanted(masters: bool) -> None:
-    block = torch.ones(4, 2, dtype=torch.bfloat16)
-    part = Part.of(block, slice(1, 3), masters)
-    assert part.master is masters
-    assert part.tensor.dtype is (torch.float32 if masters else torch.bfloat16)
+def updated(dtype: torch.dtype, masters: bool) -> tuple[bool, torch.dtype, torch.dtype | None, float]:
+    """A part of two rows of four, set to two: whether it is a master, its dtype, its gradients', the sum of all rows."""
+    parameter = distribute(Network(Grid()), torch.ones(4, 2, dtype=dtype), (4, 2), {})
+    part = Part.of(parameter, slice(1, 3), masters)
     part.tensor.detach().fill_(2)
     part.publish()
-    assert block.sum() == 4 + 8
+    return part.master, part.tensor.dtype, parameter.grad_dtype, local_of(parameter).sum().item()
 
 
-def test_weights_of_many_digits_need_none() -> None:
-    assert not Part.of(torch.ones(4, 2), slice(0, 4), True).master
+@pytest.mark.parametrize("masters", [True, False])
+def test_masters_are_kept_where_wanted(ranks: RankPool, masters: bool) -> None:
+    dtype = torch.float32 if masters else torch.bfloat16
+    assert ranks.run(1, updated, torch.bfloat16, masters) == [(masters, dtype, dtype, 4 + 8)]
+
+
+def test_weights_of_many_digits_need_none(ranks: RankPool) -> None:
+    assert ranks.run(1, updated, torch.float32, True) == [(False, torch.float32, torch.float32, 4 + 8)]

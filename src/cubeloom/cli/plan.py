@@ -45,6 +45,8 @@ class Plan:
     sequence: int | None = None
     """Tokens of a sample; the longest that the model takes by default."""
     dtype: Literal["bf16", "fp32"] = "bf16"
+    gradients: Literal["float32", "model"] = "float32"
+    """Of bf16 weights: accumulated and reduced in float32, or in bf16; a FILE's own `layout.gradients`, if it says."""
     reserve: float = 0.08
     """The share of a device's memory that is left to what lies below tensors."""
     record: bool = False
@@ -65,9 +67,17 @@ class Plan:
 
     def __call__(self) -> int:
         model, devices, samples, sequence = self._asked()
-        record = self.record or (self._job is not None and self._job.layout.record)
+        layout = None if self._job is None else self._job.layout
         answer = search(
-            model, self.cluster, devices, samples, sequence, self.dtype, reserve=self.reserve, record=record
+            model,
+            self.cluster,
+            devices,
+            samples,
+            sequence,
+            self.dtype,
+            reserve=self.reserve,
+            record=self.record or (layout is not None and layout.record),
+            gradients=self.gradients if layout is None else layout.gradients,
         )
         tried = self._rehearsed(answer) if self.rehearse else None
         answer = answer if tried is None else tried.answer

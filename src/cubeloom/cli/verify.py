@@ -16,7 +16,7 @@ from rich.table import Table
 from cubeloom.comm import devices
 from cubeloom.comm.ledger import plain
 from cubeloom.cube import Batch, Rest
-from cubeloom.cube.cut import Activations, Inputs, Weights
+from cubeloom.cube.cut import Activations, GradientDtype, Inputs, Weights
 from cubeloom.errors import UserError
 from cubeloom.grid import AXES, Grid
 from cubeloom.job import Job
@@ -54,6 +54,8 @@ class Verify:
     weights: Weights = "freed"
     """Along z: sharded and freed or kept between forward and backward, or replicated."""
     inputs: Inputs = "kept"
+    gradients: GradientDtype = "float32"
+    """Of weights with fewer digits: accumulated and reduced in float32, or in the model's dtype."""
     """For the weight gradient: the gathered input kept, or its shard, gathered again."""
     schedule: str | None = None
     """Of the pipeline, where the grid has one: a name that `cubeloom schedule` knows; 1f1b by default."""
@@ -129,7 +131,7 @@ class Verify:
             model=model,
             grid=grid,
             batch=batch,
-            rest=Rest(activations=self.rest, weights=self.weights, inputs=self.inputs),
+            rest=Rest(activations=self.rest, weights=self.weights, inputs=self.inputs, gradients=self.gradients),
             steps=self.steps,
             dtype=DTYPES[self.dtype],
             seed=self.seed,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 
 from cubeloom.comm.failure import failed
@@ -33,6 +34,16 @@ class Aside:
         except RuntimeError as error:
             raise failed("gathering from all ranks", error) from error
         return found
+
+    def alike(self, mine: bytes) -> bool:
+        """Whether all ranks gave the same bytes, of which all must give as many. Quicker than `gather`."""
+        own = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        found = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
+        try:
+            dist.all_gather(found, own, group=self.group)
+        except RuntimeError as error:
+            raise failed("comparing with all ranks", error) from error
+        return all(torch.equal(own, each) for each in found)
 
     def agree(self, work: Callable[[], T]) -> T:
         """What this rank's work gives, once all have done theirs; where one is refused, all are."""

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from cubeloom import counter
 from cubeloom.comm import Network
+from cubeloom.cube.buckets import Reduction
 from cubeloom.cube.compiled import compile_local, whole_blocks
 from cubeloom.cube.cut import Cut, Rest, Weights
 from cubeloom.cube.dropout import CubeDropout
@@ -30,7 +31,6 @@ from cubeloom.cube.forms import (
     TableForm,
     WholeForm,
 )
-from cubeloom.cube.gradients import Gradients
 from cubeloom.cube.head import CubeHead
 from cubeloom.cube.image_forms import (
     BatchNormForm,
@@ -128,7 +128,7 @@ def apply(
     """
     rest = rest or Rest()
     forms = resolve(model, cut, network.grid, rest, batch)
-    state = CubeState(network, rest, Gradients())
+    state = CubeState.of(network, rest)
     plain = whole_blocks(model, forms, network.grid) if compile else {}
     replace_layers(model, forms, state, fill)
     if compile:
@@ -205,7 +205,9 @@ class _Builder:
         block = Block.of(network, shape, cuts)
         parameter = distribute(network, self._fill(name, block), shape, cuts)
         workers = (network.coordinates["pipe"],) if self._holders is None else self._holders(name)
-        self._state.gradients.register(parameter, network.across(workers, *summed_over))
+        ranks = network.grid.data * network.grid.z
+        reduction = Reduction(name, network.across(workers, *summed_over), ranks)
+        self._state.gradients.register(parameter, reduction)
         self._known[name] = parameter
         return parameter
 

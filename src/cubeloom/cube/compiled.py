@@ -20,7 +20,7 @@ from torch.func import functional_call
 from cubeloom.cube.forms import DropoutForm, Form, LinearForm, NormForm
 from cubeloom.cube.gradients import WeightGradient
 from cubeloom.cube.head import CubeHead
-from cubeloom.cube.parameter import local_of
+from cubeloom.cube.parameter import check_unchanged, local_of, version_of
 from cubeloom.cube.products import Matmul
 from cubeloom.cube.state import CubeState
 from cubeloom.cube.tapped import TOKENS, Tapped, within
@@ -157,6 +157,9 @@ class _Wanted(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *parameters: nn.Parameter) -> tuple[Tensor, ...]:
         ctx.call = call
+        gradients = call.state.gradients
+        ctx.uses = [gradients.use(each) for each in parameters]
+        ctx.versions = [] if call.state.updates_under_way else [version_of(each) for each in parameters]
         # Nobody reads tokens: they are memory that is there already, over and over.
         tokens = (
             local_of(weight).as_strided(shape, (0,) * len(shape))
@@ -169,10 +172,16 @@ class _Wanted(torch.autograd.Function):
     def backward(ctx: Any, *found: Tensor) -> tuple[None, ...]:
         call: _Call = ctx.call
         gradients = call.state.gradients
+        parameters = *call.others.values(), *call.weights.values()
+        for parameter, version in zip(parameters, ctx.versions, strict=False):
+            check_unchanged(parameter, version, f"a parameter of shape {list(parameter.shape)}")
         of_others, operands = found[: len(call.others)], found[len(call.others) :]
         for parameter, gradient in zip(call.others.values(), of_others, strict=True):
-            gradients.add(parameter, gradient.contiguous())
+            gradients.add(parameter, gradient)
         for (layer, weight), x, gradient in zip(call.weights.items(), operands[::2], operands[1::2], strict=True):
-            product = partial(Matmul().weight_gradient, gradient, x, weight.shape)
+            dtype = gradients.dtype_of(weight)
+            product = partial(Matmul().weight_gradient, gradient, x, weight.shape, dtype=dtype)
             gradients.weight_gradient(WeightGradient(weight, layer, product))
+        for use in ctx.uses:
+            use.done()
         return (None,) * (1 + len(call.others) + len(call.weights))

@@ -26,6 +26,7 @@ Side = Literal["x", "y"]
 Activations = Literal["sharded", "replicated"]
 Weights = Literal["freed", "kept", "replicated"]
 Inputs = Literal["kept", "regathered"]
+GradientDtype = Literal["float32", "model"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +38,14 @@ class Rest:
     - `activations`: cut further along the axis that does not index them, or replicated along it;
     - `weights`, along z: sharded, and the gathered copy freed after the forward (gathered once more in the backward) or
       kept until the backward; or replicated, as in data parallelism;
-    - `inputs` of linears for the weight gradient: the gathered copy kept, or only the shard, gathered once more.
+    - `inputs` of linears for the weight gradient: the gathered copy kept, or only the shard, gathered once more;
+    - `gradients` of weights with fewer digits than float32: accumulated and reduced in float32, or in the model's dtype.
     """
 
     activations: Activations = "sharded"
     weights: Weights = "freed"
     inputs: Inputs = "kept"
+    gradients: GradientDtype = "float32"
 
 
 @dataclass(frozen=True)

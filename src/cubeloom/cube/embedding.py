@@ -15,6 +15,7 @@ from cubeloom.cube.collective import Collective
 from cubeloom.cube.forms import EmbeddingForm, Spread, TableForm
 from cubeloom.cube.gradients import Gradients, WeightGradient
 from cubeloom.cube.parameter import own_part
+from cubeloom.cube.products import add_to
 from cubeloom.cube.state import CubeState
 from cubeloom.cube.weight import Weight
 
@@ -30,6 +31,7 @@ class CubeEmbedding(nn.Module):
         super().__init__()
         self.weight = weight.parameter
         self._gathered = weight
+        self._name = form.name
         self._gradients = state.gradients
         along_y = state.network.axis("y")
         self._first = along_y.index * (form.entries // along_y.size)
@@ -37,7 +39,7 @@ class CubeEmbedding(nn.Module):
         self._sum = Collective("scatter" if form.rows == Spread.ROWS else "reduce", along_y, form.name)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        table = self._gathered.forward(backward_needs_it=False)
+        table = self._gathered.forward(self._name, backward_needs_it=False)
         ways = weave.place()[1]
         call = _Call(self._gathered, self._gradients, ways, self._cut)
         rows = _Lookup.apply(self.weight, tokens - self._first if self._cut else tokens, table, call)
@@ -52,13 +54,14 @@ class CubeTable(nn.Module):
         super().__init__()
         self.weight = weight.parameter
         self._gathered = weight
+        self._name = form.name
         self._gradients = state.gradients
         self._rows = own_part(state.network.axis("y")) if form.rows == Spread.ROWS else None
 
     def forward(self, entries: Tensor) -> Tensor:
         if self._rows is not None:
             entries = self._rows(entries)
-        table = self._gathered.forward(backward_needs_it=False)
+        table = self._gathered.forward(self._name, backward_needs_it=False)
         ways = weave.place()[1]
         rows = _Lookup.apply(self.weight, entries, table, _Call(self._gathered, self._gradients, ways))
         self._gathered.read("forward", ways)
@@ -93,6 +96,7 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameter: nn.Parameter, index: Tensor, table: Tensor, call: _Call) -> Tensor:
         ctx.parameter, ctx.call, ctx.entries = parameter, call, table.shape[0]
+        ctx.use = call.gradients.use(parameter)
         if not call.cut:
             ctx.save_for_backward(index)
             return functional.embedding(index, table)
@@ -109,10 +113,11 @@ class _Lookup(torch.autograd.Function):
         def product(into: Tensor | None) -> Tensor:
             rows = gradient.masked_fill(outside[0], 0) if outside else gradient
             # Not index_add_: on a GPU it adds in an order that changes, so that replicas of a table would drift apart.
-            found = torch.ops.aten.embedding_dense_backward(rows, index, ctx.entries, -1, False)
-            return found if into is None else into.add_(found)
+            wide = rows.to(call.gradients.dtype_of(ctx.parameter))
+            return add_to(into, torch.ops.aten.embedding_dense_backward(wide, index, ctx.entries, -1, False))
 
         strands = call.ways if call.weight.sharded else 1
         wanted = WeightGradient(ctx.parameter, "lookup", product, call.weight.scatter, strands)
         call.gradients.weight_gradient(wanted)
+        ctx.use.done()
         return None, None, None, None

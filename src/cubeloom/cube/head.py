@@ -23,7 +23,7 @@ from cubeloom.cube.forms import LinearForm
 from cubeloom.cube.gradients import Gradients, WeightGradient
 from cubeloom.cube.head_rows import Steps, put_target
 from cubeloom.cube.linear import CubeLinear
-from cubeloom.cube.products import Product, add_to
+from cubeloom.cube.products import Product, add_product, add_to
 from cubeloom.cube.state import CubeState
 from cubeloom.cube.weight import Weight
 
@@ -52,7 +52,7 @@ class CubeHead(CubeLinear):
         if torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))
         whole = self._input(x)
-        weight = self._gathered.forward(backward_needs_it=False).to(whole.dtype)
+        weight = self._gathered.forward(self._name, backward_needs_it=False).to(whole.dtype)
         call = _Call(
             targets,
             counted,
@@ -141,22 +141,22 @@ class _HeadAndLoss(torch.autograd.Function):
             if dx is not None:
                 torch.mm(slopes, weight, out=dx[rows]).mul_(counted)
             if wanted[1]:
-                part = part * counted
-                dw = slopes.t() @ part if dw is None else dw.addmm_(slopes.t(), part)
+                dw = add_product(dw, slopes.t(), part * counted, call.gradients.dtype_of(parameter))
         # Kept here and not with save_for_backward: a stage that is recomputed would throw them away, and compute them twice.
         ctx.found = dx, dw
-        ctx.parameter, ctx.call = parameter, call
+        ctx.parameter, ctx.call, ctx.use = parameter, call, call.gradients.use(parameter)
         return torch.stack(losses).sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
         (dx, dw), ctx.found = ctx.found, None
         call: _Call = ctx.call
-        scale, dtype = call.steps.scale, ctx.parameter.dtype
+        scale = call.steps.scale
         if dw is not None:
 
             def product(into: Tensor | None) -> Tensor:
-                return add_to(into, scale(dw, gradient).to(dtype))
+                return add_to(into, scale(dw, gradient))
 
             call.gradients.weight_gradient(WeightGradient(ctx.parameter, call.layer, product, call.weight.scatter))
+        ctx.use.done()
         return None if dx is None else scale(dx, gradient), None, None, None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import ClassVar
 
 from cubeloom.cube.amounts import Summed, Volume, Words, add, ring, sum_volume
 from cubeloom.cube.cut import Side
@@ -52,6 +53,8 @@ class WeightedForm(ImageForm):
     taps: int  # numbers a weight has for each pair of features
     bias: bool
 
+    cuts_inputs: ClassVar[bool] = False  # a rank's weight has its part of the input features, and all output features
+
     def parts_of_bias(self, grid: Grid) -> int:
         return grid.size(self.side)
 
@@ -66,9 +69,11 @@ class WeightedForm(ImageForm):
         return self.k * self.n * self.taps
 
     def gradients(self, grid: Grid) -> dict[str, Summed]:
-        found = {"weight": Summed(Fraction(self.numbers, grid.size(self.side)), self.weight_axes)}
+        own = Fraction(self.n, self.parts_of_bias(grid))
+        numbers, rows = Fraction(self.numbers, grid.size(self.side)), self.n if self.cuts_inputs else own
+        found = {"weight": Summed(numbers, self.weight_axes, rows)}
         if self.bias:
-            found["bias"] = Summed(Fraction(self.n, self.parts_of_bias(grid)), self.row_axes)
+            found["bias"] = Summed(own, self.row_axes, own)
         return found
 
 
@@ -86,6 +91,7 @@ class JoinForm(WeightedForm):
     """From features on the side to features that every rank of the side has whole: few, such as colours."""
 
     pixels: tuple[int, int]
+    cuts_inputs: ClassVar[bool] = True
 
     def parts_of_bias(self, grid: Grid) -> int:
         return 1
@@ -107,6 +113,7 @@ class StayForm(WeightedForm):
     """
 
     pixels: tuple[int, int]
+    cuts_inputs: ClassVar[bool] = True
 
     @property
     def weight_axes(self) -> tuple[str, ...]:
@@ -161,7 +168,8 @@ class ImageNormForm(ImageForm):
     affine: bool
 
     def gradients(self, grid: Grid) -> dict[str, Summed]:
-        vector = Summed(Fraction(self.features, grid.size(self.side)), self.row_axes)
+        own = Fraction(self.features, grid.size(self.side))
+        vector = Summed(own, self.row_axes, own)
         return {"weight": vector, "bias": vector} if self.affine else {}
 
     def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:

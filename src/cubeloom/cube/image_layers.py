@@ -141,6 +141,7 @@ class CubeSquaredLoss(nn.Module):
         network = state.network
         self._rows = own_part(network.axis(other(form.side))) if form.rows == Spread.ROWS else None
         self._everybody = network.axis(*form.row_axes)
+        self._ranks = network.grid.data * network.grid.z
         self._origin = form.name
         self._shares = state.shares
 
@@ -156,7 +157,7 @@ class CubeSquaredLoss(nn.Module):
         return share_of(weave.meet(self._mean, total, count), self._shares.get(self._origin))
 
     def _mean(self, total: Tensor, count: Tensor) -> Tensor:
-        return Mean.apply(total, count, self._everybody, self._origin)
+        return Mean.apply(total, count, self._everybody, self._ranks, self._origin)
 
 
 class _Product(torch.autograd.Function):
@@ -174,7 +175,7 @@ class _Product(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         gradient = gradient.contiguous()
         dx = ctx.product.input_gradient(gradient, weight, x.shape) if ctx.needs_input_grad[0] else None
-        return dx, ctx.product.weight_gradient(gradient, x, weight.shape), None
+        return dx, ctx.product.weight_gradient(gradient, x, weight.shape, None, weight.dtype), None
 
 
 class _Share(torch.autograd.Function):

@@ -22,7 +22,7 @@ from cubeloom.comm import Axis, Pending
 from cubeloom.cube.collective import Collective, Kind
 from cubeloom.cube.forms import LinearForm, Spread
 from cubeloom.cube.gradients import Gradients, WeightGradient
-from cubeloom.cube.parameter import local_of, own_part
+from cubeloom.cube.parameter import Version, check_unchanged, local_of, own_part, version_of
 from cubeloom.cube.products import Product, add_to
 from cubeloom.cube.state import CubeState
 from cubeloom.cube.turn import Turn
@@ -66,11 +66,16 @@ class CubeLinear(nn.Module):
         # the input gradient travels.
         regather = self._input if self._regather else None
         call = _Call(self._name, self._product, self._gathered, self._state.gradients, regather, weave.place()[1])
+        if not self._state.updates_under_way:
+            call.version = version_of(self.weight)
         behind = self._state.hides_weight_gradients
         bias = self.bias if self._adds_bias else None
         token = _WeightGradient.apply(self.weight, bias, call) if behind else None
         # The first layer of a model may have an input that wants no gradient. Without a graph nobody knows.
-        weight = self._gathered.forward(backward_needs_it=x.requires_grad or not torch.is_grad_enabled())
+        needed = x.requires_grad if torch.is_grad_enabled() else None
+        weight = self._gathered.forward(self._name, backward_needs_it=needed)
+        if needed and self._gathered.keeps:
+            call.kept = weight
         whole = started.finish()
         if token is None:
             token = _WeightGradient.apply(self.weight, bias, call)
@@ -104,6 +109,8 @@ class _Call:
     regather: Collective | None
     ways: int  # strands that use the layer alike
     operands: tuple[Pending, Tensor] | None = None  # X and dY of the weight gradient
+    version: Version | None = None  # of the weight in the forward, where it may not change until the backward
+    kept: Tensor | None = None  # the gathered weight, where it is kept until the backward
 
 
 class _WeightGradient(torch.autograd.Function):
@@ -112,6 +119,7 @@ class _WeightGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameter: nn.Parameter, bias: nn.Parameter | None, call: _Call) -> Tensor:
         ctx.parameter, ctx.bias, ctx.call = parameter, bias, call
+        ctx.uses = [call.gradients.use(each) for each in (parameter, bias) if each is not None]
         # The token carries the graph, not values: the weight has its gradient's shape, and is there already.
         token = local_of(parameter)
         rows, *rest = token.shape
@@ -124,17 +132,21 @@ class _WeightGradient(torch.autograd.Function):
         assert call.operands is not None
         (x, gradient), call.operands = call.operands, None
 
+        gradients, weight = call.gradients, call.weight
+
         def product(into: Tensor | None) -> Tensor:
-            return call.product.weight_gradient(gradient, x.wait(), ctx.shape, into).to(ctx.parameter.dtype)
+            return call.product.weight_gradient(gradient, x.wait(), ctx.shape, into, gradients.dtype_of(ctx.parameter))
 
         def bias_product(into: Tensor | None) -> Tensor:
-            return add_to(into, call.product.bias_gradient(gradient).to(ctx.bias.dtype))
+            return add_to(into, call.product.bias_gradient(gradient, gradients.dtype_of(ctx.bias)))
 
-        weight = call.weight
         strands = call.ways if weight.sharded else 1
-        call.gradients.weight_gradient(WeightGradient(ctx.parameter, call.layer, product, weight.scatter, strands))
-        if ctx.bias is not None:
-            call.gradients.weight_gradient(WeightGradient(ctx.bias, call.layer, bias_product))
+        if ctx.needs_input_grad[0]:
+            gradients.weight_gradient(WeightGradient(ctx.parameter, call.layer, product, weight.scatter, strands))
+        if ctx.needs_input_grad[1]:
+            gradients.weight_gradient(WeightGradient(ctx.bias, call.layer, bias_product))
+        for use in ctx.uses:
+            use.done()
         return None, None, None
 
 
@@ -173,6 +185,10 @@ class _Matmul(torch.autograd.Function):
             token = ctx.token
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = call.product.input_gradient(gradient, call.weight.backward().to(gradient.dtype), ctx.shape)
+            if call.version is not None:
+                check_unchanged(call.weight.parameter, call.version, f"the weight of {call.layer}")
+            whole = call.weight.backward(call.layer)
+            dx = call.product.input_gradient(gradient, whole.to(gradient.dtype), ctx.shape)
             call.weight.read("backward", call.ways)
+            call.kept = None
         return dx, None, token, None, None, None

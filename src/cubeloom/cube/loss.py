@@ -28,6 +28,7 @@ class CubeCrossEntropy(nn.Module):
         self._rows = own_part(network.axis("x")) if not whole else None
         self._vocabulary = network.axis("y") if not whole else None
         self._everybody = network.axis("data", "z", *(() if whole else ("x",)))
+        self._ranks = network.grid.data * network.grid.z
         self._smoothing = form.smoothing
         self._ignored = form.ignored
         self._origin = form.name
@@ -68,7 +69,7 @@ class CubeCrossEntropy(nn.Module):
         return _VocabularyCrossEntropy.apply(logits, targets, counted, self._smoothing, self._vocabulary, self._origin)
 
     def _mean(self, total: Tensor, count: Tensor) -> Tensor:
-        return Mean.apply(total, count, self._everybody, self._origin)
+        return Mean.apply(total, count, self._everybody, self._ranks, self._origin)
 
 
 def share_of(mean: Tensor, share: Tensor | None) -> Tensor:
@@ -90,17 +91,20 @@ class _Part(torch.autograd.Function):
 
 
 class Mean(torch.autograd.Function):
-    """Sum of sums over sum of counts; the backward of a rank's own part."""
+    """Sum of sums over sum of counts, the mean of the whole batch; the backward of a rank's own part.
+
+    `ranks` of data and z are those whose gradients are averaged: what a rank has in the mean, it has that often in its share.
+    """
 
     @staticmethod
-    def forward(ctx: Any, total: Tensor, count: Tensor, everybody: Axis, origin: str) -> Tensor:
+    def forward(ctx: Any, total: Tensor, count: Tensor, everybody: Axis, ranks: int, origin: str) -> Tensor:
         sums = everybody.all_reduce(torch.stack([total, count]), f"{origin} mean").wait()
-        ctx.count = sums[1]
+        ctx.count, ctx.ranks = sums[1], ranks
         return sums[0] / sums[1]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return gradient / ctx.count, None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return gradient * (ctx.ranks / ctx.count), None, None, None, None
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):

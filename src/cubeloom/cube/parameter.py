@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from cubeloom import counter
 from cubeloom.comm import Axis, Network
@@ -46,6 +51,7 @@ class Block:
 
 
 def distribute(network: Network, local: Tensor, shape: tuple[int, ...], cuts: Mapping[str, int]) -> nn.Parameter:
+    _watch_optimizers()
     placements: list[Placement] = [Shard(cuts[axis]) if axis in cuts else Replicate() for axis in CUBE]
     whole = torch.empty(shape, device="meta")
     # A block cut out of a stored tensor may lie scattered in memory, where a fused optimizer would update the wrong numbers.
@@ -84,12 +90,55 @@ def exchange(parameter: nn.Parameter, block: Tensor) -> Tensor:
 
 
 def like(parameter: nn.Parameter, local: Tensor) -> Tensor:
-    """A local block as a tensor distributed as the parameter is, with numbers of the same type: its gradient.
+    """A local block as a tensor distributed as the parameter is, in the dtype of its gradients: its gradient.
 
     `from_local` would make a node and check anew what holds for the parameter, 90 us each time, for each of them in each step.
     """
-    assert isinstance(parameter, DTensor) and local.dtype == parameter.dtype
-    return DTensor(local, parameter._spec, requires_grad=False)
+    assert isinstance(parameter, DTensor)
+    dtype = parameter.grad_dtype or local.dtype
+    return DTensor(local.to(dtype), _spec(parameter._spec, dtype), requires_grad=False)
+
+
+def _spec(like: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
+    meta = like.tensor_meta
+    assert meta is not None
+    return (
+        like
+        if meta.dtype is dtype
+        else DTensorSpec(like.mesh, like.placements, TensorMeta(meta.shape, meta.stride, dtype))
+    )
+
+
+# How often a parameter was changed, as its DTensor and its block count it, and where the block lies.
+Version = tuple[int, int, int]
+
+
+def version_of(parameter: nn.Parameter) -> Version:
+    """Changes with every update by a torch optimizer, `load_state_dict`, or an assignment under `no_grad`."""
+    assert isinstance(parameter, DTensor)
+    local = parameter._local_tensor
+    return parameter._version, local._version, local.data_ptr()
+
+
+def check_unchanged(parameter: nn.Parameter, at_forward: Version, name: str) -> None:
+    """Raise, as torch does, if a parameter that a backward needs is not what it was in the forward."""
+    now = version_of(parameter)
+    if now != at_forward:
+        raise RuntimeError(
+            f"{name} was changed between a forward and its backward, which needs the value that the forward used "
+            f"(version {at_forward[:2]} then, {now[:2]} now); call backward before optimizer.step"
+        )
+
+
+@cache
+def _watch_optimizers() -> None:
+    """Let the steps of torch's optimizers count as changes: foreach and fused ones on DTensors do not, by themselves."""
+    register_optimizer_step_post_hook(_count_updates)
+
+
+def _count_updates(optimizer: Optimizer, *_: Any) -> None:
+    updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    increment_version(each._local_tensor if isinstance(each, DTensor) else each for each in updated)
 
 
 def own_part(axis: Axis) -> Callable[[Tensor], Tensor]:

@@ -26,11 +26,13 @@ class Product(Protocol):
 
     def input_gradient(self, gradient: Tensor, weight: Tensor, shape: torch.Size) -> Tensor: ...
 
-    def weight_gradient(self, gradient: Tensor, x: Tensor, shape: torch.Size, into: Tensor | None = None) -> Tensor:
-        """Added to `into`, where there is an earlier one."""
+    def weight_gradient(
+        self, gradient: Tensor, x: Tensor, shape: torch.Size, into: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        """In this dtype; added to `into`, where there is an earlier one."""
         ...
 
-    def bias_gradient(self, gradient: Tensor) -> Tensor: ...
+    def bias_gradient(self, gradient: Tensor, dtype: torch.dtype) -> Tensor: ...
 
     def bias(self, bias: Tensor) -> Tensor:
         """A bias, shaped so that it can be added to Y."""
@@ -42,11 +44,34 @@ def add_to(into: Tensor | None, found: Tensor) -> Tensor:
     return found if into is None else into.add_(found)
 
 
-def add_product(into: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
-    """`left @ right`, added to an earlier gradient: by the matmul itself, in one pass over it, where numbers are alike."""
-    if into is None or into.dtype != left.dtype:
-        return add_to(into, left @ right)
-    return into.addmm_(left, right)
+def add_product(into: Tensor | None, left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """`left @ right` in this dtype, added to an earlier gradient by the matmul itself, in one pass over it.
+
+    Where the dtype has more digits than the operands nothing is rounded to theirs: GPUs have matmuls with wider results, and
+    a CPU widens the operands.
+    """
+    if left.dtype == dtype:
+        return left @ right if into is None else into.addmm_(left, right)
+    if left.is_cuda:
+        if into is None:
+            return torch.mm(left, right, out_dtype=dtype)
+        return torch.addmm(into, left, right, out_dtype=dtype, out=into)
+    if into is None:
+        into = left.new_zeros(left.shape[0], right.shape[1], dtype=dtype)
+    _add_widened(into, left, right)
+    return into
+
+
+# One operation, so that a rehearsal does not count the widened operands, which no GPU has.
+@torch.library.custom_op(
+    "cubeloom::add_widened", mutates_args=("into",), schema="(Tensor(a!) into, Tensor left, Tensor right) -> ()"
+)
+def _add_widened(into: Tensor, left: Tensor, right: Tensor) -> None:
+    into.addmm_(left.to(into.dtype), right.to(into.dtype))
+
+
+@_add_widened.register_fake
+def _(into: Tensor, left: Tensor, right: Tensor) -> None: ...
 
 
 class Matmul:
@@ -60,11 +85,13 @@ class Matmul:
     def input_gradient(self, gradient: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
         return gradient @ weight
 
-    def weight_gradient(self, gradient: Tensor, x: Tensor, shape: torch.Size, into: Tensor | None = None) -> Tensor:
-        return add_product(into, gradient.flatten(0, -2).t(), x.flatten(0, -2))
+    def weight_gradient(
+        self, gradient: Tensor, x: Tensor, shape: torch.Size, into: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        return add_product(into, gradient.flatten(0, -2).t(), x.flatten(0, -2), dtype)
 
-    def bias_gradient(self, gradient: Tensor) -> Tensor:
-        return gradient.flatten(0, -2).sum(0)
+    def bias_gradient(self, gradient: Tensor, dtype: torch.dtype) -> Tensor:
+        return gradient.flatten(0, -2).sum(0, dtype=dtype)
 
     def bias(self, bias: Tensor) -> Tensor:
         return bias
@@ -99,11 +126,14 @@ class Convolve:
         # Only the shape of the input matters for its gradient.
         return self._backward(gradient, gradient.new_empty(1).expand(shape), weight, [True, False, False])[0]
 
-    def weight_gradient(self, gradient: Tensor, x: Tensor, shape: torch.Size, into: Tensor | None = None) -> Tensor:
-        return add_to(into, self._backward(gradient, x, gradient.new_empty(1).expand(shape), [False, True, False])[1])
+    def weight_gradient(
+        self, gradient: Tensor, x: Tensor, shape: torch.Size, into: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        found = self._backward(gradient, x, gradient.new_empty(1).expand(shape), [False, True, False])[1]
+        return add_to(into, found.to(dtype))
 
-    def bias_gradient(self, gradient: Tensor) -> Tensor:
-        return gradient.transpose(0, 1).flatten(1).sum(1)
+    def bias_gradient(self, gradient: Tensor, dtype: torch.dtype) -> Tensor:
+        return gradient.transpose(0, 1).flatten(1).sum(1, dtype=dtype)
 
     def bias(self, bias: Tensor) -> Tensor:
         return bias.view(-1, *[1] * len(self.stride))

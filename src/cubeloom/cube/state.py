@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom.comm import Network
+from cubeloom.cube.agreement import agreement
 from cubeloom.cube.cut import Rest
 from cubeloom.cube.gradients import Gradients
-from cubeloom.cube.parameter import local_of
+from cubeloom.cube.parameter import check_unchanged, local_of, version_of
 from cubeloom.cube.weight import Chain
 
 
@@ -38,6 +39,12 @@ class CubeState:
     # Weights change between a forward and its backward, so that what the forward saved must not share memory with a parameter.
     updates_under_way: bool = False
 
+    @classmethod
+    def of(cls, network: Network, rest: Rest) -> CubeState:
+        """For a model in a training loop of the user's own, where ranks may use different modules in a step."""
+        chain = Chain()
+        return cls(network, rest, Gradients(rest.gradients, agreement(network, chain)), chain)
+
     @property
     def staggers(self) -> bool:
         """Strands start one after the other: gathers and scatters of rows in the plane follow each other closely."""
@@ -52,10 +59,14 @@ class CubeState:
 class _Local(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parameter: nn.Parameter, gradients: Gradients, copied: bool) -> Tensor:
-        ctx.parameter, ctx.gradients = parameter, gradients
+        ctx.parameter, ctx.gradients, ctx.use = parameter, gradients, gradients.use(parameter)
+        ctx.version = None if copied else version_of(parameter)
         return local_of(parameter).clone() if copied else local_of(parameter)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
-        ctx.gradients.add(ctx.parameter, gradient.contiguous())
+        if ctx.version is not None:
+            check_unchanged(ctx.parameter, ctx.version, f"a parameter of shape {list(ctx.parameter.shape)}")
+        ctx.gradients.add(ctx.parameter, gradient)
+        ctx.use.done()
         return None, None, None

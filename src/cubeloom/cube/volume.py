@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
-from cubeloom.cube.amounts import Summed, Volume, Words, add, ring, sum_volume
+from cubeloom.cube.amounts import Summed, Volume, Words, add, gradient_volume, ring, sum_volume
+from cubeloom.cube.cut import GradientDtype
 from cubeloom.cube.forms import (
     Batch,
     EmbeddingForm,
@@ -35,23 +36,25 @@ def step_volume(
     batch: Batch,
     item: int,
     coordinates: Mapping[str, int] | None = None,
+    gradients_in: GradientDtype = "float32",
+    zero: bool = False,
 ) -> Volume:
     """Bytes received by one rank in one forward and backward with its gradient reduction, by axis.
 
     All ranks receive the same, except in a turn on a plane x × y that is not square: `coordinates` says which rank, or the
-    first.
+    first. `zero`: optimizer states are sharded over replicas, which gather the weights that each has updated.
     """
-    words, here = Words(item), coordinates or grid.coordinates(0)
+    words, here = Words(item, gradients_in), coordinates or grid.coordinates(0)
     parts = [pass_volume(form, grid, batch, words, here) for form in forms]
     summed = {name: part for form in forms for name, part in gradients(form, grid).items()}
-    return add(*parts, *(sum_volume(part, grid, words) for part in summed.values()))
+    return add(*parts, *(gradient_volume(part, grid, words, zero=zero) for part in summed.values()))
 
 
 def layer_volume(form: Form, grid: Grid, batch: Batch, words: Words, coordinates: Mapping[str, int]) -> Volume:
     """One layer's part of a step; a shared weight's gradient is its owner's."""
     own = [part for name, part in gradients(form, grid).items() if name.startswith(f"{form.name}.")]
     passed = pass_volume(form, grid, batch, words, coordinates)
-    return add(passed, *(sum_volume(part, grid, words) for part in own))
+    return add(passed, *(gradient_volume(part, grid, words) for part in own))
 
 
 def gradients(form: Form, grid: Grid) -> dict[str, Summed]:
@@ -60,26 +63,30 @@ def gradients(form: Form, grid: Grid) -> dict[str, Summed]:
     match form:
         case LinearForm():
             local = Fraction(form.k * form.n * form.taps, grid.x * grid.y)
-            found = {f"{form.shares or form.name}.weight": _weight_sum(form.weights, local, grid)}
+            first = (form.k, form.k_axis) if form.transposed else (form.n, form.n_axis)
+            rows = Fraction(first[0], grid.size(first[1]))
+            found = {f"{form.shares or form.name}.weight": _weight_sum(form.weights, local, rows, grid)}
             if form.bias:
                 own = Fraction(form.n, grid.size(form.bias_axis))
-                found[f"{form.name}.bias"] = Summed(own, form.bias_replicas)
+                found[f"{form.name}.bias"] = Summed(own, form.bias_replicas, own)
             return found
         case NormForm():
-            vectors = Summed(Fraction(form.features, grid.x), _row_axes(form.rows))
+            own = Fraction(form.features, grid.x)
+            vectors = Summed(own, _row_axes(form.rows), own)
             return {weight: vectors} | ({f"{form.name}.bias": vectors} if form.bias else {})
         case EmbeddingForm():
-            return {weight: _weight_sum(form.weights, Fraction(form.entries * form.features, grid.x * grid.y), grid)}
+            local = Fraction(form.entries * form.features, grid.x * grid.y)
+            return {weight: _weight_sum(form.weights, local, Fraction(form.entries, grid.y), grid)}
         case TableForm():
             local = Fraction(form.entries * form.features, grid.x)
             return {
-                weight: Summed(local / (grid.y * grid.z), ("data",))
+                weight: Summed(local / (grid.y * grid.z), ("data",), Fraction(form.entries, grid.y * grid.z))
                 if form.sharded
-                else Summed(local, _row_axes(form.rows))
+                else Summed(local, _row_axes(form.rows), form.entries)
             }
         case WholeForm():
-            found = {weight: Summed(Fraction(form.k * form.n), ("data", "z"))}
-            return found | ({f"{form.name}.bias": Summed(Fraction(form.n), ("data", "z"))} if form.bias else {})
+            found = {weight: Summed(Fraction(form.k * form.n), ("data", "z"), form.n)}
+            return found | ({f"{form.name}.bias": Summed(Fraction(form.n), ("data", "z"), form.n)} if form.bias else {})
         case ImageForm():
             return {f"{form.name}.{name}": part for name, part in form.gradients(grid).items()}
     return {}
@@ -90,9 +97,11 @@ def _row_axes(rows: Spread) -> tuple[str, ...]:
     return ("data", "z", "y") if rows == Spread.ROWS else ("data", "z")
 
 
-def _weight_sum(weights: str, local: Fraction, grid: Grid) -> Summed:
+def _weight_sum(weights: str, local: Fraction, rows: Fraction, grid: Grid) -> Summed:
     """Over data after a reduce-scatter along z; over data and z of a replicated weight."""
-    return Summed(local, ("data", "z")) if weights == "replicated" else Summed(local / grid.z, ("data",))
+    if weights == "replicated":
+        return Summed(local, ("data", "z"), rows)
+    return Summed(local / grid.z, ("data",), rows / grid.z)
 
 
 def pass_volume(
@@ -145,11 +154,12 @@ def _linear(
     into, out = form.pixels or (None, None)
     sizes = matmul_words(form, grid, batch.rows(grid, into), batch.rows(grid, out))
     x, w, y = (size * words.item for size in sizes)
+    scattered = sizes[1] * words.gradient  # the weight's gradient
     again = form.saved == "regathered" and form.inputs != Spread.REPLICATED
     moved: list[Volume] = [{form.n_axis: (3 if again else 2) * x}, {form.k_axis: 2 * y}]
     if form.weights != "replicated":
         gathers = 2 if form.weights == "freed" else kept_gathers  # freed, it is gathered again for the input gradient
-        moved.append({"z": (gathers + 1) * w})
+        moved.append({"z": gathers * w + scattered})
     if form.turn:
         moved.append(_turn(batch.rows(grid, out) * form.n * words.item, grid, coordinates))
     return add(*moved)
@@ -178,19 +188,19 @@ def _norm(form: NormForm, grid: Grid, batch: Batch, words: Words) -> Volume:
 def _embedding(form: EmbeddingForm, grid: Grid, batch: Batch, words: Words) -> Volume:
     looked_up = 2 * ring(grid.y) * Fraction(batch.rows(grid) * form.features, grid.x) * words.item
     local = Fraction(form.entries * form.features, grid.x * grid.y)
-    gathered = {} if form.weights == "replicated" else {"z": 2 * ring(grid.z) * local * words.item}
+    gathered = {} if form.weights == "replicated" else {"z": ring(grid.z) * local * (words.item + words.gradient)}
     return add({"y": looked_up}, gathered)
 
 
 def _table(form: TableForm, grid: Grid, words: Words) -> Volume:
     if not form.sharded:
         return {}
-    whole = Fraction(form.entries * form.features, grid.x) * words.item
-    gathered = {_join("y", "z", grid=grid): ring(grid.y * grid.z) * whole}
+    numbers, both = Fraction(form.entries * form.features, grid.x), _join("y", "z", grid=grid)
+    gathered = {both: ring(grid.y * grid.z) * numbers * words.item}
     if form.rows == Spread.ROWS:
-        return add(gathered, gathered)  # and scattered back as it came
+        return add(gathered, {both: ring(grid.y * grid.z) * numbers * words.gradient})  # and scattered back as it came
     # All ranks of y have the same gradient, and each takes its part of it.
-    return add(gathered, {"z": ring(grid.z) * whole / grid.y})
+    return add(gathered, {"z": ring(grid.z) * numbers * words.gradient / grid.y})
 
 
 def _join(*axes: str, grid: Grid) -> str:

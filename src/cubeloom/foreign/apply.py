@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
 
 import torch
 from torch import Tensor, nn
 
 from cubeloom.comm import Network
 from cubeloom.cube.apply import Fill
+from cubeloom.cube.buckets import Reduction
 from cubeloom.cube.cut import Rest
-from cubeloom.cube.gradients import Gradients
 from cubeloom.cube.parameter import Block, distribute
 from cubeloom.cube.state import CubeState
 from cubeloom.cube.weight import Weight
 from cubeloom.errors import UserError
 from cubeloom.foreign.known import product_of, sizes_of
 from cubeloom.foreign.layers import ForeignLinear
-from cubeloom.foreign.placed import Placed
+from cubeloom.foreign.placed import WHOLE_AXES, Placed, bias_axes
 from cubeloom.foreign.whole import read_locally
 
 
 def replace_layers(module: nn.Module, layers: Iterable[Placed], network: Network, fill: Fill | None) -> CubeState:
     """In place. Without `fill` each rank takes its blocks from the values that the module has."""
-    state = CubeState(network, Rest(activations="replicated"), Gradients())
+    state = CubeState.of(network, Rest(activations="replicated"))
     maker = _Maker(module, state, fill or _own_values(module))
     for layer in layers:
         maker.replace(layer)
@@ -71,7 +72,7 @@ class _Maker:
         parameters = plain._parameters
         parameter = self._parameter(parameters["weight"], cuts, ("data",) if "z" in cuts else ("data", "z"))
         weight = Weight(parameter, self._state.network.axis("z"), form.weights, self._state.chain, layer.name)
-        bias = self._parameter(parameters["bias"], {form.bias_axis: 0}, form.bias_replicas) if form.bias else None
+        bias = self._parameter(parameters["bias"], {form.bias_axis: 0}, bias_axes(form)) if form.bias else None
         made = ForeignLinear(layer, self._state, weight, bias, product_of(plain))
         # The model around it may ask for `in_features` and the like.
         for name, value in vars(plain).items():
@@ -86,7 +87,7 @@ class _Maker:
         for name, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            module._parameters[name] = self._parameter(parameter, {}, ("data", "z"))
+            module._parameters[name] = self._parameter(parameter, {}, WHOLE_AXES)
             if parameter.requires_grad:
                 trained.append(name)
         if trained:
@@ -112,7 +113,11 @@ class _Maker:
             values = self._values(self._names[id(plain)], shape, cuts)
             if plain.requires_grad:
                 made = distribute(network, values, shape, cuts)
-                self._state.gradients.register(made, network.axis(*summed_over))
+                # Ranks of the plane compute the same gradient, but for rounding that a GPU's kernels do not repeat.
+                alike = prod(network.grid.size(axis) for axis in summed_over if axis in ("x", "y"))
+                ranks = network.grid.data * network.grid.z * alike
+                reduction = Reduction(self._names[id(plain)], network.axis(*summed_over), ranks)
+                self._state.gradients.register(made, reduction)
             else:
                 made = nn.Parameter(values, requires_grad=False)
             self._made[id(plain)] = made

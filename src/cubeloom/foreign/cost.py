@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from cubeloom.cube.amounts import Summed, Volume, Words, add, ring, sum_volume
+from cubeloom.cube.amounts import Summed, Volume, Words, add, gradient_volume, ring, sum_volume
 from cubeloom.cube.volume import gradients, matmul_words
-from cubeloom.foreign.placed import Placed, Whole
+from cubeloom.foreign.placed import WHOLE_AXES, Placed, Whole, bias_axes
 from cubeloom.grid import Grid
 
 
@@ -17,19 +17,23 @@ def layer_volume(layer: Placed, grid: Grid, words: Words) -> Volume:
         x, w, y = (size * words.item for size in matmul_words(form, grid, call.rows_in, call.rows_out))
         moved.append({form.k_axis: 2 * y})
         if form.weights != "replicated":
-            moved.append({"z": (3 if call.gradient else 2) * w})  # gathered again only for the input's gradient
+            # Gathered again only for the input's gradient; the weight's own is scattered.
+            moved.append({"z": (2 if call.gradient else 1) * w + w * words.gradient / words.item})
         if call.gradient:
             moved.append({form.n_axis: 2 * x})
         if call.gradient and layer.enters:
             moved.append({form.k_axis: _gather(grid.size(form.k_axis), call.rows_in * form.k, words)})
         if layer.leaves:
             moved.append({form.n_axis: _gather(grid.size(form.n_axis), call.rows_out * form.n, words)})
-    return add(*moved, *(sum_volume(part, grid, words) for part in gradients(form, grid).values()))
+    summed = gradients(form, grid)
+    if form.bias:
+        summed[f"{form.name}.bias"] = Summed(Fraction(form.n, grid.size(form.bias_axis)), bias_axes(form))
+    return add(*moved, *(gradient_volume(part, grid, words) for part in summed.values()))
 
 
 def whole_volume(whole: Whole, grid: Grid, words: Words) -> Volume:
-    """A module that is left whole: its gradient is summed over the ranks that have other samples."""
-    return sum_volume(Summed(Fraction(whole.summed), ("data", "z")), grid, words)
+    """A module that is left whole: its gradient is averaged over all ranks."""
+    return gradient_volume(Summed(Fraction(whole.summed), WHOLE_AXES), grid, words)
 
 
 def loss_volume(grid: Grid) -> Volume:
@@ -39,7 +43,7 @@ def loss_volume(grid: Grid) -> Volume:
 
 def data_parallel_volume(numbers: int, grid: Grid, words: Words) -> Volume:
     """What data parallelism would move on as many ranks, each with the whole model: all gradients, summed."""
-    return sum_volume(Summed(Fraction(numbers), ("data",)), Grid(data=grid.world), words)
+    return gradient_volume(Summed(Fraction(numbers), ("data",)), Grid(data=grid.world), words)
 
 
 def total(volume: Volume) -> Fraction:

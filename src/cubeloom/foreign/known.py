@@ -88,5 +88,7 @@ class _StoredByInput(Matmul):
     def input_gradient(self, gradient: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
         return gradient @ weight.t()
 
-    def weight_gradient(self, gradient: Tensor, x: Tensor, shape: torch.Size, into: Tensor | None = None) -> Tensor:
-        return add_product(into, x.flatten(0, -2).t(), gradient.flatten(0, -2))
+    def weight_gradient(
+        self, gradient: Tensor, x: Tensor, shape: torch.Size, into: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        return add_product(into, x.flatten(0, -2).t(), gradient.flatten(0, -2), dtype)

@@ -15,4 +15,5 @@ def mean_over_batch(loss: Tensor, state: CubeState, targets: int = 1) -> Tensor:
     """
     wide = loss.double()
     count = wide.new_tensor(float(targets))
-    return Mean.apply(wide * count, count, state.network.axis("data", "z"), "loss").to(loss.dtype)
+    everybody = state.network.axis("data", "z")
+    return Mean.apply(wide * count, count, everybody, everybody.size, "loss").to(loss.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cubeloom.cube.cut import Side
-from cubeloom.cube.forms import Batch, LinearForm, Spread
+from cubeloom.cube.forms import Batch, LinearForm, Spread, other
 from cubeloom.foreign.known import Sizes
 from cubeloom.foreign.trace import Call
 from cubeloom.grid import Grid
@@ -53,6 +53,16 @@ class Whole:
     why: str
     numbers: int  # of its parameters that no module before it has
     summed: int  # of these, trained by the example
+
+
+# Gradients of what is left whole are averaged over the plane too: its ranks compute the same, but a GPU does not repeat its
+# rounding (in the backward of attention, for instance), and replicas would drift apart.
+WHOLE_AXES = ("data", "z", "x", "y")
+
+
+def bias_axes(form: LinearForm) -> tuple[str, ...]:
+    """The axes over which the gradient of a bias is reduced: those that do not cut it."""
+    return ("data", "z", other(form.bias_axis))
 
 
 def form_of(name: str, sizes: Sizes, side: Side, grid: Grid) -> LinearForm:

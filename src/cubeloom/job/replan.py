@@ -74,5 +74,6 @@ def _fitted(job: Job, grid: Grid, fits: _Fits) -> Job | None:
 
 def _bytes(job: Job) -> float:
     """Of the first rank in a step."""
-    volume = pipeline_volume(job.laid_out(), job.grid, job.batch, job.numbers.itemsize, 0)
+    how = job.layout.rest.gradients
+    volume = pipeline_volume(job.laid_out(), job.grid, job.batch, job.numbers.itemsize, 0, how, job.optimizer.zero)
     return float(sum(volume.values()))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from cubeloom.cube import Rest
-from cubeloom.cube.cut import Activations, Inputs, Weights
+from cubeloom.cube.cut import Activations, GradientDtype, Inputs, Weights
 from cubeloom.errors import UserError
 from cubeloom.job.rates import Decay
 from cubeloom.limits import of_model, share, within
@@ -101,6 +101,8 @@ class LayoutSettings:
     activations: Activations = "sharded"
     weights: Weights = "freed"
     inputs: Inputs = "kept"
+    gradients: GradientDtype = "float32"
+    """Of weights with fewer digits: accumulated over micro-batches and reduced in float32, or in the model's dtype."""
     ways: int = 1
     """Strands of a micro-batch: while one waits for a collective, another computes."""
     recompute: Literal["none", "selective", "full"] = "none"
@@ -112,7 +114,7 @@ class LayoutSettings:
 
     @property
     def rest(self) -> Rest:
-        return Rest(activations=self.activations, weights=self.weights, inputs=self.inputs)
+        return Rest(activations=self.activations, weights=self.weights, inputs=self.inputs, gradients=self.gradients)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,6 +138,7 @@ def planned(job: Job, cluster: str, devices: int) -> Job:
             job.batch.sequence,
             dtypes[job.dtype],
             record=job.layout.record,
+            gradients=job.layout.gradients,
         )
         if answer.plans:
             return job_of(answer, answer.plans[0], job)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import partial
 
 import torch
-from torch import Tensor
 
 from cubeloom.comm import Ledger, Network, devices
 from cubeloom.cube.apply import Fill
@@ -29,9 +27,8 @@ def watch(live: Live, tracker: Tracker, ledger: Ledger) -> Seen:
     """Train, with the tracker and the ledger on."""
     tracker.label("parameters", map(local_of, live.parameters.values()))
     tracker.label("optimizer", live.optimizer_state())
-    for parameter in live.parameters.values():
-        # Of an optimizer whose state is sharded, gradients are gone by the end of the backward.
-        parameter.register_post_accumulate_grad_hook(partial(_label_gradient, tracker))
+    # Of an optimizer whose state is sharded, gradients are gone by the end of the backward.
+    live.summed.observer = lambda found: tracker.label("gradients", [found])
     tracker.begin()
     mark = 0
     for number in range(live.experiment.steps):
@@ -41,11 +38,6 @@ def watch(live: Live, tracker: Tracker, ledger: Ledger) -> Seen:
         live.train(data, number, lambda: tracker.label("gradients", live.gradients()))
         tracker.label("optimizer", live.optimizer_state())
     return Seen(Ledger(ledger.entries[mark:]), tracker.memory())
-
-
-def _label_gradient(tracker: Tracker, parameter: Tensor) -> None:
-    if parameter.grad is not None:
-        tracker.label("gradients", [local_of(parameter.grad)])
 
 
 def compute_time(live: Live, repeats: int = 3) -> float:

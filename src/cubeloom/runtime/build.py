@@ -168,7 +168,7 @@ def hold(
     computed once more.
     """
     make_groups(network, layout)
-    gradients, clock = Gradients(), Clock(seed)
+    gradients, clock = Gradients(rest.gradients), Clock(seed)
     held = Held({}, {}, {}, gradients, clock)
     homes = layout.schedule.held_by(network.coordinates["pipe"])
     # By stage: workers that hold the same stages must make the groups of their gradients in one order.

@@ -19,7 +19,7 @@ from cubeloom.runtime.channels import Boundary, Channels, Shape
 from cubeloom.runtime.interpreter import Interpreter, Observer, Work
 from cubeloom.runtime.microbatches import cut_up, portions
 from cubeloom.runtime.recorded import Record, RecordedSteps, check_recordable
-from cubeloom.runtime.stage import Carry
+from cubeloom.runtime.stage import Carry, Portion
 from cubeloom.runtime.work import EvaluationWork, StepWork, Update
 
 
@@ -109,10 +109,7 @@ class Pipeline:
             if self._recorded is not None:
                 self._recorded.begin()
             self._run(work, self._channels, observer)
-        loss = work.finish()
-        if self._recorded is not None:
-            self._recorded.finish()
-        return loss
+        return work.finish()
 
     def evaluate(self, data: Mapping[str, Tensor]) -> float:
         """The mean loss of the whole batch, of a forward without dropout; nothing is kept for a backward."""
@@ -138,12 +135,21 @@ class Pipeline:
         Interpreter(work, channels, self._boundaries, self.schedule.stages, where, observers).run(channels.steps)
 
     def learn(self, data: Mapping[str, Tensor], known: Mapping[int, Boundary] | None = None) -> None:
-        """Run every stage once, forward only, to learn what stages hand to one another. The first `step` does it if need be.
+        """Run every stage once, forward only, to learn what stages hand to one another and which parameters they use.
+
+        The first `step` does it if need be.
 
         `known` is what each stage hands on, in a rehearsal, whose network carries nothing.
         """
         work = self._work(data, 0, None)
         portion = portions(self.schedule)[0]
+        with self.gradients.seen_in_forward() as used:
+            self._run_each_stage(work, portion, known)
+        names = [used] if self.network.rehearsed else self.network.aside.gather(used)
+        self.gradients.expect(set().union(*names))
+        self._learned = True
+
+    def _run_each_stage(self, work: StepWork, portion: Portion, known: Mapping[int, Boundary] | None) -> None:
         for replica, row in enumerate(self.schedule.placement):
             carry: Carry = {}
             for stage, worker in enumerate(row):
@@ -158,7 +164,6 @@ class Pipeline:
                     self._boundaries[stage] = {name: Shape.of(tensor) for name, tensor in carry.items()}
                     if row[stage + 1] != worker:
                         self._channels.tell((worker, row[stage + 1]), self._boundaries[stage])
-        self._learned = True
 
     def _work(self, data: Mapping[str, Tensor], number: int, update: Update | None) -> StepWork:
         return StepWork(self.layout, self._held, self.network, cut_up(data, portions(self.schedule)), number, update)

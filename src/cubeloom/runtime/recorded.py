@@ -170,10 +170,10 @@ class RecordedStage(Stage):
 
 
 class RecordedSteps:
-    """The stages of a worker and where their gradients lie: in every step the same memory.
+    """The stages of a worker and where their gradients are summed: in every step the same memory.
 
     Portions add to it, and it is zero at the step's beginning. Where the worker has one stage and a step `once` one portion,
-    its gradients are where the recording has written them, and there is nothing to add to.
+    gradients are where the recording has written them, and there is nothing to add to.
     """
 
     def __init__(
@@ -183,39 +183,31 @@ class RecordedSteps:
         self._parameters = list(parameters)
         self._gradients = gradients
         self._once = once and len(self._stages) == 1
-        self._seen_one = False
-        self._recorded = False
-        self._still: dict[nn.Parameter, Tensor] = {}
-        self._before: dict[nn.Parameter, Tensor] = {}  # gradients that there were when the step began
+        self._steps = 0
+        self._sums: dict[nn.Parameter, Tensor] = {}
 
     def begin(self) -> None:
         """Before a step's actions; records before the second."""
-        if not self._seen_one:
-            self._seen_one = True
+        self._steps += 1
+        if self._steps == 1:
             return
-        self._before = {each: local_of(each.grad).clone() for each in self._parameters if each.grad is not None}
-        if not self._recorded:
-            self._recorded = True
+        if self._steps == 2:
             self._prepare()
-        self._put_in_place()
+        for parameter, total in self._sums.items():
+            grad = parameter.grad
+            if grad is not None and local_of(grad).data_ptr() == total.data_ptr():
+                parameter.grad = like(parameter, local_of(grad).clone())  # this step writes over it
         if not self._once:
-            torch._foreach_zero_([local_of(gradient) for gradient in self._still.values()])
+            torch._foreach_zero_(list(self._sums.values()))
+        self._gradients.accumulate_in(self._sums)
 
     def _prepare(self) -> None:
         if not self._once:
-            self._still = {each: like(each, torch.zeros_like(local_of(each))) for each in self._parameters}
-        self._put_in_place()
+            self._gradients.accumulate_in({each: self._zeros(each) for each in self._parameters})
         for stage in self._stages:
             stage.prepare()
-        self._still = {each: each.grad for each in self._parameters if each.grad is not None}
+        self._sums = self._gradients.sums()
+        self._gradients.clear()
 
-    def _put_in_place(self) -> None:
-        for parameter in self._parameters:
-            self._gradients.add_up_in(parameter, self._still.get(parameter))
-
-    def finish(self) -> None:
-        """When the step's gradients are summed."""
-        for parameter, before in self._before.items():
-            assert parameter.grad is not None
-            local_of(parameter.grad).add_(before)
-        self._before = {}
+    def _zeros(self, parameter: nn.Parameter) -> Tensor:
+        return torch.zeros_like(local_of(parameter), dtype=self._gradients.dtype_of(parameter))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from cubeloom.cube.amounts import Summed, Volume, Words, add, sum_volume
+from cubeloom.cube.amounts import Summed, Volume, Words, add, gradient_volume, sum_volume
+from cubeloom.cube.cut import GradientDtype
 from cubeloom.cube.forms import Batch, LossForm
 from cubeloom.cube.image_forms import SquaredLossForm
 from cubeloom.cube.volume import gradients, pass_volume
@@ -18,10 +19,18 @@ from cubeloom.runtime.microbatches import portions
 _DOUBLE = Words(8)  # losses and counts are summed in float64
 
 
-def pipeline_volume(layout: Layout, grid: Grid, batch: Batch, item: int, rank: int) -> Volume:
-    """One step of this rank, without recomputation."""
+def pipeline_volume(
+    layout: Layout,
+    grid: Grid,
+    batch: Batch,
+    item: int,
+    rank: int,
+    gradients_in: GradientDtype = "float32",
+    zero: bool = False,
+) -> Volume:
+    """One step of this rank, without recomputation. `zero` as in `step_volume`."""
     here = grid.coordinates(rank)
-    words = Words(item)
+    words = Words(item, gradients_in)
     schedule = layout.schedule
     cut = portions(schedule)
     small = Batch(batch.samples // len(cut), batch.sequence)
@@ -37,7 +46,7 @@ def pipeline_volume(layout: Layout, grid: Grid, batch: Batch, item: int, rank: i
             summed |= gradients(form, grid)
     updates = 1 + schedule.groups[-1]
     for name, part in summed.items():
-        once = sum_volume(part, grid, words, workers=len(layout.holders(name)))
+        once = gradient_volume(part, grid, words, len(layout.holders(name)), zero)
         moved.append({axis: updates * size for axis, size in once.items()})
     if any(stage == schedule.stages - 1 for _, stage in held):
         losses = sum(isinstance(form, LossForm | SquaredLossForm) for form in layout.forms_of(schedule.stages - 1))

@@ -19,12 +19,13 @@ class BlockOptimizer:
     def __init__(
         self, parameters: Iterable[nn.Parameter], make: Callable[[list[nn.Parameter]], Optimizer], masters: bool = True
     ) -> None:
-        self.parts = {parameter: _whole(parameter, masters) for parameter in parameters}
+        self.parts = {each: Part.of(each, slice(0, len(local_of(each))), masters) for each in parameters}
         self.optimizer = make([part.tensor for part in self.parts.values()])
 
     def step(self) -> None:
         for parameter, part in self.parts.items():
-            part.tensor.grad = None if parameter.grad is None else local_of(parameter.grad).to(part.tensor.dtype)
+            part.tensor.grad = None
+            part.take_gradient(parameter)
         self.optimizer.step()
         for part in self.parts.values():
             part.publish()
@@ -33,8 +34,3 @@ class BlockOptimizer:
         self.optimizer.zero_grad()
         for parameter in self.parts:
             parameter.grad = None
-
-
-def _whole(parameter: nn.Parameter, masters: bool) -> Part:
-    block = local_of(parameter)
-    return Part.of(block, slice(0, len(block)), masters)

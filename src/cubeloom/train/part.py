@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import increment_version
+
+from cubeloom.cube.parameter import local_of
+from cubeloom.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -22,20 +24,33 @@ class Part:
     block: Tensor
 
     @classmethod
-    def of(cls, block: Tensor, rows: slice, masters: bool = True) -> Part:
-        own = block.detach()[rows]
+    def of(cls, parameter: nn.Parameter, rows: slice, masters: bool = True) -> Part:
+        own = local_of(parameter)[rows]
         few_digits = own.dtype.itemsize < torch.float32.itemsize
         # nn.Parameter takes the same memory; `float` makes a copy of what has fewer digits, and only of that.
-        return cls(nn.Parameter(own.float() if masters and few_digits else own), rows, own)
+        part = cls(nn.Parameter(own.float() if masters and few_digits else own), rows, own)
+        if part.master:
+            parameter.grad_dtype = (
+                part.tensor.dtype
+            )  # what was summed in float32 is not rounded on its way to the master
+        return part
 
     @property
     def master(self) -> bool:
         return self.tensor.dtype != self.block.dtype
 
+    def take_gradient(self, parameter: nn.Parameter) -> None:
+        """Before a step: add the part's rows of the parameter's gradient, where the parameter has one."""
+        if local_of(parameter)[self.rows].data_ptr() != self.block.data_ptr():
+            raise UserError(
+                f"a parameter of shape {list(parameter.shape)} was moved or cast after its optimizer was made, which would "
+                "go on updating the old memory; make the optimizer after model.to(...)"
+            )
+        if parameter.grad is not None:
+            found = local_of(parameter.grad)[self.rows].to(self.tensor.dtype)
+            self.tensor.grad = found if self.tensor.grad is None else self.tensor.grad.add_(found)
+
     def publish(self) -> None:
         """Give the block what the optimizer made."""
         if self.master:
             self.block.copy_(self.tensor.detach())
-        else:
-            # A fused optimizer does not count its change, and who gathered the old values asks for it.
-            increment_version(self.tensor)

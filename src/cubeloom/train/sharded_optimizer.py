@@ -40,8 +40,7 @@ class ShardedOptimizer:
 
     def step(self) -> None:
         for parameter, part in self.parts.items():
-            if parameter.grad is not None:  # summed, but not scattered
-                part.tensor.grad = local_of(parameter.grad).to(part.tensor.dtype)
+            part.take_gradient(parameter)  # unless it was scattered, and has come to the part already
         self.optimizer.step()
         for part in self.parts.values():
             part.publish()
@@ -57,19 +56,18 @@ class ShardedOptimizer:
             parameter.grad = None
 
     def _part(self, parameter: nn.Parameter) -> Part:
-        block = local_of(parameter)
+        rows = len(local_of(parameter))
         if not self._gradients.scatters(parameter):
-            return Part.of(block, slice(0, len(block)), self._masters)
+            return Part.of(parameter, slice(0, rows), self._masters)
         axis = self._gradients.axis(parameter)
-        size = len(block) // axis.size
-        rows = slice(axis.index * size, (axis.index + 1) * size)
-        return Part.of(block, rows, self._masters)
+        size = rows // axis.size
+        return Part.of(parameter, slice(axis.index * size, (axis.index + 1) * size), self._masters)
 
     def _receive(self, parameter: nn.Parameter, summed: Tensor) -> None:
         part = self.parts[parameter].tensor
         gradient = summed.view_as(part)
         if part.grad is None:
-            part.grad = gradient.to(part.dtype, copy=True)
+            part.grad = gradient.to(part.dtype)
         else:
             part.grad.add_(gradient)
         parameter.grad = None

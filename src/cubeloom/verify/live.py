@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from cubeloom.comm import Network
 from cubeloom.cube import Batch, CubeState, apply, initial_values
 from cubeloom.cube.apply import Fill
+from cubeloom.cube.gradients import Gradients
 from cubeloom.cube.parameter import local_of
 from cubeloom.models.weights import stored_values
 from cubeloom.runtime import Pipeline
@@ -69,6 +70,7 @@ class Live:
     step: Train
     parameters: dict[str, nn.Parameter]
     optimizer: BlockOptimizer | ShardedOptimizer
+    summed: Gradients
 
     def data(self, number: int) -> dict[str, Tensor]:
         samples = self.experiment.share(number, self.network.coordinates)
@@ -131,7 +133,7 @@ def build(experiment: Experiment, network: Network, fill: Fill, known: Known | N
         if experiment.zero
         else BlockOptimizer(parameters.values(), make)
     )
-    live = Live(experiment, network, step, parameters, optimizer)
+    live = Live(experiment, network, step, parameters, optimizer, gradients)
     if experiment.asynchronous:
         live.step = partial(pipeline.step, update=live.update)
     return live

@@ -113,10 +113,11 @@ def _replicas_agree(outcomes: list[Outcome]) -> bool:
 def _predict(experiment: Experiment) -> list[dict[str, Fraction]]:
     """The closed form for all steps, for each rank."""
     grid, batch, item = experiment.grid, experiment.batch, experiment.dtype.itemsize
+    how, zero = experiment.rest.gradients, experiment.zero
     if experiment.schedule is None:
         forms = experiment.forms()
-        each = [step_volume(forms, grid, batch, item, grid.coordinates(rank)) for rank in range(grid.world)]
+        each = [step_volume(forms, grid, batch, item, grid.coordinates(rank), how, zero) for rank in range(grid.world)]
     else:
         layout = experiment.layout(experiment.schedule)
-        each = [pipeline_volume(layout, grid, batch, item, rank) for rank in range(grid.world)]
+        each = [pipeline_volume(layout, grid, batch, item, rank, how, zero) for rank in range(grid.world)]
     return [{axis: size * experiment.steps for axis, size in step.items()} for step in each]

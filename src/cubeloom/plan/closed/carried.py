@@ -16,6 +16,7 @@ from cubeloom.plan.closed.timing import Times
 from cubeloom.plan.model.layers import Model
 
 Row = tuple[float, ...]  # pieces of each kind
+BUCKET = 25 * 2**20  # bytes of gradients that are reduced in one message: `cube.buckets`
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Carried(NamedTuple):
     times: Times  # of its passes; with the gathers of its first weights, which nothing was computed before
     numbers: Any  # parameters
     weights: Any  # the same in bytes
+    gradients: Any  # of them, in bytes
     states: Any  # parameters that it keeps optimizer states of if those are cut over all replicas
     updating: Any  # beside weights and states, after the last backward
     activations: Any
@@ -72,10 +74,12 @@ class Carried(NamedTuple):
     noted: Any
     in_backward: Any  # the most beyond activations
     most: Any  # the same in a forward or a backward
+    adding: Any  # in a backward that adds to earlier gradients
+    most_adding: Any
     redoing: Any  # the most in a backward that computes activations again, with them
     most_redoing: Any
     at_end: Any  # the most as a backward ends
-    largest: Any  # weight
+    largest: Any  # gradient that is scattered along z, while it is whole
     gathered: Any  # weights that are kept
     handed: Any
 
@@ -109,7 +113,7 @@ def _carried(load: Load, pieces: Pieces) -> Carried:
 
     kept = weighted(load.held, rooms["gathered"]) * (pieces.settings.weights == KEPT)
     activations, found = (weighted(load.passed, rooms[name]) for name in ("activations", "found"))
-    forward, backward, again = (most(way) for way in ("forward", "backward", "again"))
+    forward, backward, adding, again = (most(way) for way in ("forward", "backward", "adding", "again"))
     s, item = pieces.settings, pieces.settings.item
     # A head that found its gradients is done before anything is computed again; that of its weight stays.
     stays = np.where(found > 0, rooms["largest"][last], 0.0)
@@ -125,18 +129,21 @@ def _carried(load: Load, pieces: Pieces) -> Carried:
         ),
         numbers=numbers,
         weights=numbers * item,
+        gradients=numbers * s.gradient,
         states=states,
-        updating=updating(numbers * item, alone, states, item),
+        updating=updating(numbers, alone, states, item, s.gradient),
         activations=activations,
         found=found,
         inside=weighted(load.passed, rooms["inside"]),
         noted=weighted(load.passed, rooms["noted"]),
         in_backward=backward,
         most=np.maximum(forward, backward),
+        adding=adding,
+        most_adding=np.maximum(forward, adding),
         redoing=redoing,
         most_redoing=np.maximum(forward, redoing),
-        at_end=rooms["backward"][first] + rooms["activations"][first],
-        largest=most_of([rooms["largest"][place] for place in some]),
+        at_end=rooms["adding"][first] + rooms["activations"][first],
+        largest=most_of([rooms["largest"][place] for place in some]) * (s.gradient / item) * s.gathers,
         gathered=kept,
         handed=pieces.handed,
     )
@@ -167,10 +174,12 @@ def most_of(values: Sequence[Any]) -> Any:
     return found
 
 
-def updating(weights: Any, alone: Any, states: Any, item: int) -> Any:
-    """Of weights in bytes; of them `alone` are nobody else's; `states` are this rank's part. Those two in numbers."""
+def updating(numbers: Any, alone: Any, states: Any, item: int, gradient: int) -> Any:
+    """Bytes, of so many numbers; of them `alone` are nobody else's, and `states` are this rank's part."""
     wide = max(item, 4)  # gradients become float32, as the weights that the optimizer changes
-    summed, own = weights - alone * item, states - alone
-    reducing = weights + own * item
-    stepping = alone * (item + (4 if item < 4 else 0)) + own * (wide + item)
-    return summed + np.maximum(reducing, stepping)
+    summed, own = numbers - alone, states - alone
+    # Each bucket is copied together before it goes: the last one when most ranks' parts have room already.
+    copied = np.minimum(summed * gradient, BUCKET) * (1 - own / np.maximum(summed, 1))
+    reducing = (numbers + own) * gradient + copied
+    stepping = alone * wide + own * (wide + item) + summed * item  # and the weights that are gathered
+    return np.maximum(reducing, stepping)

@@ -38,7 +38,9 @@ def parameters(layer: Images, s: Settings) -> Iterator[Parameter]:
         case Edge():
             across = other(layer.side)
             numbers = layer.k * layer.n * layer.taps // layer.groups / s.size(layer.side)
-            yield from replicas(f"{layer.name}.weight", numbers, across, 1 if layer.kind == "stay" else s.sharded)
+            rows = layer.n if layer.kind in ("join", "stay") else layer.n / s.size(layer.side)
+            cut = 1 if layer.kind == "stay" else s.sharded
+            yield from replicas(f"{layer.name}.weight", numbers, across, cut, rows)
             if layer.bias:
                 own = layer.n if layer.kind == "join" else layer.n / s.size(layer.side)
                 yield from replicas(f"{layer.name}.bias", own, across, s.sharded)

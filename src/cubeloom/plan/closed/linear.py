@@ -29,12 +29,13 @@ def moves(layer: Linear, s: Settings) -> Iterator[Move]:
     yield Move("F", "reduce_scatter", k_axis, y * shard_out)
     yield Move("I", "all_gather", k_axis, y * shard_out)
     yield Move("F", "all_reduce", k_axis, y * (1 - shard_out))
-    w = layer.k * layer.n * layer.taps / s.size("x", "y") * s.item
+    weight = layer.k * layer.n * layer.taps / s.size("x", "y")
+    w = weight * s.item
     freed, kept = s.weights == FREED, s.weights == KEPT
     yield Move("F", "all_gather", ("z",), w * freed, of_weight=True)
     yield Move("F", "all_gather", ("z",), w * kept, of_weight=True, gathered_to_keep=True)
     yield Move("I", "all_gather", ("z",), w * freed, of_weight=True)
-    yield Move("W", "reduce_scatter", ("z",), w * s.weights_cut, of_weight=True)
+    yield Move("W", "reduce_scatter", ("z",), weight * s.gradient * s.weights_cut, of_weight=True)
     if layer.turn:
         turned = _turned(s.rows(out) * layer.n * s.item, s)
         yield Move("F", "exchange", ("x", "y"), turned)
@@ -52,7 +53,8 @@ def _turned(whole: Any, s: Settings) -> Any:
 
 def parameters(layer: Linear, s: Settings) -> Iterator[Parameter]:
     numbers = layer.k * layer.n * layer.taps / s.size("x", "y")
-    yield from weight(layer.shares or layer.name, numbers, s)
+    rows = layer.k / s.size(layer.k_axis) if layer.transposed else layer.n / s.size(layer.n_axis)
+    yield from weight(layer.shares or layer.name, numbers, rows, s)
     if layer.bias:
         own = layer.n / s.size(layer.bias_axis)
         across = layer.k_axis if layer.bias_axis == layer.n_axis else layer.n_axis
@@ -60,14 +62,16 @@ def parameters(layer: Linear, s: Settings) -> Iterator[Parameter]:
         yield from replicas(f"{layer.name}.bias", own, across, cut)
 
 
-def weight(owner: str, numbers: Any, s: Settings) -> Iterator[Parameter]:
+def weight(owner: str, numbers: Any, rows: Any, s: Settings) -> Iterator[Parameter]:
     """Sharded over z, replicas are along data; replicated, along data and z."""
     cut = s.weights_cut
-    yield Parameter(f"{owner}.weight", numbers / choose(cut, s.z, 1), ("data",), cut)
-    yield Parameter(f"{owner}.weight", numbers, ("data", "z"), 1 - cut)
+    z = choose(cut, s.z, 1)
+    yield Parameter(f"{owner}.weight", numbers / z, ("data",), cut, rows / z)
+    yield Parameter(f"{owner}.weight", numbers, ("data", "z"), 1 - cut, rows)
 
 
-def replicas(name: str, numbers: Any, across: str, cut: Any) -> Iterator[Parameter]:
-    """A vector that meets all rows: those that `across` cuts as well, where it does."""
-    yield Parameter(name, numbers, ("data", "z", across), cut)
-    yield Parameter(name, numbers, ("data", "z"), 1 - cut)
+def replicas(name: str, numbers: Any, across: str, cut: Any, rows: Any = None) -> Iterator[Parameter]:
+    """What meets all rows of activations, those that `across` cuts as well where it does: a vector, or of so many rows."""
+    rows = numbers if rows is None else rows
+    yield Parameter(name, numbers, ("data", "z", across), cut, rows)
+    yield Parameter(name, numbers, ("data", "z"), 1 - cut, rows)

@@ -33,6 +33,7 @@ class Room(NamedTuple):
     noted: Any  # bytes that are kept for weight gradients that were put off
     forward: Any  # the most bytes beyond all activations of the piece, while it is computed
     backward: Any
+    adding: Any  # the same, where weight gradients are added to earlier ones
     again: Any  # while its forward is computed once more
     gathered: Any  # bytes of all its gathered weights
     largest: Any  # of its largest weight, whole along z
@@ -86,7 +87,7 @@ def joined(piece: plan.Piece, s: Settings) -> Joined | None:
             return Joined(
                 np.asarray(whole & (1 - gathered_again)),
                 s.rows() * layer.k / s.size(layer.k_axis) * s.item,
-                layer.k * layer.n / s.size("x", "y") * s.item * s.ways,
+                layer.k * layer.n / s.size("x", "y") * s.gradient * s.ways,
             )
     return None
 

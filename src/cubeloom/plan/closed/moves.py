@@ -38,6 +38,7 @@ class Parameter:
     numbers: Any
     axes: Axes
     exists: Any = True  # where these are the axes
+    rows: Any = 1  # of the block
 
 
 def received(move: Move, s: Settings) -> Quantity:

@@ -24,6 +24,7 @@ class Passing(NamedTuple):
 
     forward: Any
     backward: Any
+    adding: Any  # in a backward whose weight gradients are added to those of earlier micro-batches
     again: Any
 
 
@@ -51,6 +52,7 @@ def passing(
         nothing if own is None else own * (s.gathers if isinstance(layer, plan.Embedding) else freed)
         for layer, own in zip(layers, weights, strict=True)
     ]
+    scattered = s.gathers  # a weight's gradient, which is then whole for a moment
     # The rows of one strand, on this rank.
     s = replace(s, samples=s.samples_of / s.ways, data=1, z=1)
     sizes = [_linear(layer, s) if isinstance(layer, plan.Linear) else None for layer in layers]
@@ -69,13 +71,19 @@ def passing(
             most = np.maximum(most, levels[place] - kept + beside)
         return most
 
-    forward, backward = walked(s.ways - 1), nothing
-    gradient: Any = nothing  # of the weight whose gradient is computed before, as the backward goes
-    for place, layer in reversed(list(enumerate(layers))):
-        beside = _backward(layer, s, joined, sizes[place], gradient, gathered[place] + gathered[place - 1])
-        backward = np.maximum(backward, levels[place] - kept + beside)
-        gradient = gradient if weights[place] is None else weights[place]
-    backward = backward + stream
+    def back(made: Any) -> Any:
+        """Backward, where `made` says whether weight gradients take room of their own."""
+        most = nothing
+        before: Any = nothing  # the gradient of the weight that was used after this one
+        for place, layer in reversed(list(enumerate(layers))):
+            weight = weights[place]
+            own = None if weight is None else weight * (s.gradient / s.item) * made
+            beside = _backward(layer, s, joined, sizes[place], before, own, gathered[place] + gathered[place - 1])
+            most = np.maximum(most, levels[place] - kept + beside)
+            before = before if own is None else own
+        return most + stream
+
+    forward, backward, adding = walked(s.ways - 1), back(1), back(scattered)
     again = forward
     for layer in layers:
         if isinstance(layer, plan.Loss) and not layer.whole:
@@ -83,7 +91,7 @@ def passing(
             instead = _logits(layer, s) * (s.x * s.item - s.statistic)
             again = walked(0) + (s.ways > 1) * instead
     # A head that found its gradients is not computed again.
-    return Passing(forward, backward, again if joined is None else again * (1 - joined.where))
+    return Passing(forward, backward, adding, again if joined is None else again * (1 - joined.where))
 
 
 def _weight(layer: plan.Any, s: Settings) -> Any:
@@ -138,15 +146,14 @@ def _forward(layer: plan.Any, s: Settings, joined: Joined | None, size: _Linear 
 
 
 def _backward(
-    layer: plan.Any, s: Settings, joined: Joined | None, size: _Linear | None, before: Any, gathered: Any
+    layer: plan.Any, s: Settings, joined: Joined | None, size: _Linear | None, before: Any, own: Any, gathered: Any
 ) -> Any:
-    """`before` is a weight's gradient that is still on its way, `gathered` are weights."""
+    """`own` is the weight's gradient, `before` another's that is still on its way, `gathered` are weights."""
     match layer:
         case plan.Linear():
             assert size is not None
             # The gradient of what is added to the stream is the stream's own, unless it is gathered.
             gradient = size.part if layer.side == "x" or layer.with_loss else size.part * size.k_cut
-            own = _weight(layer, s)
             then = own + size.rested * size.n_cut
             passing = gradient + size.whole + before + np.maximum(gathered, then)
             if joined is None or not layer.with_loss:
@@ -161,7 +168,8 @@ def _backward(
             return _heads(layer, s) * (layer.heads + 2 * (layer.heads + 2 * layer.kv_heads)) * s.item + before
         case plan.Embedding():
             rows = s.rows() * layer.features / s.x * s.item
-            return 2 * rows + _weight(layer, s) + before
+            wide = rows * (s.gradient / s.item) * (s.gradient > s.item)
+            return 2 * rows + wide + own + before
         case plan.Loss() if not layer.whole:
             logits = _logits(layer, s)
             apart = logits * (s.statistic + (s.item if s.item < s.statistic else 0))

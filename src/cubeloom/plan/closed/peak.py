@@ -42,14 +42,19 @@ def memory(shape: Shape, workers: int, worker: int, count: Any, c: Carried, item
     if shape.split:
         # What waits for its weight gradient keeps inputs and output gradients.
         kept = kept + np.minimum(_waiting(shape, worker), flying - 1) * (c.noted - least)
-    backward, most = (c.redoing, c.most_redoing) if wholly else (c.in_backward, c.most)
-    there = np.where(np.asarray(count) > flying, c.weights, 0.0)  # gradients, while all are in flight
+    later_ones = np.asarray(count) > flying  # in flight are micro-batches after the first, whose gradients are there
+    there = np.where(later_ones, c.gradients, 0.0)
+    if wholly:
+        backward, most = c.redoing, c.most_redoing
+    else:
+        backward = np.where(later_ones, c.adding, c.in_backward)
+        most = np.where(later_ones, c.most_adding, c.most)
     # After a backward of each copy of a stage all gradients are there: in the next one, or as a single one ends.
     ending = np.where(np.asarray(count) > shape.replicas, backward, c.at_end)
-    later = kept - shape.replicas * least + c.weights + ending
+    later = kept - shape.replicas * least + c.gradients + ending
     if shape.split:
         left, off = _put_off(shape, workers, worker, count)
-        later = np.maximum(later, left * least + off * c.noted + c.weights + 2 * c.largest)
+        later = np.maximum(later, left * least + off * c.noted + c.gradients + 2 * c.largest)
     buffers = most + 2 * c.handed if workers > 1 else most
     later = np.maximum(later, _updating(shape, c, item) - (c.gathered + (buffers - most)))
     update = np.maximum(0.0, later - (kept + there + most))
@@ -79,4 +84,6 @@ def _put_off(shape: Shape, workers: int, worker: int, count: Any) -> tuple[Any, 
 
 def _updating(shape: Shape, c: Carried, item: int) -> Any:
     """The most bytes beside weights and states after the last backward: of gradients, their sums, and gathered weights."""
-    return c.updating if shape.replicas == 1 else updating(c.weights, 0.0, c.states / shape.replicas, item)
+    if shape.replicas == 1:
+        return c.updating
+    return updating(c.numbers, 0.0, c.states / shape.replicas, item, c.gradients / c.numbers)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from cubeloom.plan.costs import Quantity
 
+GradientDtype = Literal["float32", "model"]
 FREED, KEPT, REPLICATED = range(3)  # how weights rest along z
 WEIGHTS = ("freed", "kept", "replicated")
 # What is computed once more in a backward: nothing, what is inside attention, or a stage's whole forward.
@@ -34,6 +35,7 @@ class Settings:
     regathered: Any = False  # inputs of linears
     ways: Any = 1
     item: int = 2  # bytes of a number
+    gradients: GradientDtype = "float32"  # how those of weights of fewer digits are accumulated and reduced
     record: Any = False  # stages are recorded wherever the grid lets them
     place: tuple[Any, Any] = (0, 0)  # of the rank on x and y: a turn moves different bytes on each
     inner: dict[str, Any] = field(default_factory=dict)  # for each axis how many ranks lie between neighbours on it
@@ -59,6 +61,11 @@ class Settings:
     def statistic(self) -> int:
         """Bytes of a number that is summed over features: at least those of float32."""
         return max(self.item, 4)
+
+    @property
+    def gradient(self) -> int:
+        """Bytes of a number of a weight's gradient."""
+        return max(self.item, 4) if self.gradients == "float32" else self.item
 
     @property
     def weights_cut(self) -> Any:

@@ -83,11 +83,11 @@ def network(
 ) -> tuple[Any, Any, Any]:
     """Seconds of a message between stages, of the sum of a worker's gradients, and of the gather of its updated weights."""
     message = costs.send(cluster, handed, workers, s.inner["pipe"]) if workers > 1 else 0.0 * handed
-    nbytes, (group, inner) = numbers * s.item, replicas(shape, s)
+    group, inner = replicas(shape, s)
     return (
         message,
-        costs.reduce_scatter(cluster, nbytes, group, inner),
-        costs.all_gather(cluster, nbytes, group, inner),
+        costs.reduce_scatter(cluster, numbers * s.gradient, group, inner),
+        costs.all_gather(cluster, numbers * s.item, group, inner),
     )
 
 

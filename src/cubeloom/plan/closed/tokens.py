@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from cubeloom.plan.closed.linear import replicas, weight
@@ -35,16 +36,18 @@ def parameters(layer: Tokens, s: Settings) -> Iterator[Parameter]:
             for kind in ("weight", "bias") if layer.bias else ("weight",):
                 yield from replicas(f"{layer.name}.{kind}", layer.features / s.x, "y", s.sharded | layer.always)
         case Embedding():
-            yield from weight(layer.name, layer.entries * layer.features / s.size("x", "y"), s)
+            numbers = layer.entries * layer.features / s.size("x", "y")
+            yield from weight(layer.name, numbers, layer.entries / s.size("y"), s)
         case Table():
             local, sharded = layer.entries * layer.features / s.x, _fits(layer, s)
-            yield Parameter(f"{layer.name}.weight", local / s.size("y", "z"), ("data",), sharded)
-            for each in replicas(f"{layer.name}.weight", local, "y", s.sharded):
-                yield Parameter(each.name, each.numbers, each.axes, each.exists * (1 - sharded))
+            own = layer.entries / s.size("y", "z")
+            yield Parameter(f"{layer.name}.weight", local / s.size("y", "z"), ("data",), sharded, own)
+            for each in replicas(f"{layer.name}.weight", local, "y", s.sharded, layer.entries):
+                yield replace(each, exists=each.exists * (1 - sharded))
         case Whole():
-            yield Parameter(f"{layer.name}.weight", layer.k * layer.n, ("data", "z"))
+            yield Parameter(f"{layer.name}.weight", layer.k * layer.n, ("data", "z"), rows=layer.n)
             if layer.bias:
-                yield Parameter(f"{layer.name}.bias", layer.n, ("data", "z"))
+                yield Parameter(f"{layer.name}.bias", layer.n, ("data", "z"), rows=layer.n)
 
 
 def _norm(layer: Norm, s: Settings) -> Iterator[Move]:
@@ -62,9 +65,9 @@ def _embedding(layer: Embedding, s: Settings) -> Iterator[Move]:
     yield Move("F", "reduce_scatter", ("y",), rows * s.sharded)
     yield Move("W", "all_gather", ("y",), rows * s.sharded)
     yield Move("F", "all_reduce", ("y",), rows * (1 - s.sharded))
-    table = layer.entries * layer.features / s.size("x", "y") * s.item * s.weights_cut
-    yield Move("F", "all_gather", ("z",), table, of_weight=True)
-    yield Move("W", "reduce_scatter", ("z",), table, of_weight=True)
+    table = layer.entries * layer.features / s.size("x", "y") * s.weights_cut
+    yield Move("F", "all_gather", ("z",), table * s.item, of_weight=True)
+    yield Move("W", "reduce_scatter", ("z",), table * s.gradient, of_weight=True)
 
 
 def _fits(layer: Table, s: Settings) -> Any:
@@ -73,10 +76,10 @@ def _fits(layer: Table, s: Settings) -> Any:
 
 
 def _table(layer: Table, s: Settings) -> Iterator[Move]:
-    whole = layer.entries * layer.features / s.x * s.item * _fits(layer, s)
-    yield Move("F", "all_gather", ("y", "z"), whole, of_weight=True)
-    yield Move("W", "reduce_scatter", ("y", "z"), whole * s.sharded, of_weight=True)
-    yield Move("W", "reduce_scatter", ("z",), whole / s.y * (1 - s.sharded), of_weight=True)
+    whole = layer.entries * layer.features / s.x * _fits(layer, s)
+    yield Move("F", "all_gather", ("y", "z"), whole * s.item, of_weight=True)
+    yield Move("W", "reduce_scatter", ("y", "z"), whole * s.gradient * s.sharded, of_weight=True)
+    yield Move("W", "reduce_scatter", ("z",), whole * s.gradient / s.y * (1 - s.sharded), of_weight=True)
 
 
 def _loss(layer: Loss, s: Settings) -> Iterator[Move]:

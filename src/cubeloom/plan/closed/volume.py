@@ -7,9 +7,9 @@ from typing import Any
 
 from cubeloom.pipeline import Schedule
 from cubeloom.plan.closed.layer import moves, parameters
-from cubeloom.plan.closed.moves import Axes, Bytes, add, received, ring
+from cubeloom.plan.closed.moves import Axes, Bytes, Parameter, add, received, ring
 from cubeloom.plan.closed.part import Part, holders
-from cubeloom.plan.closed.settings import Recompute, Settings
+from cubeloom.plan.closed.settings import Recompute, Settings, choose
 from cubeloom.plan.costs import Quantity
 from cubeloom.plan.model.layers import Handed, Model, other
 
@@ -94,7 +94,7 @@ def _sums(
     for kind, count in zip(model.kinds, counts, strict=True):
         for each in (each for layer in kind.layers for each in parameters(layer, s) if count):
             axes = ("pipe", *each.axes) if workers > 1 else each.axes
-            moved = 2 * ring(workers * s.size(*each.axes)) * each.exists * each.numbers * s.item
+            moved = _reduced(each, s, workers)
             if each.name not in model.tied:
                 yield axes, count * moved
             elif tied:
@@ -114,4 +114,11 @@ def _tied(model: Model, s: Settings, schedule: Schedule, held: Sequence[Sequence
         owner = next(layer for piece in model.kinds for layer in piece.layers if f"{layer.name}.weight" == name)
         for each in parameters(owner, s):
             axes = ("pipe", *each.axes) if workers > 1 else each.axes
-            yield axes, 2 * ring(workers * s.size(*each.axes)) * each.exists * each.numbers * s.item
+            yield axes, _reduced(each, s, workers)
+
+
+def _reduced(each: Parameter, s: Settings, workers: int) -> Any:
+    """A gradient that is scattered over replicas, and the weights that they gather; all-reduced where it does not divide."""
+    ranks = workers * s.size(*each.axes)
+    back = choose(each.rows % ranks == 0, s.item, s.gradient)
+    return ring(ranks) * each.exists * each.numbers * (s.gradient + back)

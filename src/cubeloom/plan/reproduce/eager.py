@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 @cache
 def part(piece: Piece, samples: int, sequence: int, device: Device) -> Part:
-    s = Settings(data=1, z=1, y=1, x=1, samples=samples, sequence=sequence, sharded=False, item=ITEM)
+    s = Settings(data=1, z=1, y=1, x=1, samples=samples, sequence=sequence, sharded=False, item=ITEM, gradients="model")
     machine = Machine(device, "fp32")
     layers = [issue(seconds(layer, s, machine), s, machine) for layer in piece.layers]
     heads = sum(layer.heads for layer in piece.layers if isinstance(layer, Attention))

@@ -141,7 +141,7 @@ def _on(data: Any, z: Any, y: Any, x: Any, samples: int, sequence: int, ways: in
     inner = {"x": 1, "y": x, "z": x * y, "data": x * y * z, "pipe": x * y * z * data}
     return Settings(
         data=data, z=z, y=y, x=x, samples=samples, sequence=sequence, sharded=False, weights=FREED, ways=ways,
-        item=ITEM, inner=inner,
+        item=ITEM, gradients="model", inner=inner,
     )  # fmt: skip
 
 

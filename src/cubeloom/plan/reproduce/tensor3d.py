@@ -92,7 +92,8 @@ def gpt_flops(model: Model) -> float:
 def _plane_bytes(model: Model, x: int, y: int) -> float:
     """What a rank receives of activations in a step: their communication model."""
     s = Settings(
-        data=UNET_COPIES, z=1, y=y, x=x, samples=UNET_BATCH, sequence=1, sharded=False, weights=FREED, item=ITEM
+        data=UNET_COPIES, z=1, y=y, x=x, samples=UNET_BATCH, sequence=1, sharded=False, weights=FREED, item=ITEM,
+        gradients="model",
     )  # fmt: skip
     return sum(float(size) for axes, size in step_bytes(model, s).items() if "data" not in axes)
 

@@ -11,7 +11,7 @@ from typing import Any
 from cubeloom.errors import UserError
 from cubeloom.grid import Grid
 from cubeloom.limits import SAMPLES, within
-from cubeloom.plan.closed.settings import RECOMPUTE
+from cubeloom.plan.closed.settings import RECOMPUTE, GradientDtype
 from cubeloom.plan.closed.volume import named, pipeline_bytes
 from cubeloom.plan.hardware import Cluster, Dtype, cluster
 from cubeloom.plan.hardware.device import SIZES
@@ -51,7 +51,7 @@ class Answer:
     def bytes(self, plan: Plan, worker: int = 0, place: tuple[int, int] = (0, 0)) -> dict[str, Fraction]:
         """What a worker's ranks at this place of x and y receive in a step, by axis: exactly what their ledger counts."""
         schedule = schedule_of(plan.shape, plan.grid.pipe, plan.microbatches)
-        s = replace(plan.settings(self.task.sequence, self.task.item, number=Fraction), place=place)
+        s = replace(plan.settings(self.task, number=Fraction), place=place)
         model = with_stages(self.model, schedule.stages)
         return named(pipeline_bytes(model, s, schedule, worker, plan.recompute), s)
 
@@ -98,6 +98,7 @@ def search(
     keep: int = KEEP,
     reserve: float = 0.08,
     record: bool = False,
+    gradients: GradientDtype = "float32",
 ) -> Answer:
     """The best plans for a step of `samples` on so many devices of a cluster; of all grids, or of one.
 
@@ -108,7 +109,7 @@ def search(
     machine = cluster(machine) if isinstance(machine, str) else machine
     _check(model, machine, devices, samples, sequence, reserve)
     item = SIZES[dtype]
-    task = Task(samples, sequence or model.sequence, devices, item, reserve, record)
+    task = Task(samples, sequence or model.sequence, devices, item, reserve, record, gradients)
     found, tally = _best(model, machine, task, dtype, only, keep)
     plans = refined(model, machine, task, dtype, found, keep)
     refused = {reason: count for reason, count in tally.refused.most_common() if count}

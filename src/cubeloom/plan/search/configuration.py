@@ -31,6 +31,7 @@ def configuration(answer: Answer, plan: Plan) -> str:
             "inputs": "regathered" if plan.regathered else "kept",
             "ways": plan.ways,
             "recompute": RECOMPUTE[plan.recompute],
+            "gradients": answer.task.gradients,
         },
         "optimizer": {"zero": True},
     }

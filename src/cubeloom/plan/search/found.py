@@ -8,6 +8,7 @@ from typing import Any
 from cubeloom.grid import Grid
 from cubeloom.plan.closed.schedules import Shape
 from cubeloom.plan.closed.settings import WEIGHTS, Recompute, Settings
+from cubeloom.plan.search.space import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,26 +46,32 @@ class Plan:
         g = self.grid
         return g.x * g.y * g.z == 1 and self.ways == 1 and not self.recompute
 
-    def settings(self, sequence: int, item: int, number: Any = float) -> Settings:
+    @property
+    def inner(self) -> dict[str, float]:
+        """For each axis how many ranks lie between neighbours on it."""
+        within, found = 1, {}
+        for axis in reversed(self.grid.placement):
+            found[axis] = float(within)
+            within *= self.grid.size(axis)
+        return found
+
+    def settings(self, task: Task, number: Any = float) -> Settings:
         """Of one portion: a micro-batch, or half of one where the schedule halves them."""
         g = self.grid
-        within, inner = 1, {}
-        for axis in reversed(g.placement):
-            inner[axis] = float(within)
-            within *= g.size(axis)
         return Settings(
             data=number(g.data),
             z=number(g.z),
             y=number(g.y),
             x=number(g.x),
             samples=number(self.microbatch * g.data * g.z) / (2 if self.shape.halves else 1),
-            sequence=sequence,
+            sequence=task.sequence,
             sharded=self.sharded,
             weights=self.weights,
             regathered=self.regathered,
             ways=self.ways,
-            item=item,
-            inner=inner,
+            item=task.item,
+            gradients=task.gradients,
+            inner=self.inner,
         )
 
     def timed(self, seconds: float, bubble: float) -> Plan:

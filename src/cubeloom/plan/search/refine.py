@@ -74,6 +74,7 @@ def settings_of(candidates: Sequence[Candidate], apart: Sequence[Sequence[int]],
         regathered=each(lambda c: c.regathered, bool),
         ways=each(lambda c: c.ways),
         item=task.item,
+        gradients=task.gradients,
         record=each(lambda c: task.record and not c.recompute, bool),
         inner={axis: inner[:, place] for place, axis in enumerate(AXES)},
     )
@@ -150,7 +151,7 @@ def _simulated(model: Model, cluster: Cluster, task: Task, dtype: Dtype, plans: 
     if not plans:
         return []
     candidates = [as_candidate(plan) for plan in plans]
-    apart = [[int(plan.settings(1, 1).inner[axis]) for axis in AXES] for plan in plans]
+    apart = [[int(plan.inner[axis]) for axis in AXES] for plan in plans]
     pieces = cost(model, settings_of(candidates, apart, task), cluster, dtype)
     found = list(plans)
     left = ACTIONS
@@ -189,7 +190,7 @@ def stage_costs(
 def plan_times(model: Model, cluster: Cluster, task: Task, dtype: Dtype, plan: Plan) -> StageTimes:
     """Of one plan, [stages, 1]."""
     alike = Alike(plan.shape, plan.grid.pipe, plan.microbatches, plan.recompute)
-    apart = [int(plan.settings(1, 1).inner[axis]) for axis in AXES]
+    apart = [int(plan.inner[axis]) for axis in AXES]
     pieces = cost(model, settings_of([as_candidate(plan)], [apart], task), cluster, dtype)
     return stage_times(with_stages(model, alike.workers * alike.shape.chunks), alike, pieces, cluster)
 

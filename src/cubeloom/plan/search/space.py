@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubeloom.divisors import divisors
-from cubeloom.plan.closed.settings import FREED, KEPT, REPLICATED, Settings
+from cubeloom.plan.closed.settings import FREED, KEPT, REPLICATED, GradientDtype, Settings
 from cubeloom.plan.hardware import Cluster
 
 Array = NDArray[Any]
@@ -29,6 +29,7 @@ class Task:
     item: int = 2
     reserve: float = 0.08  # of a device's memory, for what lies below tensors
     record: bool = False  # stages as CUDA graphs, where that is possible
+    gradients: GradientDtype = "float32"  # in which they are accumulated and reduced
 
     def room(self, cluster: Cluster) -> float:
         """Bytes of a device that tensors may take."""
@@ -77,6 +78,7 @@ def space(task: Task, per_node: int, only: tuple[int, int, int] | None = None) -
         regathered=_along(4, np.array([False, True])),
         ways=_along(5, np.array(WAYS, dtype=float)),
         item=task.item,
+        gradients=task.gradients,
         record=task.record,
         inner={
             "z": _along(0, apart_of[:, 0]), "y": _along(0, apart_of[:, 1]), "x": _along(0, apart_of[:, 2]),

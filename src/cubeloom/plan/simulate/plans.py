@@ -47,5 +47,5 @@ def stage_times(model: Model, alike: Alike, pieces: Pieces, cluster: Cluster) ->
         again = "attention" if alike.recompute == "attention" else "again"
         i = i + each([getattr(time, again) for time in pieces.times])
     message = costs.send(cluster, pieces.handed, alike.workers, s.inner["pipe"]) if alike.workers > 1 else 0.0 * s.z
-    reduction = np.asarray(costs.reduce_scatter(cluster, numbers * s.item, *replicas(alike.shape, s)))
+    reduction = np.asarray(costs.reduce_scatter(cluster, numbers * s.gradient, *replicas(alike.shape, s)))
     return StageTimes(f, i + w - saved, i, w, message, reduction)
