@@ -18,8 +18,9 @@ from cubeloom.errors import UserError, counted
 from cubeloom.files import write_asked
 from cubeloom.grid import Grid
 from cubeloom.plan.closed.settings import RECOMPUTE
+from cubeloom.plan.hardware import Dtype
 from cubeloom.plan.model import Model
-from cubeloom.plan.search import Answer, configuration, explain, on_devices, search, why
+from cubeloom.plan.search import Answer, configuration, explain, on_devices, planned_dtype, search, why
 
 if TYPE_CHECKING:
     from cubeloom.job import Job
@@ -44,7 +45,8 @@ class Plan:
     """Samples in a step."""
     sequence: int | None = None
     """Tokens of a sample; the longest that the model takes by default."""
-    dtype: Literal["bf16", "fp32"] = "bf16"
+    dtype: Literal["bf16", "fp32"] | None = None
+    """Of weights and activations; the file's by default, or bf16."""
     reserve: float = 0.08
     """The share of a device's memory that is left to what lies below tensors."""
     record: bool = False
@@ -67,7 +69,7 @@ class Plan:
         model, devices, samples, sequence = self._asked()
         record = self.record or (self._job is not None and self._job.layout.record)
         answer = search(
-            model, self.cluster, devices, samples, sequence, self.dtype, reserve=self.reserve, record=record
+            model, self.cluster, devices, samples, sequence, self._dtype(), reserve=self.reserve, record=record
         )
         tried = self._rehearsed(answer) if self.rehearse else None
         answer = answer if tried is None else tried.answer
@@ -116,6 +118,11 @@ class Plan:
         from cubeloom.settings import load
 
         return load(Job, self.file, self.overrides)
+
+    def _dtype(self) -> Dtype:
+        if self.dtype is not None:
+            return self.dtype
+        return "bf16" if self._job is None else planned_dtype(self._job.dtype)
 
     def _of_job(self, name: str) -> tuple[Model, int, int, int]:
         from cubeloom.plan.model.derive import derive
