@@ -37,6 +37,7 @@ class CubeHead(CubeLinear):
         self, form: LinearForm, state: CubeState, weight: Weight, bias: nn.Parameter | None, product: Product
     ) -> None:
         super().__init__(form, state, weight, bias, product)
+        self.classes = form.n
         self.chunk_bytes = CHUNK_BYTES  # of logits
         self._steps = Steps()
 
