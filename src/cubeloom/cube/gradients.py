@@ -105,7 +105,9 @@ class Gradients:
             self._noted = outer
 
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Add a local gradient to the parameter's."""
+        """Add a local gradient to the parameter's, unless that is frozen."""
+        if not parameter.requires_grad:
+            return
         self._add(parameter, lambda into: add_to(into, gradient))
 
     def _add(self, parameter: nn.Parameter, product: Callable[[Tensor | None], Tensor]) -> None:
@@ -122,7 +124,9 @@ class Gradients:
             product(local_of(held))
 
     def weight_gradient(self, wanted: WeightGradient) -> None:
-        """Compute a gradient now, or note it for `drain`."""
+        """Compute a gradient now, or note it for `drain`; of a frozen parameter do neither."""
+        if not wanted.parameter.requires_grad:
+            return
         if self._noted is not None:
             self._noted.append(wanted)
             return

@@ -174,7 +174,8 @@ class _Product(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         gradient = gradient.contiguous()
         dx = ctx.product.input_gradient(gradient, weight, x.shape) if ctx.needs_input_grad[0] else None
-        return dx, ctx.product.weight_gradient(gradient, x, weight.shape), None
+        dw = ctx.product.weight_gradient(gradient, x, weight.shape) if ctx.needs_input_grad[1] else None
+        return dx, dw, None
 
 
 class _Share(torch.autograd.Function):
