@@ -67,7 +67,9 @@ class CubeHead(CubeLinear):
             self._gathered,
             self._state.gradients,
         )
-        found = _HeadAndLoss.apply(whole, self.weight, weight, call)
+        # All is in one dtype by now. On a GPU autocast would make float32 of slopes, which the products do not take.
+        with torch.autocast(kind, enabled=False):
+            found = _HeadAndLoss.apply(whole, self.weight, weight, call)
         self._gathered.read("forward", weave.place()[1])
         if self._lone_matmul:
             weave.pause()

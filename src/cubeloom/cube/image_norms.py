@@ -49,6 +49,11 @@ class CubeGroupNorm(nn.Module):
         return y if bias is None else y + bias.view(shape)
 
     def _normalised(self, x: Tensor, group_of: Tensor) -> Tensor:
+        # Autocast would take the sums over groups for products of a linear, and round what goes into them.
+        with torch.autocast(x.device.type, enabled=False):
+            return self._in_full(x, group_of)
+
+    def _in_full(self, x: Tensor, group_of: Tensor) -> Tensor:
         rows = x.flatten(2)  # [samples, own features, pixels]
         count = self._size * rows.shape[2]
         # [own features, groups]. A product adds in a fixed order, where adding at an index on a GPU does not.
