@@ -153,10 +153,11 @@ class CubeSquaredLoss(nn.Module):
         target = target if self._rows is None else self._rows(target)
         total = (at_least_float32(prediction) - at_least_float32(target)).square().sum()
         count = total.new_full((), prediction.numel())
-        return share_of(weave.meet(self._mean, total, count), self._shares.get(self._origin))
+        return weave.meet(self._mean, total, count)
 
     def _mean(self, total: Tensor, count: Tensor) -> Tensor:
-        return Mean.apply(total, count, self._everybody, self._origin)
+        mean = Mean.apply(total, count, self._everybody, self._origin)
+        return share_of(mean, self._shares.get(self._origin))
 
 
 class _Product(torch.autograd.Function):

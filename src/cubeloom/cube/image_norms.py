@@ -92,6 +92,7 @@ class CubeBatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros_like(like) if tracked else None)
         self.register_buffer("running_var", torch.ones_like(like) if tracked else None)
         self.batches = 0
+        self._name, self._woven = form.name, False
 
     def forward(self, x: Tensor) -> Tensor:
         shape = (-1, *[1] * (x.dim() - 2))
@@ -99,6 +100,8 @@ class CubeBatchNorm(nn.Module):
         if self.training or self.running_mean is None or self.running_var is None:
             others = [dim for dim in range(x.dim()) if dim != 1]
             _, ways = weave.place()
+            self._woven |= ways > 1
+            weave.refuse_to_guess(self._name, self._woven)
             count = ways * self._rows.size * (x.numel() // x.shape[1])
             mean = weave.meet(self._sum, wide.sum(others)) / count
             centred = wide - mean.view(shape)

@@ -64,8 +64,7 @@ class CubeCrossEntropy(nn.Module):
         counted = targets != self._ignored
         total = sum_of(targets, counted)
         # The strands of a weave have one loss together.
-        mean = weave.meet(self._mean, total, counted.sum().to(total.dtype))
-        return share_of(mean, self._shares.get(self._origin))
+        return weave.meet(self._mean, total, counted.sum().to(total.dtype))
 
     def _sum(self, logits: Tensor, targets: Tensor, counted: Tensor) -> Tensor:
         if self._vocabulary is None:
@@ -75,7 +74,8 @@ class CubeCrossEntropy(nn.Module):
         return _VocabularyCrossEntropy.apply(logits, targets, counted, self._smoothing, self._vocabulary, self._origin)
 
     def _mean(self, total: Tensor, count: Tensor) -> Tensor:
-        return Mean.apply(total, count, self._everybody, self._origin)
+        mean = Mean.apply(total, count, self._everybody, self._origin)
+        return share_of(mean, self._shares.get(self._origin))
 
 
 def share_of(mean: Tensor, share: Tensor | None) -> Tensor:
