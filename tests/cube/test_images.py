@@ -278,7 +278,7 @@ def running(cut_over: Grid) -> list[list[float]]:
     part = partial(torch.chunk, chunks=cut_over.x)
     here = network.coordinates["x"]
     return [
-        [(part(getattr(theirs, name))[here] - getattr(mine, name)).abs().max().item()]
+        [(part(getattr(theirs, name))[here] - local_of(getattr(mine, name))).abs().max().item()]
         for name in ("running_mean", "running_var")
     ]
 

@@ -131,6 +131,7 @@ def apply(
     state = CubeState(network, rest, Gradients())
     plain = whole_blocks(model, forms, network.grid) if compile else {}
     replace_layers(model, forms, state, fill)
+    network.models.add(model)
     if compile:
         compile_local(model, plain, state)
     return state

@@ -31,6 +31,7 @@ def replace_layers(module: nn.Module, layers: Iterable[Placed], network: Network
         if not isinstance(each, ForeignLinear):
             maker.leave_whole(each)
     maker.place_buffers()
+    network.models.add(module)
     return state
 
 
@@ -82,15 +83,11 @@ class _Maker:
             setattr(self._module.get_submodule(owner), attribute, made)
 
     def leave_whole(self, module: nn.Module) -> None:
-        trained = []
-        for name, parameter in module._parameters.items():
-            if parameter is None:
-                continue
+        own = {name: each for name, each in module._parameters.items() if each is not None}
+        for name, parameter in own.items():
             module._parameters[name] = self._parameter(parameter, {}, ("data", "z"))
-            if parameter.requires_grad:
-                trained.append(name)
-        if trained:
-            read_locally(module, trained, self._state)
+        if own:
+            read_locally(module, list(own), self._state)
 
     def place_buffers(self) -> None:
         for name, buffer in list(self._module.named_buffers()):
@@ -105,15 +102,13 @@ class _Maker:
     def _parameter(
         self, plain: nn.Parameter | None, cuts: Mapping[str, int], summed_over: tuple[str, ...]
     ) -> nn.Parameter:
-        """One for each of the module's, however many modules share it. A frozen one stays a plain tensor."""
+        """One for each of the module's, however many modules share it."""
         assert plain is not None
         if id(plain) not in self._made:
             shape, network = tuple(plain.shape), self._state.network
             values = self._values(self._names[id(plain)], shape, cuts)
-            if plain.requires_grad:
-                made = distribute(network, values, shape, cuts)
-                self._state.gradients.register(made, network.axis(*summed_over))
-            else:
-                made = nn.Parameter(values, requires_grad=False)
+            made = distribute(network, values, shape, cuts)
+            self._state.gradients.register(made, network.axis(*summed_over))
+            made.requires_grad_(plain.requires_grad)
             self._made[id(plain)] = made
         return self._made[id(plain)]
