@@ -234,7 +234,12 @@ def divides(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch) ->
 
 
 def nearest(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch, most: int = 3) -> list[Grid]:
-    """Grids that work, those with as many devices first, then by how little their axes differ."""
+    """Those near a grid that work."""
+    return list(islice((each for each in near(grid) if divides(model, cut, each, rest, batch)), most))
+
+
+def near(grid: Grid) -> list[Grid]:
+    """Other grids, those with as many devices first, then by how little their axes differ."""
 
     def distance(candidate: Grid) -> tuple[float, float]:
         ratios = [math.log2(candidate.size(axis) / grid.size(axis)) for axis in AXES]
@@ -243,8 +248,7 @@ def nearest(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch, mo
     size = grid.world // grid.pipe
     sizes = range(max(1, size // 2), size * 2 + 1) if size <= 64 else [size]
     found = (replace(each, pipe=grid.pipe) for size in sizes for each in grids(size, ("data", "z", "y", "x")))
-    candidates = sorted(found, key=distance)[:_TRIED]
-    return list(islice((each for each in candidates if divides(model, cut, each, rest, batch)), most))
+    return sorted(found, key=distance)[:_TRIED]
 
 
 def _refusal(complaints: list[str], model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch) -> str:

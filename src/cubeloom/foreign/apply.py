@@ -23,6 +23,8 @@ from cubeloom.foreign.whole import read_locally
 
 def replace_layers(module: nn.Module, layers: Iterable[Placed], network: Network, fill: Fill | None) -> CubeState:
     """In place. Without `fill` each rank takes its blocks from the values that the module has."""
+    if fill is None:
+        _refuse_different_values(module, network)
     state = CubeState(network, Rest(activations="replicated"), Gradients())
     maker = _Maker(module, state, fill or _own_values(module))
     for layer in layers:
@@ -33,6 +35,27 @@ def replace_layers(module: nn.Module, layers: Iterable[Placed], network: Network
     maker.place_buffers()
     network.models.add(module)
     return state
+
+
+def _refuse_different_values(module: nn.Module, network: Network) -> None:
+    """Blocks of one parameter are taken from different ranks, and what stays whole must be the same on all."""
+    mine = {name: _bits(parameter) for name, parameter in module.named_parameters() if not parameter.is_meta}
+    for rank, other in enumerate(network.aside.gather(mine)):
+        name = next((name for name in mine if other.get(name) != mine[name]), None)
+        if name is not None:
+            raise UserError(
+                f"ranks have different values of {name}: rank {rank} differs from rank {network.rank}. Give all ranks the same"
+                " seed before the model is built, or load the same weights on all"
+            )
+
+
+def _bits(tensor: Tensor) -> int:
+    """A sum over the bits of a tensor, which equal tensors have in common, and others hardly ever."""
+    whole = _WHOLE_NUMBERS[tensor.element_size()]
+    return int(tensor.detach().contiguous().view(whole).sum(dtype=torch.int64).item())
+
+
+_WHOLE_NUMBERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _own_values(module: nn.Module) -> Fill:
