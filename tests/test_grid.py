@@ -1,3 +1,6 @@
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,3 +63,24 @@ def test_no_grid_has_more_ranks_than_can_be_looked_at() -> None:
     assert Grid(data=100_000).world == 100_000
     with pytest.raises(UserError, match="has 1,000,000,000 ranks: at most 262,144"):
         Grid(x=10**9)
+
+
+@pytest.mark.parametrize("size", [2.5, 2.0, True, False, "2", 0, -1, None, np.float64(2), np.int64(0)])
+def test_a_size_is_a_whole_number_from_1_up(size: Any) -> None:
+    with pytest.raises(UserError, match="grid axis x must be a whole number from 1 up, got"):
+        Grid(x=size)
+
+
+def test_sizes_of_numpy_are_whole_numbers_too() -> None:
+    size: Any = np.int64(2)
+    assert Grid(x=size) == Grid(x=2) and type(Grid(x=size).x) is int
+
+
+def test_no_sample_is_dropped() -> None:
+    grid = Grid(data=2, z=2)
+    parts = [grid.share({"data": data, "z": z}, 8) for data in range(2) for z in range(2)]
+    assert [list(range(8))[part] for part in parts] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    with pytest.raises(UserError, match=r"5 samples .* data=2 and z=2, .* multiple of 4: the nearest are 4 and 8"):
+        grid.share({"data": 0, "z": 0}, 5)
+    with pytest.raises(UserError, match="the nearest is 4"):
+        grid.share({"data": 0, "z": 0}, 3)

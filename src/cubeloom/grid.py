@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 
 from cubeloom.divisors import divisors
 from cubeloom.errors import UserError
@@ -33,9 +34,11 @@ class Grid:
 
     def __post_init__(self) -> None:
         for axis in AXES:
-            size = self.size(axis)
-            if not isinstance(size, int) or size < 1:
+            size = getattr(self, axis)
+            # numpy's integers are `Integral` too, and so are bools, which nobody means.
+            if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
                 raise UserError(f"grid axis {axis} must be a whole number from 1 up, got {size!r}")
+            object.__setattr__(self, axis, int(size))
         if self.world > RANKS:
             raise UserError(f"the grid {self} has {self.world:,} ranks: at most {RANKS:,} can be looked at")
         if sorted(self.placement) != sorted(AXES):
@@ -61,7 +64,8 @@ class Grid:
         return ",".join(parts) or "x=1"
 
     def size(self, axis: str) -> int:
-        return int(getattr(self, axis))
+        size: int = getattr(self, axis)
+        return size
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -93,7 +97,15 @@ class Grid:
 
     def share(self, coordinates: Mapping[str, int], samples: int) -> slice:
         """Which samples of a batch the ranks at these coordinates take: a batch is cut over data, and within it over z."""
-        size = samples // (self.data * self.z)
+        parts = self.data * self.z
+        if samples % parts:
+            below = samples - samples % parts
+            nearest = f"the nearest are {below} and {below + parts}" if below else f"the nearest is {parts}"
+            raise UserError(
+                f"a batch of {samples} samples does not divide over data={self.data} and z={self.z}, which take a multiple"
+                f" of {parts}: {nearest}"
+            )
+        size = samples // parts
         first = (coordinates["data"] * self.z + coordinates["z"]) * size
         return slice(first, first + size)
 

@@ -12,6 +12,9 @@ from typing import IO
 
 import pytest
 
+from commands import exit_code
+from cubeloom.cli import COMMANDS
+
 
 def cubeloom(*arguments: str, to: int | IO[str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "cubeloom", *arguments]
@@ -36,3 +39,9 @@ def test_who_has_read_enough_is_told_nothing() -> None:
     with os.fdopen(writes, "w") as closed:
         done = cubeloom("--version", to=closed)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_no_command_is_a_question_for_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code() == 0
+    told = capsys.readouterr().out
+    assert "usage: cubeloom" in told and all(name in told for name in COMMANDS)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
@@ -18,9 +19,10 @@ from cubeloom.cube import cut as declared
 from cubeloom.cube.parameter import Block, local_of
 from cubeloom.initial import Initial, Normal
 from cubeloom.launch import RankPool
-from cubeloom.models import MeanSquaredError, UNetConfig, config
+from cubeloom.models import MeanSquaredError, UNetConfig, build, config, cut_of
 from cubeloom.pipeline import generate
 from cubeloom.verify import Experiment, verify
+from cubeloom.weave import Weave
 from grids import CUBES, RESTS, rest_is_long
 from parity import holds
 
@@ -79,6 +81,31 @@ WOVEN = [("x=2", 2, "sharded"), ("y=2", 4, "replicated"), ("z=2", 2, "sharded")]
 )
 def test_woven(ranks: RankPool, model: str, grid: str, ways: int, rest: str) -> None:
     holds(verify(experiment(model, grid, rest, ways), pool=ranks))
+
+
+@pytest.mark.parametrize("grid", ["y=2", "data=2"])
+def test_statistics_of_all_strands_where_stages_are_recomputed(ranks: RankPool, grid: str) -> None:
+    """A strand that is computed once more is alone, and has the statistics of the first time."""
+    woven = experiment("resnet-tiny", grid, "sharded", 2, recompute=True, schedule=generate("gpipe", 1, 1))
+    report = verify(woven, pool=ranks)
+    assert max(report.loss_diff, report.grad_diff, report.weight_diff) <= 1e-10
+
+
+def checkpointed_by_torch() -> None:
+    network = Network(Grid(y=2))
+    with torch.device("meta"):
+        model = build(config("resnet-tiny"))
+    apply(model, cut_of(model), network, Batch(4, 1), initial_values(model, 0, torch.float64))
+    block = model.get_submodule("blocks.0")
+    plain = block.forward
+    block.forward = lambda x: checkpoint(plain, x, use_reentrant=False)
+    images = torch.linspace(-1, 1, 4 * 3 * 32 * 32, dtype=torch.float64).view(4, 3, 32, 32)
+    Weave(model, 2)(images, torch.arange(4)).backward()
+
+
+def test_a_batch_norm_refuses_to_guess_its_strand(ranks: RankPool) -> None:
+    with pytest.raises(UserError, match=r"use `cubeloom.weave.recompute` in place of torch's checkpoint"):
+        ranks.run(2, checkpointed_by_torch)
 
 
 @pytest.mark.parametrize(("grid", "name"), [("pipe=4", "chimera"), ("pipe=2,y=2", "chimera-zb")])
@@ -251,7 +278,7 @@ def running(cut_over: Grid) -> list[list[float]]:
     part = partial(torch.chunk, chunks=cut_over.x)
     here = network.coordinates["x"]
     return [
-        [(part(getattr(theirs, name))[here] - getattr(mine, name)).abs().max().item()]
+        [(part(getattr(theirs, name))[here] - local_of(getattr(mine, name))).abs().max().item()]
         for name in ("running_mean", "running_var")
     ]
 

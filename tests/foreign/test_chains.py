@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import cubeloom
 from cubeloom import Grid, UserError
 from cubeloom.cube import CutError
 from cubeloom.foreign import Proposal
+from cubeloom.foreign.trace import Example
 
 from .toys import (
     INNER,
@@ -36,6 +37,12 @@ PLANE = Grid(x=2, y=2)
 
 def propose(module: nn.Module, grid: Grid = PLANE, *shape: int) -> Proposal:
     return cubeloom.cut(module, grid, {"x": torch.zeros(shape or (3, WIDTH))})
+
+
+def refused(module: nn.Module, grid: Grid, example: Example) -> str:
+    with pytest.raises(CutError) as caught:
+        cubeloom.cut(module, grid, example)
+    return str(caught.value)
 
 
 def lies(proposal: Proposal) -> dict[str, str]:
@@ -114,11 +121,13 @@ def test_the_side_is_the_one_that_divides() -> None:
     narrow = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
     example = {"input": torch.zeros(5, 3)}
     assert lies(cubeloom.cut(narrow, Grid(x=2), example)) == {"0": "[y>x", "2": "x>y]"}
-    both = cubeloom.cut(narrow, PLANE, example)
-    assert left(both) == {
-        "0": "input features 3 cannot be cut over x=2",
-        "2": "output features 3 cannot be cut over y=2",
-    }
+    assert refused(narrow, PLANE, example) == (
+        "Sequential on y=2,x=2: nothing would be cut along x and y (0: input features 3 cannot be cut over x=2; 2: output"
+        " features 3 cannot be cut over y=2); grids that cut something: x=4; y=4; z=2,x=2. Ranks that only take"
+        " other samples are `data`"
+    )
+    for grid in (Grid(x=4), Grid(y=4), Grid(z=2, x=2)):
+        assert cubeloom.cut(narrow, grid, example).held < 67
 
 
 def test_the_side_is_the_one_that_moves_less() -> None:
@@ -135,13 +144,39 @@ def test_a_weight_that_z_does_not_divide_is_not_cut_over_z() -> None:
     assert "not cut over z" in str(proposal)
 
 
+def test_an_axis_that_cuts_nothing_is_refused() -> None:
+    """Its ranks would hold, and on x and y compute, the same."""
+    odd = nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 5))
+    example = {"input": torch.zeros(5, 4)}
+    assert "along z (weights that z does not divide)" in refused(odd, Grid(z=2), example)
+    assert "along x and z (0: input features 5" in refused(
+        nn.Sequential(nn.Linear(5, 9)), Grid(x=2, z=2), {"input": torch.zeros(2, 5)}
+    )
+    assert not cubeloom.cut(odd, Grid(data=2), example).layers
+    words = refused(nn.Sequential(nn.LayerNorm(4)), PLANE, example)
+    assert "along x and y (0: LayerNorm has no form here); no grid near it does" in words
+
+
+class Recentred(Chain):
+    """In training, features of the chain meet each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)
+        return self.down(h - h.mean(-1, keepdim=True) if self.training else h)
+
+
+def test_a_branch_of_training_is_looked_at() -> None:
+    calls = propose(Recentred()).layers[0].calls
+    assert lies(propose(Recentred())) == {"up": "[x>y]", "down": "[x>y]"}
+    assert lies(propose(Recentred().eval())) == {"up": "[x>y", "down": "y>x]"}
+    assert len(calls) == 1  # a pass has one, however often it was looked at
+
+
 def test_shared_frozen_and_hooked_layers_are_left_whole() -> None:
     tied = nn.Sequential(nn.Embedding(8, WIDTH), nn.Linear(WIDTH, 8, bias=False))
     tied[1].weight = tied[0].weight
-    assert left(cubeloom.cut(tied, PLANE, {"input": torch.zeros(2, 3, dtype=torch.long)})) == {
-        "0": "it shares a parameter with 1",
-        "1": "it shares a parameter with 0",
-    }
+    words = refused(tied, PLANE, {"input": torch.zeros(2, 3, dtype=torch.long)})
+    assert "(1: it shares a parameter with 0; 0: it shares a parameter with 1)" in words
     frozen, hooked = Chain(), Chain()
     frozen.up.weight.requires_grad_(False)
     hooked.down.register_forward_hook(lambda *_: None)
@@ -153,11 +188,11 @@ def test_shared_frozen_and_hooked_layers_are_left_whole() -> None:
 
 def test_a_strange_call_is_left_whole() -> None:
     lone = nn.Sequential(nn.Linear(WIDTH, INNER))
-    flat = cubeloom.cut(lone, PLANE, lambda _: lone[0](torch.zeros(WIDTH)))
-    assert left(flat) == {"0": "its input has 1 dimensions"}
-    named = cubeloom.cut(lone, PLANE, lambda _: lone[0](input=torch.zeros(1, WIDTH)))
-    assert left(named) == {"0": "it is called with more than its input"}
-    assert left(cubeloom.cut(lone[0], PLANE, {"input": torch.zeros(1, WIDTH)})) == {"": "it is the model itself"}
+    flat = refused(lone, PLANE, lambda _: lone[0](torch.zeros(WIDTH)))
+    assert "(0: its input has 1 dimensions)" in flat
+    named = refused(lone, PLANE, lambda _: lone[0](input=torch.zeros(1, WIDTH)))
+    assert "(0: it is called with more than its input)" in named
+    assert "(it: it is the model itself)" in refused(lone[0], PLANE, {"input": torch.zeros(1, WIDTH)})
 
 
 def test_looking_leaves_no_trace() -> None:

@@ -57,7 +57,8 @@ def test_toys_on_a_grid(grid: str, ranks: RankPool) -> None:
 def unequal(grid: Grid) -> float:
     """Ranks with different numbers of targets."""
     network = Network(grid)
-    module = nn.Linear(4, 4).double()
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 4)).double()
     state = cubeloom.cut(module, grid, {"input": torch.zeros(1, 4, dtype=torch.float64)}).apply(module, network)
     mine = network.coordinates["z"] + 1
     return mean_over_batch(torch.tensor(float(mine)), state, targets=mine).item()
@@ -131,3 +132,36 @@ def refused(grid: Grid) -> None:
 
 def test_what_apply_refuses(ranks: RankPool) -> None:
     ranks.run(2, refused, Grid(x=2))
+
+
+def seeded_apart(grid: Grid) -> None:
+    network = Network(grid)
+    torch.manual_seed(network.rank)
+    module = toys.Chain()
+    cubeloom.cut(module, grid, {"x": torch.zeros(1, 8)}).apply(module, network)
+
+
+def test_ranks_with_different_values_are_refused(ranks: RankPool) -> None:
+    with pytest.raises(
+        UserError, match=r"ranks have different values of up.weight: .* the same seed before the model is built"
+    ):
+        ranks.run(2, seeded_apart, Grid(x=2))
+
+
+class Recentred(toys.Chain):
+    """In training, features of the chain meet each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)
+        return self.down(h - h.mean(-1, keepdim=True) if self.training else h)
+
+
+def trained(grid: Grid) -> Difference:
+    torch.manual_seed(0)
+    rows = torch.linspace(-1, 1, 4 * 3 * 8, dtype=torch.float64).cos().view(4, 3, 8)
+    return compare(Network(grid), Recentred().double(), {"x": rows}, square)
+
+
+def test_a_branch_of_training_inside_a_chain(ranks: RankPool) -> None:
+    for difference in ranks.run(4, trained, Grid(x=2, y=2)):
+        difference.check("Recentred")

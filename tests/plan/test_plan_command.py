@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cubeloom.cli.launch import Slurm
 from cubeloom.cli.plan import Plan
 from cubeloom.errors import UserError
 from cubeloom.job import Job
@@ -46,8 +47,39 @@ def test_the_settings_file_is_a_job(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert command(output=file)() == 0
     job = load(Job, file)
     assert job.grid.world == 8 and job.batch.samples == 16
+    assert (job.dtype, job.device) == ("bfloat16", "cuda")
     job.laid_out()
     capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "where", "device"), [("float32", "perlmutter", "cuda"), ("bfloat16", "one-machine", "cpu")]
+)
+def test_a_planned_file_keeps_its_dtype_and_gets_the_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str, where: str, device: str
+) -> None:
+    """So that `launch slurm` asks for GPUs where the plan has them."""
+    base, file = tmp_path / "base.toml", tmp_path / "plan.toml"
+    base.write_text(f'dtype = "{dtype}"\n[model]\npreset = "gpt-tiny"\n')
+    options: dict[str, Any] = {"file": base, "model": None, "devices": 2, "global_batch": None, "cluster": where}
+    assert command(**options, output=file)() == 0
+    assert (load(Job, file).dtype, load(Job, file).device) == (dtype, device)
+    capsys.readouterr()
+    base.write_text('dtype = "float64"\n')
+    with pytest.raises(UserError, match="dtype = 'float64': plans are for bfloat16 and float32"):
+        command(**options, output=file)()
+
+
+@pytest.mark.parametrize("with_file", [False, True])
+def test_slurm_is_asked_for_the_gpus_of_a_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], with_file: bool
+) -> None:
+    base, file = tmp_path / "base.toml", tmp_path / "plan.toml"
+    base.write_text('[model]\npreset = "gpt-tiny"\n[batch]\nsamples = 16\nsequence = 64\n')
+    given: dict[str, Any] = {"file": base, "model": None, "global_batch": None} if with_file else {}
+    assert command(**given, devices=16, output=file)() == 0
+    assert Slurm(file=file)() == 0
+    assert "#SBATCH --gpus-per-node=8" in capsys.readouterr().out
 
 
 def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,10 @@ from cubeloom.plan.closed.schedules import SHAPES
 from cubeloom.plan.closed.settings import RECOMPUTE
 from cubeloom.plan.hardware import Cluster, cluster
 from cubeloom.plan.model import load
-from cubeloom.plan.search import Answer, configuration, explain, search, why
+from cubeloom.plan.search import Answer, configuration, explain, refine, search, why
 from cubeloom.plan.search.best import Candidate, Tally
 from cubeloom.plan.search.find import find
-from cubeloom.plan.search.refine import as_candidate, placed
+from cubeloom.plan.search.refine import as_candidate, placed, refined
 from cubeloom.plan.search.space import Task
 from cubeloom.settings import load as load_settings
 
@@ -124,7 +125,7 @@ def test_the_configuration_of_every_plan_can_run(small: Answer, tmp_path: Path) 
         file.write_text(configuration(small, plan))
         job = load_settings(Job, file)
         assert job.grid == plan.grid
-        check(job)
+        check(job, device_here=False)
         layout = job.laid_out()
         if plan.recompute is not True:
             assert small.bytes(plan) == pipeline_volume(layout, job.grid, job.batch, 2, 0, zero=True), plan
@@ -150,7 +151,7 @@ def test_every_schedule_and_recomputation_can_be_written_down(small: Answer, tmp
         file = tmp_path / f"{number}.toml"
         file.write_text(configuration(answer, plan))
         job = load_settings(Job, file)
-        check(job)
+        check(job, device_here=False)
         assert (job.schedule.name, job.schedule.mode) == (plan.shape.name, plan.shape.mode)
         assert job.layout.recompute == RECOMPUTE[plan.recompute]
 
@@ -164,6 +165,50 @@ def test_recomputation_is_weighed_only_where_it_is_needed() -> None:
     assert len(seen) == len({replace(each, recompute=False) for each in seen})
     assert {each.recompute for each in found} == set(RECOMPUTE)
     assert tally.considered == len(found) + sum(tally.refused.values())
+
+
+def test_recomputation_is_no_communication() -> None:
+    """One device has none: all of its step is computation, whether it keeps activations or not."""
+    machine, task = cluster("dgx-h100"), Task(8, 1024, 1)
+    kept = search("gpt2-xl", machine, 1, 8, only=Grid(), keep=1).plans[0]
+    candidates = [replace(as_candidate(kept), recompute=recompute) for recompute in RECOMPUTE]
+    closed = placed(load("gpt2-xl"), machine, task, "bf16", candidates)
+    simulated = refined(load("gpt2-xl"), machine, task, "bf16", closed, len(closed))
+    assert {plan.recompute for plan in simulated} == set(RECOMPUTE)
+    for plan in (*closed, *simulated):
+        assert plan.exposed == pytest.approx(0.0, abs=1e-12 * plan.seconds) and plan.bubble == 0.0
+    assert all(plan.exposed == 0.0 for plan in simulated)
+    assert len({plan.computed for plan in closed}) == len(RECOMPUTE)
+
+
+def test_no_bubble_is_negative(large: Answer) -> None:
+    for answer in (large, search("llama3-8b", "dgx-h100", 8, 64), search("gpt-80b", "perlmutter", 64, 256)):
+        assert min(plan.bubble for plan in answer.plans) >= 0.0
+
+
+def test_a_schedule_too_long_to_simulate_puts_no_other_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for few actions: what is shorter than the first schedules is simulated all the same, and the order is that
+    of times, whichever they are. With room for what is shown, all of that is simulated."""
+
+    def answer(actions: int, more: int) -> Answer:
+        monkeypatch.setattr(refine, "ACTIONS", actions)
+        monkeypatch.setattr(refine, "MORE", more)
+        return search("llama3-8b", "dgx-h100", 8, 64)
+
+    full = answer(10**9, 0)
+    assert all(plan.simulated for plan in full.plans)
+    longest = max(plan.microbatches * plan.grid.pipe for plan in full.plans)
+    few = answer(2000, 0)
+    simulated = [plan for plan in few.plans if plan.simulated]
+    assert len({plan.shape for plan in simulated}) > 1 and len(simulated) < len(few.plans)
+    assert any(plan.microbatches * plan.grid.pipe == longest for plan in few.plans if not plan.simulated)
+    # Times of the closed form are within a few per cent of the simulator's: so are the places, simulated or not.
+    exact = {as_candidate(plan): plan.seconds for plan in full.plans}
+    times = [exact[as_candidate(plan)] for plan in few.plans]
+    assert all(later > 0.97 * earlier for earlier, later in pairwise(times))
+    shown = answer(2000, 10**9).plans[: refine.SURE]
+    assert all(plan.simulated for plan in shown)
+    assert as_candidate(shown[0]) == as_candidate(full.plans[0])
 
 
 def test_recorded_stages_cost_the_host_nothing_and_cubes_what_they_did() -> None:

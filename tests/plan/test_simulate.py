@@ -63,6 +63,31 @@ def test_long_steps_follow_from_short_ones(title: str) -> None:
     assert folded(shape, workers, 12 * workers, times).seconds == pytest.approx(whole.seconds, rel=0.01)
 
 
+@pytest.mark.parametrize("title", [title for title in TITLES if title not in ("hanayo", "chimera-zb")])
+def test_no_worker_is_busier_than_a_long_step_lasts(title: str) -> None:
+    """Stages that differ much make workers wait less with every round, which two short steps do not tell."""
+    shape = BY_TITLE[title]
+    workers = fewest(shape)
+    times = random_times(workers * shape.chunks, 8, seed=2, spread=2.0)
+    whole = simulate(schedule_of(shape, workers, 12 * workers), times)
+    found = folded(shape, workers, 12 * workers, times)
+    assert (found.pipeline - found.busy.max(axis=0) >= -1e-9).all()
+    assert found.busy == pytest.approx(whole.busy)
+    assert found.pipeline == pytest.approx(whole.pipeline, rel=0.04)
+
+
+@pytest.mark.parametrize("title", TITLES)
+def test_no_closed_form_waits_less_than_nothing(title: str) -> None:
+    shape = BY_TITLE[title]
+    draw = np.random.default_rng(0)
+    for workers in (fewest(shape), 2 * fewest(shape)):
+        for count in range(1, 4 * workers):
+            if legal(shape, workers, count):
+                f = draw.random(20)
+                i, w = f * (0.8 + draw.random(20)), f * (0.5 + draw.random(20))
+                assert (shape.bubble(workers, np.array(float(count)), f, i, w) >= 0).all()
+
+
 @pytest.mark.parametrize("title", TITLES)
 def test_closed_form_of_a_schedule_is_its_simulation(title: str) -> None:
     """Exact without messages for multiples of 2 D and equal costs; messages within a few per cent."""

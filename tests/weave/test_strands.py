@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -68,6 +69,46 @@ def test_strands_meet_in_one_sum_of_one_graph() -> None:
     found.backward()
     assert found.item() == 5 and len(calls) == 1
     assert x.grad is not None and x.grad.tolist() == pytest.approx([0.1] * 4)
+
+
+@pytest.mark.parametrize("loss", [lambda x: x.mean(), lambda x: {"loss": x.mean()}, lambda x: x.mean().item()])
+def test_a_number_that_strands_do_not_have_in_common_is_refused(loss: Callable[[Tensor], object]) -> None:
+    """One strand's mean is not the mean of all, and its gradients are those of its own samples."""
+    with pytest.raises(UserError, match=r"different numbers, \[0.5, 2.5\].* take the mean outside, .* or `weave.meet`"):
+        Weave(loss, ways=2)(torch.arange(4.0, requires_grad=True))
+
+
+def test_numbers_computed_from_what_strands_have_in_common_are_taken() -> None:
+    def loss(x: Tensor) -> Tensor:
+        return 2 * meet(lambda total: total, x.sum())
+
+    x = torch.arange(4.0, requires_grad=True)
+    found = Weave(loss, ways=2)(x)
+    found.backward()
+    assert found.item() == 12 and x.grad is not None and x.grad.tolist() == [2.0] * 4
+    assert Weave(loss, ways=2)(torch.full((4,), torch.nan)).isnan()
+
+
+def test_what_strands_agreed_on_is_there_when_they_are_computed_once_more() -> None:
+    """Also where what is recomputed recomputes a part of itself. Its gradients are those of the whole."""
+
+    def centred(x: Tensor) -> Tensor:
+        mean = meet(lambda total: total / 4, x.sum())
+        return (x - mean).exp()
+
+    def twice(x: Tensor) -> Tensor:
+        return recompute(centred, recompute(centred, x).sin()).cos()
+
+    x = torch.tensor([0.1, 0.5, 0.9, 0.2], dtype=torch.float64, requires_grad=True)
+    gradients: list[Tensor] = []
+    for ways, function in ((1, twice), (2, twice), (4, partial(recompute, twice))):
+        x.grad = None
+        weights = torch.arange(4.0, dtype=torch.float64)
+        (Weave(function, ways)(x) * weights).sum().backward()
+        assert x.grad is not None
+        gradients.append(x.grad.clone())
+    for each in gradients[1:]:
+        assert torch.allclose(each, gradients[0], rtol=0, atol=1e-14)
 
 
 def test_outside_a_weave_nothing_happens() -> None:

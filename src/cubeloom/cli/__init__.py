@@ -60,7 +60,7 @@ def _run(given: list[str]) -> int:
     if given == ["--version"]:
         print(f"cubeloom {version('cubeloom') or 'of no version: it is not installed'}")
         return 0
-    arguments, overrides = split(given)
+    arguments, overrides = split(given or ["--help"])
     if arguments[:1] and arguments[0] in COMMANDS:
         name, *rest = arguments
         kind, program, about = _class(name), f"cubeloom {name}", DESCRIPTIONS.get(name)

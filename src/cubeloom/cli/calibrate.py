@@ -98,6 +98,7 @@ class Calibrate:
             for group in groups:
                 transfers += slowest(pool.run(group, measure_links, kind, group, sizes, 5 if self.quick else 10))
         device, missed = fitted_device(self.name, found, source)
+        device = replace(device, kind=kind)
         machine = fitted_cluster(self.name, device, per_node, transfers, source, crowd=0.5 if is_host else 0.15)
         links = missed_transfers(machine, transfers)
         return machine, {"products": missed} | ({} if links is None else {"transfers": links})

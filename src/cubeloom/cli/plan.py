@@ -18,8 +18,9 @@ from cubeloom.errors import UserError, counted
 from cubeloom.files import write_asked
 from cubeloom.grid import Grid
 from cubeloom.plan.closed.settings import RECOMPUTE
+from cubeloom.plan.hardware import Dtype
 from cubeloom.plan.model import Model
-from cubeloom.plan.search import Answer, configuration, explain, on_devices, search, why
+from cubeloom.plan.search import Answer, configuration, explain, on_devices, planned_dtype, search, why
 
 if TYPE_CHECKING:
     from cubeloom.job import Job
@@ -44,7 +45,8 @@ class Plan:
     """Samples in a step."""
     sequence: int | None = None
     """Tokens of a sample; the longest that the model takes by default."""
-    dtype: Literal["bf16", "fp32"] = "bf16"
+    dtype: Literal["bf16", "fp32"] | None = None
+    """Of weights and activations; the file's by default, or bf16."""
     gradients: Literal["float32", "model"] = "float32"
     """Of bf16 weights: accumulated and reduced in float32, or in bf16; a FILE's own `layout.gradients`, if it says."""
     reserve: float = 0.08
@@ -74,7 +76,7 @@ class Plan:
             devices,
             samples,
             sequence,
-            self.dtype,
+            self._dtype(),
             reserve=self.reserve,
             record=self.record or (layout is not None and layout.record),
             gradients=self.gradients if layout is None else layout.gradients,
@@ -126,6 +128,11 @@ class Plan:
         from cubeloom.settings import load
 
         return load(Job, self.file, self.overrides)
+
+    def _dtype(self) -> Dtype:
+        if self.dtype is not None:
+            return self.dtype
+        return "bf16" if self._job is None else planned_dtype(self._job.dtype)
 
     def _of_job(self, name: str) -> tuple[Model, int, int, int]:
         from cubeloom.plan.model.derive import derive

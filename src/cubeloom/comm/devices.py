@@ -45,6 +45,14 @@ def compute_in_full() -> None:
     torch.backends.cudnn.deterministic = True
 
 
+def assert_all(true: torch.Tensor, message: str) -> bool:
+    """Whether all of these are true. A GPU is not waited for: it asserts that they are, and stops if not."""
+    if true.is_cuda:
+        torch._assert_async(true.all(), message)
+        return True
+    return bool(true.all().item())
+
+
 class Instant:
     """A moment of a device's work: on a GPU, when its stream comes to it. Read once the device has settled."""
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import cached_property
+from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -66,6 +68,7 @@ class Network:
                 mesh_dim_names=MESH_AXES,
             )
         self.cube_mesh = self.mesh[CUBE]
+        self.models: WeakSet[Any] = WeakSet()  # that are cut over it, for who must know all of a model
         self._lanes = lanes
         self._axes: dict[tuple[str, ...], Axis] = {}
         if self._lanes > 1:

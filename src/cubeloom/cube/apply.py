@@ -95,7 +95,7 @@ def materialise(model: nn.Module, fill: Fill, modules: Iterable[str] = ("",)) ->
             if id(parameter) not in made:
                 shape = tuple(parameter.shape)
                 value = fill(names[id(parameter)], Block(shape, (0,) * len(shape), shape))
-                made[id(parameter)] = nn.Parameter(value)
+                made[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
             owner, _, attribute = name.rpartition(".")
             setattr(module.get_submodule(owner), attribute, made[id(parameter)])
         for norm in module.modules():
@@ -131,6 +131,7 @@ def apply(
     state = CubeState.of(network, rest)
     plain = whole_blocks(model, forms, network.grid) if compile else {}
     replace_layers(model, forms, state, fill)
+    network.models.add(model)
     if compile:
         compile_local(model, plain, state)
     return state
@@ -148,14 +149,15 @@ def replace_layers(
     known: dict[str, nn.Parameter] | None = None,
     holders: Holders | None = None,
 ) -> None:
-    """Build the layers of these forms in the model's place of each.
+    """Build the layers of these forms in the model's place of each: frozen and evaluating where the plain ones are.
 
     `known` has the parameters that this rank holds already, by name, and takes the new ones: a name is one parameter.
     """
     builder = _Builder(model, state, fill, {} if known is None else known, holders)
     for form in forms:
         owner, _, attribute = form.name.rpartition(".")
-        setattr(model.get_submodule(owner), attribute, builder.build(form))
+        training = model.get_submodule(form.name).training
+        setattr(model.get_submodule(owner), attribute, builder.build(form).train(training))
 
 
 class _Builder:
@@ -168,6 +170,7 @@ class _Builder:
         holders: Holders | None,
     ) -> None:
         self._plain = dict(model.named_modules())
+        self._frozen: set[str] = set()
         self._state = state
         self._fill = fill
         self._known = known
@@ -175,6 +178,11 @@ class _Builder:
         self._weights: dict[str, Weight] = {}
 
     def build(self, form: Form) -> nn.Module:
+        for kind, parameter in self._plain[form.name].named_parameters(recurse=False):
+            if not parameter.requires_grad:
+                # A weight that is shared has the name of the layer that it is of, which another stage may hold.
+                owner = (getattr(form, "shares", None) if kind == "weight" else None) or form.name
+                self._frozen.add(f"{owner}.{kind}")
         match form:
             case LinearForm():
                 return self._linear(form)
@@ -208,6 +216,7 @@ class _Builder:
         ranks = network.grid.data * network.grid.z
         reduction = Reduction(name, network.across(workers, *summed_over), ranks)
         self._state.gradients.register(parameter, reduction)
+        parameter.requires_grad_(name not in self._frozen)
         self._known[name] = parameter
         return parameter
 

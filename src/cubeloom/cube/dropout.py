@@ -40,7 +40,8 @@ class CubeDropout(nn.Module):
         rows, columns = x.shape
         place, parts = self._within
         strand, ways = weave.place()
-        self._refuse_to_guess(ways)
+        self._woven |= ways > 1
+        weave.refuse_to_guess(self._name, self._woven)
         own = parts * rows  # of this strand, on this z rank
         before = self._part * (self._clock.rows or ways * own) + self._clock.first_row + strand * own
         first_row = before + place * rows
@@ -50,12 +51,3 @@ class CubeDropout(nn.Module):
         key = counter.key(self._clock.seed, self._clock.step, self._name)
         kept = counter.uniform(key, index) >= self.p
         return x * kept / (1 - self.p)
-
-    def _refuse_to_guess(self, ways: int) -> None:
-        """torch's own checkpoint does not say which strand's forward it computes once more."""
-        self._woven |= ways > 1
-        if self._woven and torch._C._current_graph_task_id() != -1 and not weave.replaying():
-            raise UserError(
-                f"layer {self._name}: a forward with dropout is computed once more, and nobody knows for which strand of the "
-                "weave; use `cubeloom.weave.recompute` in place of torch's checkpoint"
-            )

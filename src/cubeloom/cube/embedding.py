@@ -14,6 +14,7 @@ from cubeloom.comm import Network, Pending
 from cubeloom.cube.collective import Collective
 from cubeloom.cube.forms import EmbeddingForm, Spread, TableForm
 from cubeloom.cube.gradients import Gradients, WeightGradient
+from cubeloom.cube.indices import check_indices
 from cubeloom.cube.parameter import own_part
 from cubeloom.cube.products import add_to
 from cubeloom.cube.state import CubeState
@@ -36,9 +37,12 @@ class CubeEmbedding(nn.Module):
         along_y = state.network.axis("y")
         self._first = along_y.index * (form.entries // along_y.size)
         self._cut = along_y.size > 1
+        self._entries = form.entries
         self._sum = Collective("scatter" if form.rows == Spread.ROWS else "reduce", along_y, form.name)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        if self._cut:
+            check_indices(tokens, self._entries, f"{self._name}: token id")
         table = self._gathered.forward(self._name, backward_needs_it=False)
         ways = weave.place()[1]
         call = _Call(self._gathered, self._gradients, ways, self._cut)

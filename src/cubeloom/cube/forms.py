@@ -11,6 +11,7 @@ from enum import StrEnum
 from math import prod
 
 from cubeloom.cube.cut import Inputs, Side, Weights
+from cubeloom.divisors import divisors
 from cubeloom.grid import Grid
 
 
@@ -155,7 +156,17 @@ class EmbeddingForm(Form):
 
     def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
         sharding = () if self.weights == "replicated" else ("z",)
-        yield from divides("vocabulary", self.entries, grid, "y", *sharding)
+        for problem in divides("vocabulary", self.entries, grid, "y", *sharding):
+            parts = prod(grid.size(axis) for axis in ("y", *sharding))
+            few = [str(each) for each in divisors(self.entries) if 1 < each <= 1024]
+            yield (
+                f"{problem}, which takes a multiple of {parts} such as {-(-self.entries // parts) * parts}; "
+                + (
+                    f"{self.entries} itself can be cut into {', '.join(few[:8])}"
+                    if few
+                    else f"nothing up to 1024 divides {self.entries}"
+                )
+            )
         yield from divides("features", self.features, grid, "x")
         if self.rows == Spread.ROWS:
             yield from divides("rows of one z rank,", batch.rows(grid), grid, "y")

@@ -132,7 +132,7 @@ class Gradients:
                 "load_state_dict(assign=True), for instance), so its gradient would not be reduced; load without assign, or "
                 "copy the values under torch.no_grad()"
             )
-        if self._seen_in_forward is not None:
+        if self._seen_in_forward is not None and parameter.requires_grad:
             self._seen_in_forward.add(self._reductions[parameter].name)
         running = torch._C._current_graph_task_id() != -1  # a recomputation: no backward comes through its nodes
         return Use(self, parameter, counted=not running)
@@ -191,7 +191,9 @@ class Gradients:
             self._noted = outer
 
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Add this rank's gradient of one use; the tensor stays the caller's."""
+        """Add this rank's gradient of one use, unless the parameter is frozen; the tensor stays the caller's."""
+        if not parameter.requires_grad:
+            return
         self._hear_of_the_end()
         dtype = self.dtype_of(parameter)
         self._sum(parameter, lambda into: gradient.to(dtype, copy=True) if into is None else add_to(into, gradient))
@@ -214,7 +216,9 @@ class Gradients:
         return local_of(grad)
 
     def weight_gradient(self, wanted: WeightGradient) -> None:
-        """Compute a gradient now, or note it for `drain`."""
+        """Compute a gradient now, or note it for `drain`; of a frozen parameter do neither."""
+        if not wanted.parameter.requires_grad:
+            return
         if self._noted is not None:
             self._noted.append(wanted)
             return

@@ -37,6 +37,7 @@ class CubeHead(CubeLinear):
         self, form: LinearForm, state: CubeState, weight: Weight, bias: nn.Parameter | None, product: Product
     ) -> None:
         super().__init__(form, state, weight, bias, product)
+        self.classes = form.n
         self.chunk_bytes = CHUNK_BYTES  # of logits
         self._steps = Steps()
 
@@ -66,7 +67,9 @@ class CubeHead(CubeLinear):
             self._gathered,
             self._state.gradients,
         )
-        found = _HeadAndLoss.apply(whole, self.weight, weight, call)
+        # All is in one dtype by now. On a GPU autocast would make float32 of slopes, which the products do not take.
+        with torch.autocast(kind, enabled=False):
+            found = _HeadAndLoss.apply(whole, self.weight, weight, call)
         self._gathered.read("forward", weave.place()[1])
         if self._lone_matmul:
             weave.pause()

@@ -154,10 +154,11 @@ class CubeSquaredLoss(nn.Module):
         target = target if self._rows is None else self._rows(target)
         total = (at_least_float32(prediction) - at_least_float32(target)).square().sum()
         count = total.new_full((), prediction.numel())
-        return share_of(weave.meet(self._mean, total, count), self._shares.get(self._origin))
+        return weave.meet(self._mean, total, count)
 
     def _mean(self, total: Tensor, count: Tensor) -> Tensor:
-        return Mean.apply(total, count, self._everybody, self._ranks, self._origin)
+        mean = Mean.apply(total, count, self._everybody, self._ranks, self._origin)
+        return share_of(mean, self._shares.get(self._origin))
 
 
 class _Product(torch.autograd.Function):
@@ -175,7 +176,10 @@ class _Product(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         gradient = gradient.contiguous()
         dx = ctx.product.input_gradient(gradient, weight, x.shape) if ctx.needs_input_grad[0] else None
-        return dx, ctx.product.weight_gradient(gradient, x, weight.shape, None, weight.dtype), None
+        dw = None
+        if ctx.needs_input_grad[1]:
+            dw = ctx.product.weight_gradient(gradient, x, weight.shape, None, weight.dtype)
+        return dx, dw, None
 
 
 class _Share(torch.autograd.Function):

@@ -13,6 +13,7 @@ from cubeloom import weave
 from cubeloom.cube.collective import Collective
 from cubeloom.cube.image_forms import BatchNormForm, GroupNormForm
 from cubeloom.cube.norm import at_least_float32
+from cubeloom.cube.parameter import distribute, local_of
 from cubeloom.cube.state import CubeState
 
 
@@ -49,6 +50,11 @@ class CubeGroupNorm(nn.Module):
         return y if bias is None else y + bias.view(shape)
 
     def _normalised(self, x: Tensor, group_of: Tensor) -> Tensor:
+        # Autocast would take the sums over groups for products of a linear, and round what goes into them.
+        with torch.autocast(x.device.type, enabled=False):
+            return self._in_full(x, group_of)
+
+    def _in_full(self, x: Tensor, group_of: Tensor) -> Tensor:
         rows = x.flatten(2)  # [samples, own features, pixels]
         count = self._size * rows.shape[2]
         # [own features, groups]. A product adds in a fixed order, where adding at an index on a GPU does not.
@@ -61,7 +67,7 @@ class CubeGroupNorm(nn.Module):
 
 
 class CubeBatchNorm(nn.Module):
-    """Statistics over all samples, those of other ranks and other strands too. Running ones are of this rank's features."""
+    """Statistics over all samples, those of other ranks and other strands too. Running ones are distributed as features are."""
 
     running_mean: Tensor | None
     running_var: Tensor | None
@@ -81,12 +87,13 @@ class CubeBatchNorm(nn.Module):
         self._momentum = plain.momentum
         self._rows = state.network.axis(*form.row_axes)
         self._sum = Collective("sum", self._rows, form.name)
-        own = form.features // state.network.axis(form.side).size
-        tracked = plain.track_running_stats
-        like = torch.empty(own, device=state.network.device, dtype=torch.float32 if weight is None else weight.dtype)
-        self.register_buffer("running_mean", torch.zeros_like(like) if tracked else None)
-        self.register_buffer("running_var", torch.ones_like(like) if tracked else None)
+        dtype = torch.float32 if weight is None else weight.dtype
+        for name, value in (("running_mean", 0.0), ("running_var", 1.0)):
+            own = torch.full((form.features // state.network.axis(form.side).size,), value, dtype=dtype)
+            whole = distribute(state.network, own.to(state.network.device), (form.features,), {form.side: 0}).detach()
+            self.register_buffer(name, whole if plain.track_running_stats else None)
         self.batches = 0
+        self._name, self._woven = form.name, False
 
     def forward(self, x: Tensor) -> Tensor:
         shape = (-1, *[1] * (x.dim() - 2))
@@ -94,13 +101,15 @@ class CubeBatchNorm(nn.Module):
         if self.training or self.running_mean is None or self.running_var is None:
             others = [dim for dim in range(x.dim()) if dim != 1]
             _, ways = weave.place()
+            self._woven |= ways > 1
+            weave.refuse_to_guess(self._name, self._woven)
             count = ways * self._rows.size * (x.numel() // x.shape[1])
             mean = weave.meet(self._sum, wide.sum(others)) / count
             centred = wide - mean.view(shape)
             spread = weave.meet(self._sum, centred.square().sum(others)) / count
             self._remember(mean.detach(), spread.detach(), count)
         else:
-            mean, spread = self.running_mean, self.running_var
+            mean, spread = local_of(self.running_mean), local_of(self.running_var)
             centred = wide - mean.view(shape)
         y = (centred * torch.rsqrt(spread + self._eps).view(shape)).to(x.dtype)
         if self.weight is not None:
@@ -114,5 +123,5 @@ class CubeBatchNorm(nn.Module):
             return
         self.batches += 1
         share = 1 / self.batches if self._momentum is None else self._momentum
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
-        self.running_var.lerp_((spread * count / (count - 1)).to(self.running_var.dtype), share)
+        for running, found in ((self.running_mean, mean), (self.running_var, spread * count / (count - 1))):
+            local_of(running).lerp_(found.to(running.dtype), share)

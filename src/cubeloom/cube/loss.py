@@ -16,6 +16,7 @@ from cubeloom import weave
 from cubeloom.comm import Axis
 from cubeloom.cube.forms import LossForm
 from cubeloom.cube.head import CubeHead
+from cubeloom.cube.indices import check_indices
 from cubeloom.cube.norm import at_least_float32
 from cubeloom.cube.parameter import own_part
 from cubeloom.cube.state import CubeState
@@ -36,7 +37,9 @@ class CubeCrossEntropy(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """`targets` are those of the z rank, `[M/z]`."""
-        return self._mean_loss(lambda own, counted: self._sum(logits, own, counted), targets)
+        # Of a vocabulary that is whole on each rank torch checks targets.
+        classes = None if self._vocabulary is None else logits.shape[-1] * self._vocabulary.size
+        return self._mean_loss(lambda own, counted: self._sum(logits, own, counted), targets, classes)
 
     def from_hidden(self, hidden: Tensor, head: nn.Module, targets: Tensor) -> Tensor:
         """The loss of `head(hidden)`; its logits are not kept where the head's form allows it."""
@@ -44,22 +47,25 @@ class CubeCrossEntropy(nn.Module):
         if vocabulary is None or not isinstance(head, CubeHead):
             return self(head(hidden), targets)
         return self._mean_loss(
-            lambda own, counted: head.loss_sum(hidden, own, counted, self._smoothing, vocabulary, self._origin), targets
+            lambda own, counted: head.loss_sum(hidden, own, counted, self._smoothing, vocabulary, self._origin),
+            targets,
+            head.classes,
         )
 
     def count(self, targets: Tensor) -> Tensor:
         """How many of these targets are not ignored."""
         return (targets != self._ignored).sum().double()
 
-    def _mean_loss(self, sum_of: Callable[[Tensor, Tensor], Tensor], targets: Tensor) -> Tensor:
+    def _mean_loss(self, sum_of: Callable[[Tensor, Tensor], Tensor], targets: Tensor, classes: int | None) -> Tensor:
         """From the sum over this rank's targets and which of them count."""
+        if classes is not None:
+            check_indices(targets, classes, f"{self._origin}: target", self._ignored)
         if self._rows is not None:
             targets = self._rows(targets)
         counted = targets != self._ignored
         total = sum_of(targets, counted)
         # The strands of a weave have one loss together.
-        mean = weave.meet(self._mean, total, counted.sum().to(total.dtype))
-        return share_of(mean, self._shares.get(self._origin))
+        return weave.meet(self._mean, total, counted.sum().to(total.dtype))
 
     def _sum(self, logits: Tensor, targets: Tensor, counted: Tensor) -> Tensor:
         if self._vocabulary is None:
@@ -69,7 +75,8 @@ class CubeCrossEntropy(nn.Module):
         return _VocabularyCrossEntropy.apply(logits, targets, counted, self._smoothing, self._vocabulary, self._origin)
 
     def _mean(self, total: Tensor, count: Tensor) -> Tensor:
-        return Mean.apply(total, count, self._everybody, self._ranks, self._origin)
+        mean = Mean.apply(total, count, self._everybody, self._ranks, self._origin)
+        return share_of(mean, self._shares.get(self._origin))
 
 
 def share_of(mean: Tensor, share: Tensor | None) -> Tensor:
@@ -78,12 +85,15 @@ def share_of(mean: Tensor, share: Tensor | None) -> Tensor:
 
 
 class _Part(torch.autograd.Function):
-    """A product that saves no tensor: a stage that is recomputed would run its head once more to come by it."""
+    """A product that saves no tensor: a stage that is recomputed would run its head once more to come by it.
+
+    A micro-batch whose targets are all ignored has a share of 0 and a mean of 0/0: it adds nothing.
+    """
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, share: Tensor) -> Tensor:
         ctx.share = share
-        return share * mean
+        return (share * mean).masked_fill(share == 0, 0)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -94,6 +104,7 @@ class Mean(torch.autograd.Function):
     """Sum of sums over sum of counts, the mean of the whole batch; the backward of a rank's own part.
 
     `ranks` of data and z are those whose gradients are averaged: what a rank has in the mean, it has that often in its share.
+    Where nothing is counted it is as torch's: the mean is NaN, and its gradient 0.
     """
 
     @staticmethod
@@ -104,7 +115,7 @@ class Mean(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
-        return gradient * (ctx.ranks / ctx.count), None, None, None, None
+        return (gradient * (ctx.ranks / ctx.count)).masked_fill(ctx.count == 0, 0), None, None, None, None
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):

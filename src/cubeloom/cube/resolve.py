@@ -30,6 +30,10 @@ from cubeloom.cube.products import Convolution
 from cubeloom.cube.resolve_images import Rows, image_form, rows_of_layers, sizes
 from cubeloom.grid import AXES, Grid, grids
 
+# What decides what a layer of torch's computes, and where hooks are kept.
+_COMPUTES = ("forward", "__call__", "_conv_forward")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _TRIED = 300  # grids near one that is refused: a large number of ranks has tens of thousands
 
 
@@ -55,6 +59,7 @@ def forms(model: nn.Module, cut: Cut, grid: Grid, rest: Rest) -> list[Form]:
             _refuse_undeclared(name, module)
             continue
         _refuse_options(name, module)
+        _refuse_own_code(name, module)
         weight = getattr(module, "weight", None)
         owner = owners.setdefault(id(weight), name) if weight is not None else name
         shares = owner if owner != name else None
@@ -112,6 +117,28 @@ def _refuse_options(name: str, module: nn.Module) -> None:
             raise CutError(
                 f"{title} has {option}={getattr(module, option)!r}, which has no form here; only {value!r} has"
             )
+
+
+def _refuse_own_code(name: str, module: nn.Module) -> None:
+    """What a user added to a layer of torch's would be gone with the layer."""
+    title = f"layer {name} ({type(module).__name__})"
+    known = next(kind for kind in type(module).__mro__ if kind.__module__.startswith("torch.nn."))
+    own = next(
+        (each for each in _COMPUTES if getattr(type(module), each, None) is not getattr(known, each, None)), None
+    )
+    # Our own GroupNorm in another order has a form.
+    if known is not nn.Module and (own or "forward" in vars(module)) and not hasattr(module, "order"):
+        raise CutError(
+            f"{title} has a {own or 'forward'} of its own, which would be lost: only {known.__name__} as torch has it can be"
+            " cut. Compute the rest in a module around it"
+        )
+    hooked = [each for each in _HOOKS if getattr(module, each)]
+    hooked += [kind for kind in _PARAMETER_HOOKS for each in module.parameters(recurse=False) if getattr(each, kind)]
+    if hooked:
+        raise CutError(
+            f"{title} has hooks ({hooked[0].strip('_')}), which would be lost. Register them after the model is cut, where they"
+            " see this rank's part"
+        )
 
 
 def _form(
@@ -207,7 +234,12 @@ def divides(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch) ->
 
 
 def nearest(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch, most: int = 3) -> list[Grid]:
-    """Grids that work, those with as many devices first, then by how little their axes differ."""
+    """Those near a grid that work."""
+    return list(islice((each for each in near(grid) if divides(model, cut, each, rest, batch)), most))
+
+
+def near(grid: Grid) -> list[Grid]:
+    """Other grids, those with as many devices first, then by how little their axes differ."""
 
     def distance(candidate: Grid) -> tuple[float, float]:
         ratios = [math.log2(candidate.size(axis) / grid.size(axis)) for axis in AXES]
@@ -216,8 +248,7 @@ def nearest(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch, mo
     size = grid.world // grid.pipe
     sizes = range(max(1, size // 2), size * 2 + 1) if size <= 64 else [size]
     found = (replace(each, pipe=grid.pipe) for size in sizes for each in grids(size, ("data", "z", "y", "x")))
-    candidates = sorted(found, key=distance)[:_TRIED]
-    return list(islice((each for each in candidates if divides(model, cut, each, rest, batch)), most))
+    return sorted(found, key=distance)[:_TRIED]
 
 
 def _refusal(complaints: list[str], model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch) -> str:

@@ -24,6 +24,8 @@ from cubeloom.foreign.whole import read_locally
 
 def replace_layers(module: nn.Module, layers: Iterable[Placed], network: Network, fill: Fill | None) -> CubeState:
     """In place. Without `fill` each rank takes its blocks from the values that the module has."""
+    if fill is None:
+        _refuse_different_values(module, network)
     state = CubeState.of(network, Rest(activations="replicated"))
     maker = _Maker(module, state, fill or _own_values(module))
     for layer in layers:
@@ -32,7 +34,29 @@ def replace_layers(module: nn.Module, layers: Iterable[Placed], network: Network
         if not isinstance(each, ForeignLinear):
             maker.leave_whole(each)
     maker.place_buffers()
+    network.models.add(module)
     return state
+
+
+def _refuse_different_values(module: nn.Module, network: Network) -> None:
+    """Blocks of one parameter are taken from different ranks, and what stays whole must be the same on all."""
+    mine = {name: _bits(parameter) for name, parameter in module.named_parameters() if not parameter.is_meta}
+    for rank, other in enumerate(network.aside.gather(mine)):
+        name = next((name for name in mine if other.get(name) != mine[name]), None)
+        if name is not None:
+            raise UserError(
+                f"ranks have different values of {name}: rank {rank} differs from rank {network.rank}. Give all ranks the same"
+                " seed before the model is built, or load the same weights on all"
+            )
+
+
+def _bits(tensor: Tensor) -> int:
+    """A sum over the bits of a tensor, which equal tensors have in common, and others hardly ever."""
+    whole = _WHOLE_NUMBERS[tensor.element_size()]
+    return int(tensor.detach().contiguous().view(whole).sum(dtype=torch.int64).item())
+
+
+_WHOLE_NUMBERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _own_values(module: nn.Module) -> Fill:
@@ -83,15 +107,11 @@ class _Maker:
             setattr(self._module.get_submodule(owner), attribute, made)
 
     def leave_whole(self, module: nn.Module) -> None:
-        trained = []
-        for name, parameter in module._parameters.items():
-            if parameter is None:
-                continue
+        own = {name: each for name, each in module._parameters.items() if each is not None}
+        for name, parameter in own.items():
             module._parameters[name] = self._parameter(parameter, {}, WHOLE_AXES)
-            if parameter.requires_grad:
-                trained.append(name)
-        if trained:
-            read_locally(module, trained, self._state)
+        if own:
+            read_locally(module, list(own), self._state)
 
     def place_buffers(self) -> None:
         for name, buffer in list(self._module.named_buffers()):
@@ -106,19 +126,17 @@ class _Maker:
     def _parameter(
         self, plain: nn.Parameter | None, cuts: Mapping[str, int], summed_over: tuple[str, ...]
     ) -> nn.Parameter:
-        """One for each of the module's, however many modules share it. A frozen one stays a plain tensor."""
+        """One for each of the module's, however many modules share it."""
         assert plain is not None
         if id(plain) not in self._made:
             shape, network = tuple(plain.shape), self._state.network
             values = self._values(self._names[id(plain)], shape, cuts)
-            if plain.requires_grad:
-                made = distribute(network, values, shape, cuts)
-                # Ranks of the plane compute the same gradient, but for rounding that a GPU's kernels do not repeat.
-                alike = prod(network.grid.size(axis) for axis in summed_over if axis in ("x", "y"))
-                ranks = network.grid.data * network.grid.z * alike
-                reduction = Reduction(self._names[id(plain)], network.axis(*summed_over), ranks)
-                self._state.gradients.register(made, reduction)
-            else:
-                made = nn.Parameter(values, requires_grad=False)
+            made = distribute(network, values, shape, cuts)
+            # Ranks of the plane compute the same gradient, but for rounding that a GPU's kernels do not repeat.
+            alike = prod(network.grid.size(axis) for axis in summed_over if axis in ("x", "y"))
+            ranks = network.grid.data * network.grid.z * alike
+            reduction = Reduction(self._names[id(plain)], network.axis(*summed_over), ranks)
+            self._state.gradients.register(made, reduction)
+            made.requires_grad_(plain.requires_grad)
             self._made[id(plain)] = made
         return self._made[id(plain)]

@@ -59,7 +59,7 @@ def why_not(module: nn.Module) -> str | None:
             Convolve.like(module)
         except CutError as error:
             return str(error)
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+    if any(getattr(module, f"_{each}_hooks") for each in ("forward", "forward_pre", "backward", "backward_pre")):
         return "it has hooks"
     if not all(parameter.requires_grad for parameter in module.parameters()):
         return "it is frozen"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from cubeloom.cube.cut import CutError
+from cubeloom.cube.resolve import near
 from cubeloom.errors import UserError
 from cubeloom.foreign.chains import place
-from cubeloom.foreign.known import sizes_of, why_not
-from cubeloom.foreign.placed import Whole
+from cubeloom.foreign.known import Sizes, sizes_of, why_not
+from cubeloom.foreign.placed import Placed, Whole, form_of, problems
 from cubeloom.foreign.proposal import Proposal
 from cubeloom.foreign.trace import Example, trace
 from cubeloom.foreign.whole import held_elsewhere
@@ -42,7 +43,34 @@ def cut(module: nn.Module, grid: Grid, example: Example) -> Proposal:
     item = next((parameter.element_size() for parameter in module.parameters()), 4)
     layers, left = place(seen, known, refused, grid, item)
     whole = tuple(_whole(module, {layer.name for layer in layers}, left, seen.used))
+    _refuse_idle_axes(type(module).__name__, known, layers, whole, grid)
     return Proposal(type(module).__name__, grid, tuple(layers), whole, item)
+
+
+def _refuse_idle_axes(
+    model: str, known: Mapping[str, Sizes], layers: Sequence[Placed], whole: Sequence[Whole], grid: Grid
+) -> None:
+    """Ranks along an axis that cuts nothing would hold, and on x and y compute, all the same."""
+    idle = [axis for axis in ("x", "y") if grid.size(axis) > 1 and not layers]
+    if grid.z > 1 and all(layer.form.weights == "replicated" for layer in layers):
+        idle.append("z")
+    if not idle:
+        return
+    reasons = sorted(whole, key=lambda each: each.name not in known)[:3]  # first of layers that could be cut elsewhere
+    why = "; ".join(f"{each.name or 'it'}: {each.why}" for each in reasons) or "weights that z does not divide"
+    working = [each for each in near(grid) if each.cube > 1 and _cuts_something(known, each)]
+    advice = f"grids that cut something: {'; '.join(map(str, working[:3]))}" if working else "no grid near it does"
+    raise CutError(
+        f"{model} on {grid}: nothing would be cut along {' and '.join(idle)} ({why}); {advice}. Ranks that only take other"
+        " samples are `data`"
+    )
+
+
+def _cuts_something(known: Mapping[str, Sizes], grid: Grid) -> bool:
+    """Along each of its axes, as far as sizes tell."""
+    forms = [form_of(name, sizes, side, grid) for name, sizes in known.items() for side in ("x", "y")]
+    cut = [form for form in forms if not problems(form, grid)]
+    return bool(cut) and (grid.z == 1 or any(form.weights != "replicated" for form in cut))
 
 
 def _shared(module: nn.Module) -> dict[str, str]:

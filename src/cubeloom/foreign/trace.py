@@ -1,7 +1,8 @@
 """Run a model once and see which layer's output reaches which layer's input, feature by feature.
 
-The model runs as it is, in evaluation mode, under a mode of torch's that sees every operation: nothing is asked of its
-source. Layers are opaque; between them each tensor that comes from a layer belongs to a `Flow`.
+The model runs as it is, under a mode of torch's that sees every operation: nothing is asked of its source. Layers are opaque;
+between them each tensor that comes from a layer belongs to a `Flow`. It runs in evaluation mode and, if it is to be trained,
+once more in training mode, where it may take other branches: what either needs whole is whole.
 """
 
 from __future__ import annotations
@@ -48,9 +49,18 @@ class Seen:
 def trace(module: nn.Module, layers: Mapping[str, Sizes], example: Example) -> Seen:
     """What happens between these layers. The module is left as it was, and so are torch's random numbers."""
     watch = _Watch(module, layers)
+    with _evaluating(module):
+        _watched(watch, module, example)
+    if any(each.training for each in module.modules()):
+        watch.again = True
+        with _same_buffers(module):
+            _watched(watch, module, example)
+    return watch.seen
+
+
+def _watched(watch: _Watch, module: nn.Module, example: Example) -> None:
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(_evaluating(module))
         # A graph shows whose gradient is wanted; it need not hold tensors, or they would seem to be in use.
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda _: None, _never))
@@ -59,7 +69,6 @@ def trace(module: nn.Module, layers: Mapping[str, Sizes], example: Example) -> S
             result = _run(module, example)
     watch.finish()
     del result  # alive until here: what it holds is returned to the caller
-    return watch.seen
 
 
 def _run(module: nn.Module, example: Example) -> object:
@@ -82,6 +91,18 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
             each.training = training
 
 
+@contextmanager
+def _same_buffers(module: nn.Module) -> Iterator[None]:
+    """Running statistics are left as they are."""
+    before = {buffer: buffer.clone() for buffer in module.buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, values in before.items():
+                buffer.copy_(values)
+
+
 def _never(_: object) -> Tensor:
     raise RuntimeError("a model that is being looked at went through a backward")
 
@@ -90,6 +111,7 @@ class _Watch(TorchFunctionMode):
     def __init__(self, module: nn.Module, layers: Mapping[str, Sizes]) -> None:
         super().__init__()
         self.seen = Seen()
+        self.again = False  # calls have been counted
         self._layers = {module.get_submodule(name): (name, sizes) for name, sizes in layers.items()}
         self._owners = {id(own): name for layer, (name, _) in self._layers.items() for own in layer.parameters()}
         self._flows: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of tensors
@@ -174,7 +196,8 @@ class _Watch(TorchFunctionMode):
         if name not in self.seen.strange:
             x: Tensor = args[0]
             call = Call(x.numel() // sizes.k, output.numel() // sizes.n, x.requires_grad)
-            self.seen.calls[name].append(call)
+            if not self.again:
+                self.seen.calls[name].append(call)
             flow = Flow({name}, sizes.dim)
             self.seen.flows.append(flow)
             self._flows[output] = flow

@@ -14,7 +14,7 @@ from cubeloom.errors import UserError
 from cubeloom.job import Job
 from cubeloom.plan.model.derive import derive
 from cubeloom.plan.search import Answer, Plan, configuration, search
-from cubeloom.plan.search.configuration import DTYPES
+from cubeloom.plan.search.configuration import planned_dtype
 from cubeloom.rehearse.rehearsal import Rehearsal, rehearse
 from cubeloom.settings.convert import convert
 from cubeloom.verify import Experiment
@@ -125,9 +125,7 @@ def rehearsed(answer: Answer, count: int, base: Job | None = None, tell: Tell | 
 
 def planned(job: Job, cluster: str, devices: int) -> Job:
     """The job as the planner would run it on at most so many devices of a cluster: on as many as can be used."""
-    dtypes = {long: short for short, long in DTYPES.items()}
-    if job.dtype not in dtypes:
-        raise UserError(f"dtype = {job.dtype!r}: plans are for {' and '.join(dtypes)}")
+    dtype = planned_dtype(job.dtype)
     model = derive(job.model.preset, job.model.config())
     for count in range(devices, 0, -1):
         answer = search(
@@ -136,12 +134,12 @@ def planned(job: Job, cluster: str, devices: int) -> Job:
             count,
             job.batch.samples,
             job.batch.sequence,
-            dtypes[job.dtype],
+            dtype,
             record=job.layout.record,
             gradients=job.layout.gradients,
         )
         if answer.plans:
-            return job_of(answer, answer.plans[0], job)
+            return replace(job_of(answer, answer.plans[0], job), device=job.device)  # it runs where it ran
     raise UserError(f"the job fits on no {devices} devices of {cluster} or fewer: {dict(answer.refused)}")
 
 
@@ -153,6 +151,7 @@ def job_of(answer: Answer, plan: Plan, base: Job | None = None) -> Job:
     return replace(
         base,
         dtype=made.dtype,
+        device=base.device if answer.cluster.device.kind is None else made.device,
         batch=made.batch,
         grid=made.grid,
         schedule=made.schedule,

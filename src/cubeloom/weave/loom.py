@@ -13,7 +13,8 @@ waiting node is put off until behind the other strand's next one (`put_off`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from cubeloom.comm import devices
 from cubeloom.errors import UserError
 from cubeloom.limits import within
 from cubeloom.weave.thread_state import ThreadState
@@ -34,18 +36,23 @@ class UnderWay(Protocol):
         ...
 
 
+# What strands agreed on in each `recompute` that is running, the outermost first.
+Records = list[list[Tensor]]
+
+
 class Strand(greenlet):
     def __init__(self, run: Callable[[], object], number: int, loom: Loom) -> None:
         super().__init__(run)
         self.number = number
         self.loom = loom
+        self.records: Records = []
 
 
 class Weave:
     """Calls a function as `ways` strands, each on a part of every tensor's first dimension; results are joined again.
 
     `stagger`: each strand starts a turn after the one before, which collectives need that follow each other with little
-    computation between them. A scalar result is the same for all strands, as what `meet` gives.
+    computation between them. A result that is one number must be the same for all strands, as what `meet` gives is.
     """
 
     def __init__(self, function: Callable[..., Any], ways: int = 1, stagger: bool = False) -> None:
@@ -155,16 +162,62 @@ def pause() -> None:
 
 
 def meet(then: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """`then` of the sums of all strands' tensors: computed once, one tensor for all. Without strands, of the tensors."""
+    """`then` of the sums of all strands' tensors: computed once, one tensor for all. Without strands, of the tensors.
+
+    Where a strand's forward is computed once more it is alone, and is given what all agreed on the first time.
+    """
     here = strand()
-    return then(*tensors) if here is None else here.loom.meet(here, then, tensors)
+    if here is not None:
+        agreed = here.loom.meet(here, then, tensors)
+    elif _replays and (before := next(_replays[-1].agreed, None)) is not None:
+        agreed = before.detach().requires_grad_(before.requires_grad)
+    else:
+        return then(*tensors)
+    for record in _records():
+        record.append(agreed.detach().requires_grad_(agreed.requires_grad))  # without the graph, which holds the record
+    return agreed
 
 
 def _columns(meeting: dict[int, tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
     return list(zip(*(meeting[number] for number in sorted(meeting)), strict=True))
 
 
-_replayed: list[tuple[int, int]] = []  # the place of a strand whose forward is computed once more
+class Replay:
+    """A forward of one strand that is computed once more: its place, and what all strands agreed on in the first one."""
+
+    def __init__(self, place: tuple[int, int], agreed: list[Tensor]) -> None:
+        self.place = place
+        self.agreed = iter(agreed)
+        self.records: Records = []
+
+
+_replays: list[Replay] = []
+
+
+def _records() -> Records:
+    here = strand() or (_replays[-1] if _replays else None)
+    return [] if here is None else here.records
+
+
+@contextmanager
+def recording(agreed: list[Tensor]) -> Iterator[None]:
+    """Note in this list what strands agree on in the forward inside."""
+    records = _records()
+    records.append(agreed)
+    try:
+        yield
+    finally:
+        records.pop()
+
+
+@contextmanager
+def replaying_as(place: tuple[int, int], agreed: list[Tensor]) -> Iterator[None]:
+    """The forward inside is computed once more, for the strand of this place."""
+    _replays.append(Replay(place, agreed))
+    try:
+        yield
+    finally:
+        _replays.pop()
 
 
 def place() -> tuple[int, int]:
@@ -172,12 +225,21 @@ def place() -> tuple[int, int]:
     here = strand()
     if here is not None:
         return here.number, here.loom.ways
-    return _replayed[-1] if _replayed else (0, 1)
+    return _replays[-1].place if _replays else (0, 1)
 
 
 def replaying() -> bool:
     """A forward is being computed once more, in a backward."""
-    return bool(_replayed)
+    return bool(_replays)
+
+
+def refuse_to_guess(layer: str, woven: bool) -> None:
+    """Raise if a layer that strands have run is computed once more by torch's checkpoint, which does not say for which."""
+    if woven and torch._C._current_graph_task_id() != -1 and not replaying():
+        raise UserError(
+            f"layer {layer}: a forward is computed once more, and nobody knows for which strand of the weave; use "
+            "`cubeloom.weave.recompute` in place of torch's checkpoint"
+        )
 
 
 def _split(tree: Any, ways: int) -> list[Any]:
@@ -198,12 +260,31 @@ def _split(tree: Any, ways: int) -> list[Any]:
 
 
 def _join(trees: list[Any]) -> Any:
-    """The reverse; of scalars, and of what is not a tensor, the first."""
+    """The reverse. A number is one for all strands, the very same or at least equal."""
     first = trees[0]
     if isinstance(first, Tensor):
-        return first if first.dim() == 0 else torch.cat(trees)
+        if first.dim() > 0:
+            return torch.cat(trees)
+        if not all(tree is first for tree in trees) and not _are_equal(trees):
+            raise UserError(_APART.format([tree.item() for tree in trees]))
+        return first
     if isinstance(first, dict):
         return {key: _join([tree[key] for tree in trees]) for key in first}
     if isinstance(first, list | tuple):
         return type(first)(_join(list(column)) for column in zip(*trees, strict=True))
+    if isinstance(first, int | float) and any(tree != first for tree in trees):
+        raise UserError(_APART.format(trees))
     return first
+
+
+_APART = (
+    "strands of a weave returned different numbers, {}, such as means over their own samples: which of them would be the whole"
+    " is not known. Return a tensor with a number for each sample and take the mean outside, or use a loss that is cut"
+    " (`Loss()`), or `weave.meet`"
+)
+
+
+def _are_equal(scalars: list[Tensor]) -> bool:
+    """A GPU is not waited for: it asserts it."""
+    each = torch.stack([scalar.detach() for scalar in scalars])
+    return devices.assert_all((each == each[0]) | (each.isnan() & each[0].isnan()), _APART.format("its losses"))

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from cubeloom.weave import loom
+from cubeloom.weave.loom import place, recording, replaying_as
 
 
 def recompute(function: Callable[..., Any], *arguments: Any) -> Any:
-    """As torch's checkpoint. Masks of dropout come out the same, also where strands are woven."""
-    here = loom.place()
+    """As torch's checkpoint. Masks of dropout and sums over strands come out the same, also where strands are woven."""
+    here = place()
+    agreed: list[Tensor] = []
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _replaying(here)
+        return recording(agreed), replaying_as(here, agreed)
 
     return checkpoint(function, *arguments, use_reentrant=False, context_fn=contexts)
-
-
-@contextmanager
-def _replaying(place: tuple[int, int]) -> Iterator[None]:
-    loom._replayed.append(place)
-    try:
-        yield
-    finally:
-        loom._replayed.pop()

@@ -24,6 +24,13 @@ def passes(shape: Shape, times: Times, recompute: Recompute) -> tuple[Any, Any, 
     return times.forward, i if shape.split else i - times.saved, times.weight_grad
 
 
+def computed(times: Times, recompute: Recompute) -> Any:
+    """What of all passes is computation: what is recomputed, too."""
+    if not recompute:
+        return times.computed
+    return times.computed + (times.attention if recompute == "attention" else times.recomputed)
+
+
 def pipelined(shape: Shape, workers: int, count: Any, f: Any, i: Any, w: Any) -> Any:
     """Seconds of the pipeline without messages: what a worker computes and waits for; at least one micro-batch alone."""
     alone = workers * (f + i) + (w if shape.split else workers * w)
@@ -52,7 +59,7 @@ def step(
     recompute: Recompute,
 ) -> Step:
     """Chimera's equation 1, for every schedule: the busiest worker's passes, the bubble, messages, the sum of gradients."""
-    f, i, w, computed = busiest(shape, carried, recompute)
+    f, i, w, each = busiest(shape, carried, recompute)
     numbers = most_of([c.numbers for c in carried])
     message, reduction, gather = network(shape, workers, carried[0].handed, numbers, s, cluster)
     # Replicas update a share of their weights each (ZeRO-1).
@@ -60,7 +67,7 @@ def step(
     update = own_share + gather
     pipeline = pipelined(shape, workers, count, f, i, w)
     total = pipeline + shape.messages(workers, count) * message + reduction + update
-    own = count * computed + own_share
+    own = count * each + own_share
     bubble = pipeline - count * (f + i + w)
     return Step(total, own, bubble, total - own - bubble, message, reduction, update)
 
@@ -69,13 +76,13 @@ def busiest(shape: Shape, carried: Sequence[Carried], recompute: Recompute) -> t
     """Forward, input gradient, weight gradient, and what is computed of them, of the worker that has most to do."""
     worst: list[Any] = []
     for c in carried:
-        here = [*passes(shape, c.times, recompute), c.times.computed]
+        here = [*passes(shape, c.times, recompute), computed(c.times, recompute)]
         if worst:
             more = here[0] + here[1] + here[2] > worst[0] + worst[1] + worst[2]
             here = [np.where(more, new, old) for new, old in zip(here, worst, strict=True)]
         worst = here
-    f, i, w, computed = worst
-    return f, i, w, computed
+    f, i, w, own = worst
+    return f, i, w, own
 
 
 def network(

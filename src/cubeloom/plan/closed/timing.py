@@ -25,7 +25,8 @@ class Times(NamedTuple):
     """`saved` is what a backward in one takes less than its two halves apart; `computed` what of all that is computation.
 
     A stage begins with a weight that nothing was computed before: `first` is its gather in a forward, `last` in a backward. In
-    `again`, a forward that is computed once more, no weight is gathered ahead; `attention` is what attention takes of it.
+    `again`, a forward that is computed once more, no weight is gathered ahead; `recomputed` is what of it is computation, and
+    `attention` what attention takes of that.
     """
 
     forward: Any
@@ -34,6 +35,7 @@ class Times(NamedTuple):
     saved: Any
     computed: Any
     again: Any
+    recomputed: Any
     attention: Any
     first: Any
     last: Any
@@ -59,6 +61,7 @@ def times(piece: Piece, s: Settings, cluster: Cluster, dtype: Dtype) -> Times:
         np.where(woven, woven_i + woven_w - woven_both, i + w - both),
         forward + input_grad + weight_grad,
         forward + waits["F"] + waits["weights F"],
+        forward,
         sum(
             (own.forward for layer, own in zip(piece.layers, compute, strict=True) if isinstance(layer, Attention)),
             start=np.float64(0),

@@ -19,6 +19,7 @@ class Device:
 
     name: str
     about: str
+    kind: str | None = None  # `device` of a job that runs on it; files of older calibrations do not say
     bf16: float = number(1)  # peak of dense products
     fp16: float = number(1)
     fp32: float = number(1)

@@ -16,7 +16,7 @@ from cubeloom.plan.hardware.device import Device
 from cubeloom.plan.hardware.facts import Fact, numbers, read
 
 DATA = Path(__file__).parent / "data"
-_WORDS = {"name", "about", "device", "inner_tiers", "outer_tiers"}
+_WORDS = {"name", "about", "kind", "device", "inner_tiers", "outer_tiers"}
 
 
 def devices() -> tuple[str, ...]:
@@ -66,7 +66,8 @@ def _find(name: str | Path, folder: str) -> Path:
 def _device(path: Path) -> Device:
     table = _table(path, "device")
     facts = read(Device, table, f"{path}: device")
-    return Device(**_named(table, path), **_values(Device, facts), facts=facts)
+    kind = _text(table, "kind", path) if "kind" in table else None
+    return Device(**_named(table, path), kind=kind, **_values(Device, facts), facts=facts)
 
 
 def _cluster(path: Path) -> Cluster:
@@ -142,7 +143,8 @@ def written(machine: Cluster) -> str:
 
 
 def _lines(part: Cluster | Device) -> list[str]:
-    return [f"{name} = {json.dumps(getattr(part, name), ensure_ascii=False)}" for name in ("name", "about")]
+    words = {name: getattr(part, name, None) for name in ("name", "about", "kind")}
+    return [f"{name} = {json.dumps(word, ensure_ascii=False)}" for name, word in words.items() if word is not None]
 
 
 def _facts(part: Cluster | Device) -> list[str]:

@@ -4,6 +4,7 @@ from cubeloom.plan.search.answer import Answer as Answer
 from cubeloom.plan.search.answer import on_devices as on_devices
 from cubeloom.plan.search.answer import search as search
 from cubeloom.plan.search.configuration import configuration as configuration
+from cubeloom.plan.search.configuration import planned_dtype as planned_dtype
 from cubeloom.plan.search.explain import explain as explain
 from cubeloom.plan.search.explain import why as why
 from cubeloom.plan.search.found import Plan as Plan

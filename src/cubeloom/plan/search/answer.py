@@ -20,12 +20,11 @@ from cubeloom.plan.model.flops import flops
 from cubeloom.plan.search.best import Tally
 from cubeloom.plan.search.find import find
 from cubeloom.plan.search.found import Plan
-from cubeloom.plan.search.refine import placed, refined
+from cubeloom.plan.search.refine import SURE, placed, refined
 from cubeloom.plan.search.space import Task
 from cubeloom.plan.simulate import schedule_of
 
 KEEP = 200  # of the closed form's best, that are placed in every way and simulated
-SURE = 10  # plans that nothing left out may be faster than, in closed form
 
 
 @dataclass(frozen=True)

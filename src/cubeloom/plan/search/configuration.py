@@ -12,6 +12,14 @@ DTYPES: dict[Dtype, str] = {"bf16": "bfloat16", "fp32": "float32"}
 """What a job calls the numbers that plans are for."""
 
 
+def planned_dtype(name: str) -> Dtype:
+    """The planner's name of a job's dtype."""
+    found = {long: short for short, long in DTYPES.items()}
+    if name not in found:
+        raise UserError(f"dtype = {name!r}: plans are for {' and '.join(found)}")
+    return found[name]
+
+
 def configuration(answer: Answer, plan: Plan) -> str:
     """TOML. What it does not say keeps its default."""
     if answer.dtype not in DTYPES:
@@ -37,7 +45,8 @@ def configuration(answer: Answer, plan: Plan) -> str:
     }
     if answer.task.record and plan.recordable:
         sections["layout"]["record"] = True
-    lines = [f'dtype = "{DTYPES[answer.dtype]}"']
+    kind = answer.cluster.device.kind
+    lines = [f'dtype = "{DTYPES[answer.dtype]}"', *([] if kind is None else [f'device = "{kind}"'])]
     for name, values in sections.items():
         lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in values.items())]
     return "\n".join(lines) + "\n"

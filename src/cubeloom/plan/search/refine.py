@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -26,15 +27,52 @@ from cubeloom.plan.simulate.plans import Alike, stage_times
 from cubeloom.plan.simulate.run import StageTimes
 
 ACTIONS = 60_000  # that a search simulates, a third of a second's: schedules of the best plans first
+MORE = 4 * ACTIONS  # that it simulates besides, so that all plans that are shown were simulated
+SURE = 10  # plans that are shown: in closed form, nothing left out is faster than they are
 
 
 def refined(
     model: Model, cluster: Cluster, task: Task, dtype: Dtype, plans: Sequence[Plan], simulated: int
 ) -> list[Plan]:
-    """The first `simulated` of them simulated; best first, those simulated before others."""
-    timed = _simulated(model, cluster, task, dtype, plans[:simulated])
-    order = sorted(timed, key=lambda plan: (not plan.simulated, plan.seconds))
-    return [*order, *plans[simulated:]]
+    """Plans in the order of their times, the best first: of the first `simulated` as many as possible have the simulator's.
+
+    A schedule that takes more actions than are left is passed over, and others that take fewer follow. Then come those among
+    the first SURE that were passed over. What remains without simulation takes its place by the closed form's time, corrected
+    by what simulation changed in the others.
+    """
+    if not plans:
+        return []
+    found = list(plans[:simulated])
+    candidates = [as_candidate(plan) for plan in found]
+    apart = [[int(plan.inner[axis]) for axis in AXES] for plan in found]
+    pieces = cost(model, settings_of(candidates, apart, task), cluster, dtype)
+    groups = sorted(_groups(candidates), key=lambda group: min(group[1]))
+    left, passed_over = ACTIONS, []
+    for alike, places in groups:
+        needed = actions(alike.shape, alike.workers, alike.microbatches)
+        if needed > left and min(places) > 0:
+            passed_over.append((needed, alike, places))
+            continue
+        left -= needed
+        _simulate(model, cluster, pieces, alike, places, found)
+    left = MORE
+    for needed, alike, places in passed_over:
+        shown = set(_order(found)[:SURE])
+        if needed <= left and not shown.isdisjoint(places):
+            left -= needed
+            _simulate(model, cluster, pieces, alike, places, found)
+    return [*(found[place] for place in _order(found)), *plans[simulated:]]
+
+
+def _order(plans: Sequence[Plan]) -> list[int]:
+    """Places of the plans, the fastest first."""
+    ratio = median(plan.seconds / plan.closed for plan in plans if plan.simulated)
+
+    def seconds(place: int) -> float:
+        plan = plans[place]
+        return plan.seconds if plan.simulated else plan.closed * ratio
+
+    return sorted(range(len(plans)), key=seconds)
 
 
 def placed(model: Model, cluster: Cluster, task: Task, dtype: Dtype, candidates: Sequence[Candidate]) -> list[Plan]:
@@ -146,30 +184,19 @@ def _some(pieces: Pieces, places: Any) -> Pieces:
     return taken(pieces, (places,), pieces.settings.z.shape, at(pieces.settings, places))
 
 
-def _simulated(model: Model, cluster: Cluster, task: Task, dtype: Dtype, plans: Sequence[Plan]) -> list[Plan]:
-    """With the simulator's time: what the closed form has for the sum of gradients and the update stays."""
-    if not plans:
-        return []
-    candidates = [as_candidate(plan) for plan in plans]
-    apart = [[int(plan.inner[axis]) for axis in AXES] for plan in plans]
-    pieces = cost(model, settings_of(candidates, apart, task), cluster, dtype)
-    found = list(plans)
-    left = ACTIONS
-    for alike, places in sorted(_groups(candidates), key=lambda group: min(group[1])):
-        left -= actions(alike.shape, alike.workers, alike.microbatches)
-        if left < 0 and min(places) > 0:
-            continue
-        some = _some(pieces, np.array(places))
-        chosen = with_stages(model, alike.workers * alike.shape.chunks)
-        outcome = folded(alike.shape, alike.workers, alike.microbatches, stage_times(chosen, alike, some, cluster))
-        carried = carry(loads(chosen, alike.shape, alike.workers), some)
-        update = step(
-            alike.shape, alike.workers, float(alike.microbatches), carried, some.settings, cluster, alike.recompute
-        ).update
-        waited = outcome.pipeline - outcome.busy.max(axis=0)
-        for spot, place in enumerate(places):
-            found[place] = plans[place].timed(float((outcome.seconds + update)[spot]), float(waited[spot]))
-    return found
+def _simulate(
+    model: Model, cluster: Cluster, pieces: Pieces, alike: Alike, places: list[int], plans: list[Plan]
+) -> None:
+    """Give the plans at these places the simulator's time: of the closed form, the sum of gradients and the update stay."""
+    some = _some(pieces, np.array(places))
+    chosen = with_stages(model, alike.workers * alike.shape.chunks)
+    outcome = folded(alike.shape, alike.workers, alike.microbatches, stage_times(chosen, alike, some, cluster))
+    carried = carry(loads(chosen, alike.shape, alike.workers), some)
+    count = float(alike.microbatches)
+    update = step(alike.shape, alike.workers, count, carried, some.settings, cluster, alike.recompute).update
+    waited = outcome.pipeline - outcome.busy.max(axis=0)
+    for spot, place in enumerate(places):
+        plans[place] = plans[place].timed(float((outcome.seconds + update)[spot]), float(waited[spot]))
 
 
 Numbers = tuple[float, ...]

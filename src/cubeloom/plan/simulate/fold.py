@@ -25,9 +25,9 @@ def schedule_of(shape: Shape, workers: int, microbatches: int) -> Schedule:
 
 
 def _counts(shape: Shape, workers: int, microbatches: int) -> tuple[int, ...]:
-    """Of how many micro-batches steps are simulated: a round and what is left over, and one round more."""
+    """Of how many micro-batches steps are simulated: two rounds of D at least and what is left over, and one round more."""
     period = shape.round * workers
-    few = period + microbatches % period
+    few = max(2 * workers, period) + microbatches % period
     return (microbatches,) if microbatches <= few + period else (few, few + period)
 
 
@@ -49,8 +49,13 @@ def folded(shape: Shape, workers: int, microbatches: int, times: StageTimes) -> 
         return simulate(schedule_of(shape, workers, microbatches), times)
     first, second = (simulate(schedule_of(shape, workers, count), times) for count in counts)
     rounds = (microbatches - counts[0]) / (counts[1] - counts[0])
+    busy = second.busy - first.busy
+    # Where stages differ much, workers wait less in each of the first rounds. No later one is shorter than its busiest worker.
+    least = busy.max(axis=0)
 
-    def grown(name: str) -> np.ndarray:
-        return np.asarray(getattr(first, name) + rounds * (getattr(second, name) - getattr(first, name)))
+    def grown(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+        return np.asarray(before + rounds * np.maximum(after - before, least))
 
-    return Outcome(grown("seconds"), grown("pipeline"), grown("busy"))
+    return Outcome(
+        grown(first.seconds, second.seconds), grown(first.pipeline, second.pipeline), first.busy + rounds * busy
+    )

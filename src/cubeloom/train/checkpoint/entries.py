@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from cubeloom.comm import Network
 from cubeloom.cube.parameter import block_of, local_of
+from cubeloom.errors import UserError
 from cubeloom.train.block_optimizer import BlockOptimizer
 from cubeloom.train.checkpoint.shard import Shard
 from cubeloom.train.part import Part
@@ -20,16 +22,53 @@ WEIGHTS = "weights/"
 STATE = "optimizer/"
 MASTER = "master"
 """Float32 weights of an optimizer whose model has fewer digits."""
-Parameters = Mapping[str, nn.Parameter]
+Parameters = nn.Module | Mapping[str, Tensor]
+"""A model; or what is saved of it, by name: its parameters, and buffers that are part of its state."""
 Optimizer = BlockOptimizer | ShardedOptimizer
 
 
+def tensors_of(model: Parameters, network: Network) -> Mapping[str, Tensor]:
+    """All that a checkpoint of this model has; or what was given of it, if nothing of its state is missing."""
+    if isinstance(model, nn.Module):
+        return dict(model.named_parameters()) | _kept_buffers(model)
+    given = set(map(id, model.values()))
+    for owner in network.models:
+        if given.isdisjoint(map(id, owner.parameters())):
+            continue
+        missing = [name for name, buffer in _kept_buffers(owner).items() if id(buffer) not in given]
+        if missing:
+            raise UserError(
+                f"a checkpoint of {type(owner).__name__} without its buffer {missing[0]}"
+                + (f" (and {len(missing) - 1} more)" if len(missing) > 1 else "")
+                + " would be of another model: give the model itself instead of its parameters"
+            )
+    return model
+
+
+def _kept_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Those that `state_dict` has."""
+    kept = model.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
+
+
 def weights_of(parameters: Parameters, network: Network) -> dict[str, Shard]:
+    """A buffer that is no distributed tensor is whole on every rank."""
     found = {}
-    for name, parameter in parameters.items():
-        block = block_of(parameter, network)
-        found[f"{WEIGHTS}{name}"] = Shard.of(local_of(parameter), block.shape, block.offset)
+    for name, tensor in tensors_of(parameters, network).items():
+        if isinstance(tensor, DTensor):
+            block = block_of(tensor, network)
+            shard = Shard.of(local_of(tensor), block.shape, block.offset)
+        else:
+            whole = tensor.view(-1) if tensor.dim() == 0 else tensor
+            shard = Shard.of(whole, tuple(whole.shape), (0,) * whole.dim())
+        found[f"{WEIGHTS}{name}"] = shard
     return found
+
+
+def updated(parameters: Parameters, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """Those that the optimizer updates."""
+    named = parameters.named_parameters() if isinstance(parameters, nn.Module) else parameters.items()
+    return {name: each for name, each in named if isinstance(each, nn.Parameter) and each in optimizer.parts}
 
 
 def state_of(
@@ -37,7 +76,7 @@ def state_of(
 ) -> dict[str, Shard]:
     """The optimizer's tensors, each a shard of one as large as its parameter; of those that are stored, if that is said."""
     found = {}
-    for name, parameter in parameters.items():
+    for name, parameter in updated(parameters, optimizer).items():
         part = optimizer.parts[parameter]
         tensors = dict(optimizer.optimizer.state.get(part.tensor, {}))
         if part.master:

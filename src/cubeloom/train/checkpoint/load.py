@@ -23,6 +23,7 @@ from cubeloom.train.checkpoint.entries import (
     name_of,
     shard_of,
     state_of,
+    updated,
     weights_of,
 )
 from cubeloom.train.checkpoint.manifest import check_files, read_manifest
@@ -85,7 +86,7 @@ def _load_masters(
 ) -> None:
     """Between jobs of many digits and of few: nothing that is stored in many is rounded on its way to where it has many."""
     masters, blocks = {}, {}
-    for name, parameter in parameters.items():
+    for name, parameter in updated(parameters, optimizer).items():
         part, entry = optimizer.parts[parameter], f"{STATE}{MASTER}/{name}"
         if part.master and entry not in stored:
             masters[f"{WEIGHTS}{name}"] = shard_of(part.tensor, parameter, part, network)
@@ -99,12 +100,13 @@ def _load_masters(
 
 def _make_room(parameters: Parameters, optimizer: Optimizer, stored: Mapping[str, Any], updates: float) -> None:
     """State tensors where the checkpoint has some: an optimizer makes its own at its first step only."""
+    own = updated(parameters, optimizer)
     for entry in stored:
         if not entry.startswith(STATE):
             continue
         key, _, name = entry.removeprefix(STATE).partition("/")
-        if name in parameters and key != MASTER:
-            tensor = optimizer.parts[parameters[name]].tensor
+        if name in own and key != MASTER:
+            tensor = optimizer.parts[own[name]].tensor
             state = optimizer.optimizer.state[tensor]
             state[key] = torch.empty_like(tensor)
             state["step"] = torch.tensor(updates, device=tensor.device)  # where a fused optimizer counts
