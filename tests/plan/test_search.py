@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -202,10 +201,9 @@ def test_a_schedule_too_long_to_simulate_puts_no_other_last(monkeypatch: pytest.
     simulated = [plan for plan in few.plans if plan.simulated]
     assert len({plan.shape for plan in simulated}) > 1 and len(simulated) < len(few.plans)
     assert any(plan.microbatches * plan.grid.pipe == longest for plan in few.plans if not plan.simulated)
-    # Times of the closed form are within a few per cent of the simulator's: so are the places, simulated or not.
-    exact = {as_candidate(plan): plan.seconds for plan in full.plans}
-    times = [exact[as_candidate(plan)] for plan in few.plans]
-    assert all(later > 0.97 * earlier for earlier, later in pairwise(times))
+    times = [plan.seconds for plan in few.plans]
+    assert times == sorted(times)
+    assert any(not plan.simulated for plan in few.plans[: few.plans.index(simulated[-1])])
     shown = answer(2000, 10**9).plans[: refine.SURE]
     assert all(plan.simulated for plan in shown)
     assert as_candidate(shown[0]) == as_candidate(full.plans[0])
