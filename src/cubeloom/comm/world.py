@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import ipaddress
+import socket
 from datetime import timedelta
 
 import torch
@@ -16,21 +18,39 @@ from cubeloom.comm.devices import BACKENDS, Kind
 LOCAL = "127.0.0.1"
 
 
-def host() -> TCPStore:
-    """A meeting point on this machine, at a port that the system picks, so that two never meet."""
-    return TCPStore(LOCAL, 0, is_master=True, wait_for_workers=False)
+def is_local(address: str) -> bool:
+    """Whether it can be reached from this machine alone: who meets there is on this machine."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def host(port: int = 0) -> TCPStore:
+    """A meeting point that only this machine can reach; at a port that the system picks, so that two never meet.
+
+    Torch itself would listen on every interface, whatever name it is given.
+    """
+    listening = socket.create_server((LOCAL, port))
+    port = listening.getsockname()[1]
+    return TCPStore(LOCAL, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
 def visit(port: int, address: str = LOCAL) -> TCPStore:
     """The meeting point at this port, seen from a rank."""
-    return TCPStore(address, port, is_master=False, wait_for_workers=False)
+    return TCPStore(LOCAL if is_local(address) else address, port, is_master=False, wait_for_workers=False)
+
+
+def within(store: Store, name: str) -> Store:
+    """A store whose keys those of other names do not see."""
+    return PrefixStore(name, store)
 
 
 def join(store: Store, job: str, rank: int, world: int, kind: Kind, timeout: float) -> None:
     """Become a rank of the job of this name."""
     dist.init_process_group(
         BACKENDS[kind],
-        store=PrefixStore(job, store),
+        store=within(store, job),
         rank=rank,
         world_size=world,
         timeout=timedelta(seconds=timeout),

@@ -22,6 +22,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from cubeloom.comm import world
 from cubeloom.errors import UserError, counted
+from cubeloom.launch import rendezvous
 from cubeloom.launch.gate import Gate
 from cubeloom.launch.ready import PRELOAD
 from cubeloom.launch.slurm import INTERRUPTED
@@ -56,8 +57,7 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
             max_nodes=1,
             nproc_per_node=ranks,
             run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint=f"{world.LOCAL}:0",
+            rdzv_backend=rendezvous.BACKEND,
             local_addr=world.LOCAL,
             max_restarts=restarts,
             monitor_interval=_LOOK,

@@ -45,10 +45,17 @@ def make_ready(local_rank: int, device: devices.Kind, ranks: int) -> None:
 def join(here: Membership, device: devices.Kind, patience: float) -> None:
     """Take the place in the job that its launcher gave us."""
     devices.use(device, here.local_rank)
+    if world.is_local(here.address):
+        for name, value in devices.wiring(device, here.local_rank, shared=False).items():
+            os.environ.setdefault(name, value)  # who set it knows better
     if here.hosted:
         # The agent's meeting point outlives a restart, with the addresses of ranks that are dead: take none of those.
         attempt = f"restart {here.restart} of {here.world} ranks"
         world.join(world.visit(here.port, here.address), attempt, here.rank, here.world, device, patience)
+        return
+    if world.is_local(here.address):
+        store = world.host(here.port) if here.rank == 0 else world.visit(here.port)
+        world.join(store, "job", here.rank, here.world, device, patience)
         return
     os.environ.update(
         RANK=str(here.rank), WORLD_SIZE=str(here.world), MASTER_ADDR=here.address, MASTER_PORT=str(here.port)
