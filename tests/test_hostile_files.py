@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 import torch
 
 from commands import exit_code
-from cubeloom.files import checksum
+from cubeloom.errors import UserError
+from cubeloom.files import checksum, write_sealed
 from cubeloom.launch import RankPool
 from cubeloom.train.checkpoint import read_manifest, seal
-from hostile import Project, crafted, make
+from hostile import (
+    KINDS,
+    Kind,
+    Project,
+    crafted,
+    load_exported,
+    load_run,
+    load_tokens,
+    made_up,
+    make,
+    mutated,
+    same,
+)
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -89,3 +107,93 @@ def _converted(project: Project, capfd: pytest.CaptureFixture[str]) -> str:
     capfd.readouterr()
     assert exit_code("convert", project.run, project.folder / "target") == 2
     return capfd.readouterr().err
+
+
+def _mutate(project: Project, kind: Kind, good: object, draw: Random, mark: Path) -> str:
+    """Damage a file of this kind, load, and put it back; what was found: refused, or as it was written."""
+    files = sorted(kind.files(project))
+    file = draw.choice(files)
+    content = file.read_bytes()
+    damaged = content
+    while damaged == content:
+        damaged = mutated(content, draw.choice(files).read_bytes(), draw, mark)
+    try:
+        file.write_bytes(damaged)
+        found = kind.load(project)
+    except UserError:
+        return "refused"
+    finally:
+        file.write_bytes(content)
+    assert not kind.checked or same(found, good), f"{file.name} was damaged, and something else was loaded"
+    return "loaded"
+
+
+def _mutate_many(project: Project, tmp_path: Path, times: int, seed: int) -> None:
+    mark, found = tmp_path / "executed", Counter[tuple[str, str]]()
+    for name, kind in KINDS.items():
+        good = kind.load(project)
+        for number in range(times // len(KINDS)):
+            draw = Random(f"{seed} {name} {number}")
+            try:
+                found[name, _mutate(project, kind, good, draw, mark)] += 1
+            except Exception as error:
+                raise AssertionError(f"seed {seed}, {name}, number {number}: {type(error).__name__}") from error
+            assert not mark.exists(), f"seed {seed}, {name}, number {number}: it was executed"
+    sys.stdout.write(f"{dict(found)}\n")
+    assert {name for name, how in found if how == "refused"} == set(KINDS)
+
+
+def _made_up(project: Project, times: int, seed: int) -> None:
+    """JSON of the right form with wrong values in it, and checksums that are right: there may be no trace."""
+    checkpoint = project.checkpoint
+    for file, loads in (
+        (checkpoint / "manifest.json", load_run),
+        (checkpoint / "index.json", load_run),
+        (project.tokens / "meta.json", load_tokens),
+        (project.exported / "config.json", load_exported),
+    ):
+        for number in range(times // 4):
+            draw = Random(f"{seed} {file.name} {number}")
+            content, before = file.read_bytes(), {each: each.read_bytes() for each in file.parent.iterdir()}
+            value = made_up(json.loads(content), draw)
+            try:
+                _write(project, file, value)
+                with suppress(UserError):
+                    loads(project)
+            except Exception as error:
+                raise AssertionError(f"seed {seed}, {file.name}, {number}: {value}") from error
+            finally:
+                for each, was in before.items():
+                    each.write_bytes(was)
+
+
+def _write(project: Project, file: Path, value: Any) -> None:
+    """With the checksums that whoever made it up would write."""
+    if isinstance(value, dict) and value.pop("checksum", None):
+        write_sealed(file, value)
+        return
+    file.write_text(json.dumps(value))
+    if file.name == "index.json":
+        manifest = json.loads((file.parent / "manifest.json").read_text())
+        manifest["files"][file.name] = checksum(file)
+        _write(project, file.parent / "manifest.json", manifest)
+    elif file.parent == project.exported:
+        (file.parent / "checksums.json").unlink()  # a folder of somebody else has none
+
+
+def test_made_up_values_are_refused_in_a_sentence(project: Project) -> None:
+    _made_up(project, 100, seed=0)
+
+
+@pytest.mark.long
+def test_two_thousand_made_up_values(project: Project) -> None:
+    _made_up(project, 2000, seed=1)
+
+
+def test_damaged_files_are_refused_or_make_no_difference(project: Project, tmp_path: Path) -> None:
+    _mutate_many(project, tmp_path, 102, seed=0)
+
+
+@pytest.mark.long
+def test_two_thousand_damaged_files(project: Project, tmp_path: Path) -> None:
+    _mutate_many(project, tmp_path, 2004, seed=1)

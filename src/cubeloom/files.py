@@ -19,11 +19,15 @@ _SEAL = "checksum"
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Write a file so that under its name there is always the old text or the new."""
+    replace_bytes(file, text.encode())
+
+
+def replace_bytes(file: Path, content: bytes) -> None:
+    """Write a file so that under its name there is always the old content or the new."""
     beside = file.with_name(f".{file.name}.partial")
     try:
-        with beside.open("w", encoding="utf-8") as out:
-            out.write(text)
+        with beside.open("wb") as out:
+            out.write(content)
             out.flush()
             os.fsync(out.fileno())
         beside.rename(file)

@@ -36,7 +36,7 @@ def test_the_file_comes_back_byte_for_byte(
     assert imported.model == exported.model
     assert exported.source == tmp_path / "ours" / "step-00000000"
     written = folders.content(tmp_path / "back")
-    assert sorted(written) == ["config.json", "model.safetensors"]
+    assert sorted(written) == ["checksums.json", "config.json", "model.safetensors"]
     assert written["model.safetensors"] == (source / "model.safetensors").read_bytes()
     assert json.loads(written["config.json"]) == json.loads((source / "config.json").read_text())
     again = folders.loaded(tmp_path / "back", theirs)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cubeloom.convert.safetensors_files import split
+from cubeloom.errors import UserError, first_line
+from cubeloom.models import Config, build
+from cubeloom.models.description import config_from
 from cubeloom.train.checkpoint import MASTER, STATE, WEIGHTS, check_files, read_blocks, read_index, read_manifest
 from cubeloom.train.checkpoint.index import StoredBlock, StoredTensor, write_index
 from cubeloom.train.checkpoint.manifest import MANIFEST
@@ -37,6 +41,24 @@ def is_checkpoint(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
+def config_of(checkpoint: Path, progress: Mapping[str, Any]) -> Config:
+    """Of which model a checkpoint says it is."""
+    description = progress.get("model")
+    if not isinstance(description, dict):
+        raise UserError(f'the checkpoint {checkpoint} does not say of which model it is: its manifest has no "model"')
+    try:
+        config = config_from(description)
+    except UserError as error:
+        raise UserError(f"the checkpoint {checkpoint} is of a model that is not known here: {error}") from None
+    try:
+        with torch.device("meta"):
+            build(config)
+    except Exception as error:  # whatever torch says of such sizes
+        said = first_line(error)
+        raise UserError(f"the checkpoint {checkpoint} is of a model that cannot be built: {said}") from None
+    return config
+
+
 class CheckpointWeights:
     """`tensors` are the weights, on the meta device; `progress` is what the checkpoint's manifest says."""
 
@@ -45,7 +67,7 @@ class CheckpointWeights:
         check_files(checkpoint, manifest)
         self.progress = dict(manifest["progress"])
         self._checkpoint = checkpoint
-        self._index = read_index(checkpoint)
+        self._index = read_index(checkpoint, manifest["files"])
         self.tensors = {
             name.removeprefix(WEIGHTS): torch.empty(stored.shape, dtype=stored.dtype, device="meta")
             for name, stored in self._index.items()

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from cubeloom.convert.dtypes import DTYPES
 from cubeloom.errors import UserError
-from cubeloom.files import read_json
+from cubeloom.files import check_sealed, checksum, is_plain_name, read_json, write_sealed
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CHECKSUMS = "checksums.json"
+"""What an export adds, since safetensors have none. Folders of others have no such file, and are read as they are."""
 
 
 class HuggingFaceFolder:
@@ -21,6 +23,7 @@ class HuggingFaceFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        _check_sums(folder)
         self.config = _read(folder / CONFIG)
         self.tensors: dict[str, Tensor] = {}
         self._files: dict[str, Path] = {}
@@ -60,6 +63,27 @@ class HuggingFaceFolder:
 
 def is_hugging_face(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
+
+
+def write_sums(folder: Path) -> None:
+    write_sealed(folder / CHECKSUMS, {file.name: checksum(file) for file in sorted(folder.iterdir())})
+
+
+def _check_sums(folder: Path) -> None:
+    """That of an export every file is as it was written."""
+    file = folder / CHECKSUMS
+    if not file.exists():
+        return
+    expected = _read(file)
+    check_sealed(file, expected)
+    for name, digest in expected.items():
+        path = folder / name
+        if not is_plain_name(name) or not path.is_file():
+            raise UserError(f"{folder} is not whole: {name} is missing")
+        if checksum(path) != digest:
+            raise UserError(
+                f"{path} is damaged: it is not what was written. If somebody changed it on purpose, remove {file}"
+            )
 
 
 def _read(file: Path) -> dict[str, Any]:

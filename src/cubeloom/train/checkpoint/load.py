@@ -36,7 +36,7 @@ def check_fits(checkpoint: Path, shapes: Shapes, optimizer: str | None = None) -
     if optimizer is not None:
         _check_optimizer(checkpoint, manifest, optimizer)
     check_files(checkpoint, manifest, [INDEX])
-    _check_shapes(checkpoint, shapes, read_index(checkpoint))
+    _check_shapes(checkpoint, shapes, read_index(checkpoint, manifest["files"]))
 
 
 def load_checkpoint(
@@ -45,7 +45,7 @@ def load_checkpoint(
     """Fill parameters and optimizer from a checkpoint of any grid; gives the number of steps done, and the progress."""
     manifest = _read_together(checkpoint, network)
     _check_optimizer(checkpoint, manifest, name_of(optimizer))
-    stored = read_index(checkpoint)
+    stored = read_index(checkpoint, manifest["files"])
     _check_shapes(checkpoint, _shapes(weights_of(parameters, network)), stored)
     _make_room(parameters, optimizer, stored, float(manifest["updates"]))
     _read(checkpoint, stored, parameters, optimizer, network)
@@ -54,9 +54,9 @@ def load_checkpoint(
 
 def load_weights(checkpoint: Path, parameters: Parameters, optimizer: Optimizer, network: Network) -> None:
     """Fill the parameters alone, and their masters, to begin a training with weights of another."""
-    _read_together(checkpoint, network)
+    manifest = _read_together(checkpoint, network)
     kept = (WEIGHTS, f"{STATE}{MASTER}/")
-    stored = {name: each for name, each in read_index(checkpoint).items() if name.startswith(kept)}
+    stored = {name: each for name, each in read_index(checkpoint, manifest["files"]).items() if name.startswith(kept)}
     _check_shapes(checkpoint, _shapes(weights_of(parameters, network)), stored)
     _read(checkpoint, stored, parameters, optimizer, network)
 

@@ -63,8 +63,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
         raise damaged(checkpoint, str(error)) from None
     _check_format(checkpoint, manifest.get("format"))
     check_sealed(file, manifest)
-    if not all(map(is_plain_name, manifest["files"])):
-        raise damaged(checkpoint, f"{MANIFEST} names files outside of it")
+    _check_types(checkpoint, manifest)
     for name in manifest["files"]:
         if not (checkpoint / name).exists():
             raise damaged(checkpoint, f"{name} is missing")
@@ -81,9 +80,20 @@ def _check_format(checkpoint: Path, found: object) -> None:
         raise UserError(f"{checkpoint} has format {found}, and this version reads {FORMAT}")
 
 
+def _check_types(checkpoint: Path, manifest: Mapping[str, Any]) -> None:
+    """Of a manifest that no program of ours wrote."""
+    for name, kinds in (("step", int), ("updates", (int, float)), ("progress", dict), ("files", dict)):
+        if not isinstance(manifest.get(name), kinds):
+            raise damaged(checkpoint, f"{MANIFEST} lacks {name}, or it is not of its type")
+    if not all(map(is_plain_name, manifest["files"])):
+        raise damaged(checkpoint, f"{MANIFEST} names files outside of it")
+
+
 def check_files(checkpoint: Path, manifest: Mapping[str, Any], names: Iterable[str] | None = None) -> None:
     """That files are what they were when they were written: all, or those named."""
     for name in manifest["files"] if names is None else names:
+        if name not in manifest["files"]:
+            raise damaged(checkpoint, f"{MANIFEST} has no checksum of {name}")
         if checksum(checkpoint / name) != manifest["files"][name]:
             raise damaged(checkpoint, f"{name} is not what was written")
 
