@@ -191,7 +191,7 @@ def test_two_thousand_made_up_values(project: Project) -> None:
 
 
 def test_damaged_files_are_refused_or_make_no_difference(project: Project, tmp_path: Path) -> None:
-    _mutate_many(project, tmp_path, 102, seed=0)
+    _mutate_many(project, tmp_path, 300, seed=0)
 
 
 @pytest.mark.long
