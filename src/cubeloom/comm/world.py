@@ -9,10 +9,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
-from torch._C._distributed_c10d import TCPStore as TCPStore
-from torch.distributed.tensor import debug
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined] # documented; torch's types hide it
+from torch.distributed import TCPStore as TCPStore  # type: ignore[attr-defined]
 
+from cubeloom import torch_private
 from cubeloom.comm.devices import BACKENDS, Kind
 
 LOCAL = "127.0.0.1"
@@ -78,5 +78,5 @@ def forget() -> None:
     """Let go of the groups of a job that is over."""
     # A gloo group has threads that wake a hundred times a second until the last reference to it is gone. Networks are
     # cycles, and distributed tensors remember the meshes they were ever on: forget both.
-    getattr(debug, "_clear_sharding_prop_cache", gc.collect)()  # torch 2.11 may not have it
+    torch_private.forget_layouts()
     gc.collect()

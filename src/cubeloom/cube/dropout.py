@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cubeloom import counter, weave
+from cubeloom import counter, torch_private, weave
 from cubeloom.cube.forms import DropoutForm, Spread
 from cubeloom.cube.state import CubeState
 from cubeloom.errors import UserError
@@ -54,7 +54,7 @@ class CubeDropout(nn.Module):
     def _refuse_to_guess(self, ways: int) -> None:
         """torch's own checkpoint does not say which strand's forward it computes once more."""
         self._woven |= ways > 1
-        if self._woven and torch._C._current_graph_task_id() != -1 and not weave.replaying():
+        if self._woven and torch_private.in_backward() and not weave.replaying():
             raise UserError(
                 f"layer {self._name}: a forward with dropout is computed once more, and nobody knows for which strand of the "
                 "weave; use `cubeloom.weave.recompute` in place of torch's checkpoint"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from cubeloom import torch_private
 from cubeloom.comm import Network
 from cubeloom.cube.apply import Fill
 from cubeloom.cube.cut import Rest
@@ -68,7 +69,7 @@ class _Maker:
         cuts: dict[str, int] = {first: 0, second: 1}
         if form.weights != "replicated":
             cuts["z"] = 0
-        parameters = plain._parameters
+        parameters = torch_private.parameters_of(plain)
         parameter = self._parameter(parameters["weight"], cuts, ("data",) if "z" in cuts else ("data", "z"))
         weight = Weight(parameter, self._state.network.axis("z"), form.weights, self._state.chain, layer.name)
         bias = self._parameter(parameters["bias"], {form.bias_axis: 0}, form.bias_replicas) if form.bias else None
@@ -83,10 +84,10 @@ class _Maker:
 
     def leave_whole(self, module: nn.Module) -> None:
         trained = []
-        for name, parameter in module._parameters.items():
+        for name, parameter in torch_private.parameters_of(module).items():
             if parameter is None:
                 continue
-            module._parameters[name] = self._parameter(parameter, {}, ("data", "z"))
+            torch_private.parameters_of(module)[name] = self._parameter(parameter, {}, ("data", "z"))
             if parameter.requires_grad:
                 trained.append(name)
         if trained:
@@ -96,7 +97,9 @@ class _Maker:
         for name, buffer in list(self._module.named_buffers()):
             owner, _, attribute = name.rpartition(".")
             value = self._values(name, tuple(buffer.shape), {}) if buffer.is_meta else buffer
-            self._module.get_submodule(owner)._buffers[attribute] = value.to(self._state.network.device)
+            torch_private.buffers_of(self._module.get_submodule(owner))[attribute] = value.to(
+                self._state.network.device
+            )
 
     def _values(self, name: str, shape: tuple[int, ...], cuts: Mapping[str, int]) -> Tensor:
         block = self._fill(name, Block.of(self._state.network, shape, cuts))

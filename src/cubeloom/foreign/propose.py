@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from cubeloom import torch_private
 from cubeloom.cube.cut import CutError
 from cubeloom.errors import UserError
 from cubeloom.foreign.chains import place
@@ -49,7 +50,7 @@ def _shared(module: nn.Module) -> dict[str, str]:
     """Modules one of whose own parameters another has too."""
     owners: dict[int, list[str]] = defaultdict(list)
     for name, each in module.named_modules():
-        for parameter in each._parameters.values():
+        for parameter in torch_private.parameters_of(each).values():
             if parameter is not None and name not in owners[id(parameter)]:
                 owners[id(parameter)].append(name)
     found: dict[str, str] = {}
@@ -64,7 +65,7 @@ def _whole(module: nn.Module, cut: set[str], left: Mapping[str, str], used: set[
     """The other modules with parameters of their own. Of a shared parameter the first has the numbers."""
     counted: set[int] = set()
     for name, each in module.named_modules():
-        own = [parameter for parameter in each._parameters.values() if parameter is not None]
+        own = [parameter for parameter in torch_private.parameters_of(each).values() if parameter is not None]
         if name in cut or not own:
             continue
         new = [parameter for parameter in own if id(parameter) not in counted]
@@ -78,6 +79,6 @@ def _why(module: nn.Module) -> str:
     if sizes_of(module) is not None:
         return "it is the model itself"
     words = f"{type(module).__name__} has no form here"
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+    if isinstance(module, torch_private.AnyBatchNorm):
         return f"{words}; its statistics are of the rank's own samples"
     return words

@@ -9,6 +9,7 @@ import signal
 
 import torch
 
+from cubeloom import torch_private
 from cubeloom.comm import devices, world
 from cubeloom.errors import UserError
 from cubeloom.host import cores
@@ -16,7 +17,7 @@ from cubeloom.launch.environment import Membership
 from cubeloom.limits import PROCESSES, PROCESSES_A_CORE
 
 # Forked ranks have these in memory already; torch imports its compiler when the first distributed tensor is made.
-PRELOAD = ["cubeloom.launch.pool", "cubeloom.models", "torch._dynamo"]
+PRELOAD = ["cubeloom.launch.pool", "cubeloom.models", torch_private.COMPILER]
 
 
 def check_startable(ranks: int) -> None:

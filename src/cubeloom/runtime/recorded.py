@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from cubeloom import torch_private
 from cubeloom.cube.forms import DropoutForm, Form
 from cubeloom.cube.gradients import Gradients
 from cubeloom.cube.parameter import like, local_of
@@ -199,7 +200,7 @@ class RecordedSteps:
             self._prepare()
         self._put_in_place()
         if not self._once:
-            torch._foreach_zero_([local_of(gradient) for gradient in self._still.values()])
+            torch_private.zero([local_of(gradient) for gradient in self._still.values()])
 
     def _prepare(self) -> None:
         if not self._once:
