@@ -72,8 +72,10 @@ def test_a_job_of_this_machine_listens_on_the_loopback_alone(
     assert not reachable(set().union(*found.values())), found
 
 
-def _join_by_hand(port: int, rank: int) -> None:
-    here = Membership(rank=rank, world=2, local_rank=rank, address="localhost", port=port, by="mpirun")
+def _join_by_hand(port: int, rank: int, address: str, one_machine: bool) -> None:
+    here = Membership(
+        rank=rank, world=2, local_rank=rank, address=address, port=port, by="mpirun", one_machine=one_machine
+    )
     os.environ.pop("GLOO_SOCKET_IFNAME", None)
     join(here, devices.CPU, 60)
     _join_work()
@@ -84,14 +86,17 @@ def _join_work() -> None:
     world.leave()
 
 
-def test_so_do_ranks_that_mpirun_or_torchrun_started_here(capfd: pytest.CaptureFixture[str]) -> None:
-    """They meet at an address of the loopback."""
+@pytest.mark.parametrize(("address", "one_machine"), [("localhost", False), (socket.gethostname(), True)])
+def test_so_do_ranks_that_mpirun_torchrun_or_srun_started_here(
+    address: str, one_machine: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They meet at an address of the loopback, or their launcher says that all are on this machine."""
 
     with socket.create_server((world.LOCAL, 0)) as free:
         port = free.getsockname()[1]
     context = multiprocessing.get_context("forkserver")
     with listening() as found:
-        ranks = [context.Process(target=_join_by_hand, args=(port, rank)) for rank in range(2)]
+        ranks = [context.Process(target=_join_by_hand, args=(port, rank, address, one_machine)) for rank in range(2)]
         for each in ranks:
             each.start()
         for each in ranks:

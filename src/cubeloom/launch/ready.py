@@ -46,7 +46,8 @@ def make_ready(local_rank: int, device: devices.Kind, ranks: int) -> None:
 def join(here: Membership, device: devices.Kind, patience: float) -> None:
     """Take the place in the job that its launcher gave us."""
     devices.use(device, here.local_rank)
-    if world.is_local(here.address):
+    alone = here.one_machine or world.is_local(here.address)
+    if alone:
         for name, value in devices.wiring(device, here.local_rank, shared=False).items():
             os.environ.setdefault(name, value)  # who set it knows better
     if here.hosted:
@@ -54,7 +55,7 @@ def join(here: Membership, device: devices.Kind, patience: float) -> None:
         attempt = f"restart {here.restart} of {here.world} ranks"
         world.join(world.visit(here.port, here.address), attempt, here.rank, here.world, device, patience)
         return
-    if world.is_local(here.address):
+    if alone:
         store = world.host(here.port) if here.rank == 0 else world.visit(here.port)
         world.join(store, "job", here.rank, here.world, device, patience)
         return
