@@ -68,6 +68,24 @@ def test_srun() -> None:
     assert found(SRUN | {"MASTER_ADDR": "ib-node03", "MASTER_PORT": "1234"}).address == "ib-node03"
 
 
+@pytest.mark.parametrize(
+    ("variables", "alone"),
+    [
+        (TORCHRUN, False),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "4"}, False),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}, True),
+        (SRUN, False),
+        (SRUN | {"SLURM_STEP_NUM_NODES": "2"}, False),
+        (SRUN | {"SLURM_STEP_NUM_NODES": "1"}, True),
+        (MPIRUN, True),
+        (MPIRUN | {"OMPI_COMM_WORLD_SIZE": "4", "MASTER_ADDR": "node1"}, False),
+        (POD, False),
+    ],
+)
+def test_whether_all_ranks_are_on_this_machine(variables: dict[str, str], alone: bool) -> None:
+    assert found(variables).one_machine == alone
+
+
 def test_steps_and_jobs_meet_at_ports_of_their_own() -> None:
     ports = {
         found(SRUN | {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}).port

@@ -116,4 +116,5 @@ def test_ranks_that_share_a_gpu_say_so_to_nccl() -> None:
     """Each is a host of its own; ranks with a GPU each are left alone."""
     first, second = (devices.wiring("cuda", rank, shared=True) for rank in range(2))
     assert first["NCCL_HOSTID"] != second["NCCL_HOSTID"]
-    assert devices.wiring("cuda", 0, shared=False) == {"NCCL_SOCKET_IFNAME": "lo"}
+    alone = devices.wiring("cuda", 0, shared=False)
+    assert alone == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}

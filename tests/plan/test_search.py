@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -201,7 +202,9 @@ def test_a_schedule_too_long_to_simulate_puts_no_other_last(monkeypatch: pytest.
     simulated = [plan for plan in few.plans if plan.simulated]
     assert len({plan.shape for plan in simulated}) > 1 and len(simulated) < len(few.plans)
     assert any(plan.microbatches * plan.grid.pipe == longest for plan in few.plans if not plan.simulated)
-    times = [plan.seconds for plan in few.plans]
+    # Those that were not simulated stand by the closed form's time, corrected by what simulation changed in the others.
+    ratio = median(plan.seconds / plan.closed for plan in simulated)
+    times = [plan.seconds if plan.simulated else plan.closed * ratio for plan in few.plans]
     assert times == sorted(times)
     assert any(not plan.simulated for plan in few.plans[: few.plans.index(simulated[-1])])
     shown = answer(2000, 10**9).plans[: refine.SURE]

@@ -101,11 +101,11 @@ def settle(device: torch.device) -> None:
 
 
 def wiring(kind: Kind, local_rank: int, shared: bool) -> dict[str, str]:
-    """Environment that the backend wants of a rank on this machine: talk over the loopback; `shared`: several on one GPU."""
-    if kind == "cpu":
-        return {"GLOO_SOCKET_IFNAME": "lo"}
-    found = {"NCCL_SOCKET_IFNAME": "lo"}
-    if shared:
+    """Environment that the backends want of a rank whose others are all on this machine: they listen on the loopback, which
+    nobody else reaches; `shared`: several on one GPU."""
+    # Ranks with GPUs have groups of gloo, too, for what goes on beside training.
+    found = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    if kind != "cpu" and shared:
         # NCCL refuses two ranks of one host on one GPU, and takes each other id for another host.
         found["NCCL_HOSTID"] = f"cubeloom-{local_rank}"
         # Two channels, each with a connection of its own, are slower there for a message than one: 8 MiB were handed on three

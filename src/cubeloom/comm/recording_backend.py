@@ -20,7 +20,6 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
 
 from cubeloom.comm.devices import BACKENDS
 from cubeloom.comm.ledger import Ledger
@@ -174,7 +173,8 @@ def rehearsed(rank: int, world: int) -> Iterator[Tape]:
     if dist.is_initialized():
         raise UserError("this process is a rank of a job already; rehearse in a process of its own")
     tape = Tape()
-    dist.init_process_group(NAME, store=HashStore(), rank=rank, world_size=world, pg_options=tape)
+    store = dist.HashStore()  # type: ignore[attr-defined] # documented; torch's types hide it
+    dist.init_process_group(NAME, store=store, rank=rank, world_size=world, pg_options=tape)
     try:
         yield tape
     finally:

@@ -3,34 +3,54 @@
 from __future__ import annotations
 
 import gc
+import ipaddress
+import socket
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
-from torch._C._distributed_c10d import TCPStore as TCPStore
-from torch.distributed.tensor import debug
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined] # documented; torch's types hide it
+from torch.distributed import TCPStore as TCPStore  # type: ignore[attr-defined]
 
+from cubeloom import torch_private
 from cubeloom.comm.devices import BACKENDS, Kind
 
 LOCAL = "127.0.0.1"
 
 
-def host() -> TCPStore:
-    """A meeting point on this machine, at a port that the system picks, so that two never meet."""
-    return TCPStore(LOCAL, 0, is_master=True, wait_for_workers=False)
+def is_local(address: str) -> bool:
+    """Whether it can be reached from this machine alone: who meets there is on this machine."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def host(port: int = 0) -> TCPStore:
+    """A meeting point that only this machine can reach; at a port that the system picks, so that two never meet.
+
+    Torch itself would listen on every interface, whatever name it is given.
+    """
+    listening = socket.create_server((LOCAL, port))
+    port = listening.getsockname()[1]
+    return TCPStore(LOCAL, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
 def visit(port: int, address: str = LOCAL) -> TCPStore:
     """The meeting point at this port, seen from a rank."""
-    return TCPStore(address, port, is_master=False, wait_for_workers=False)
+    return TCPStore(LOCAL if is_local(address) else address, port, is_master=False, wait_for_workers=False)
+
+
+def within(store: Store, name: str) -> Store:
+    """A store whose keys those of other names do not see."""
+    return PrefixStore(name, store)
 
 
 def join(store: Store, job: str, rank: int, world: int, kind: Kind, timeout: float) -> None:
     """Become a rank of the job of this name."""
     dist.init_process_group(
         BACKENDS[kind],
-        store=PrefixStore(job, store),
+        store=within(store, job),
         rank=rank,
         world_size=world,
         timeout=timedelta(seconds=timeout),
@@ -58,5 +78,5 @@ def forget() -> None:
     """Let go of the groups of a job that is over."""
     # A gloo group has threads that wake a hundred times a second until the last reference to it is gone. Networks are
     # cycles, and distributed tensors remember the meshes they were ever on: forget both.
-    getattr(debug, "_clear_sharding_prop_cache", gc.collect)()  # torch 2.11 may not have it
+    torch_private.forget_layouts()
     gc.collect()

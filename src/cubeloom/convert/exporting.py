@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cubeloom.convert.checkpoint_files import CheckpointWeights
+from cubeloom.convert.checkpoint_files import CheckpointWeights, config_of
 from cubeloom.convert.dtypes import CODES, plain
 from cubeloom.convert.hugging_face_config import write_config
-from cubeloom.convert.hugging_face_folder import CONFIG
+from cubeloom.convert.hugging_face_folder import CONFIG, write_sums
 from cubeloom.convert.safetensors_files import SafetensorsFiles
 from cubeloom.errors import UserError
 from cubeloom.models import LanguageConfig, to_hugging_face
-from cubeloom.models.description import config_from
 from cubeloom.models.hugging_face import rules_to_write
 
 
@@ -53,22 +53,17 @@ class Export:
                 files.write(name, part)
                 wrote(part)
         files.finish()
+        write_sums(folder)
         return len(files.files)
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor if self._dtype is None else tensor.to(self._dtype)
 
 
-def _config(checkpoint: Path, progress: dict[str, object]) -> LanguageConfig:
-    description = progress.get("model")
-    if not isinstance(description, dict):
-        raise UserError(f'the checkpoint {checkpoint} does not say of which model it is: its manifest has no "model"')
-    try:
-        config = config_from(description)
-    except UserError as error:
-        raise UserError(f"the checkpoint {checkpoint} is of a model that is not known here: {error}") from None
+def _config(checkpoint: Path, progress: Mapping[str, Any]) -> LanguageConfig:
+    config = config_of(checkpoint, progress)
     if not isinstance(config, LanguageConfig):
         raise UserError(
-            f"the checkpoint {checkpoint} is of a {description['family']}; those of gpt, llama and bert can be exported"
+            f"the checkpoint {checkpoint} is of a {progress['model']['family']}; those of gpt, llama and bert can be exported"
         )
     return config

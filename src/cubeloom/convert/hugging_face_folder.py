@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,11 @@ from torch import Tensor
 
 from cubeloom.convert.dtypes import DTYPES
 from cubeloom.errors import UserError
+from cubeloom.files import check_sealed, checksum, is_plain_name, read_json, write_sealed
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CHECKSUMS = "checksums.json"
+"""What an export adds, since safetensors have none. Folders of others have no such file, and are read as they are."""
 
 
 class HuggingFaceFolder:
@@ -21,7 +23,8 @@ class HuggingFaceFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config = read_json(folder / CONFIG)
+        _check_sums(folder)
+        self.config = _read(folder / CONFIG)
         self.tensors: dict[str, Tensor] = {}
         self._files: dict[str, Path] = {}
         index = _weight_map(folder)
@@ -62,16 +65,32 @@ def is_hugging_face(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def write_sums(folder: Path) -> None:
+    write_sealed(folder / CHECKSUMS, {file.name: checksum(file) for file in sorted(folder.iterdir())})
+
+
+def _check_sums(folder: Path) -> None:
+    """That of an export every file is as it was written."""
+    file = folder / CHECKSUMS
+    if not file.exists():
+        return
+    expected = _read(file)
+    check_sealed(file, expected)
+    for name, digest in expected.items():
+        path = folder / name
+        if not is_plain_name(name) or not path.is_file():
+            raise UserError(f"{folder} is not whole: {name} is missing")
+        if checksum(path) != digest:
+            raise UserError(
+                f"{path} is damaged: it is not what was written. If somebody changed it on purpose, remove {file}"
+            )
+
+
+def _read(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        return read_json(file)
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{file} is damaged: it is not JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{file} is damaged: it should be a JSON object")
-    return content
 
 
 def _weight_map(folder: Path) -> dict[str, str] | None:
@@ -84,7 +103,7 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
             f"{folder} has neither {SINGLE} nor {INDEX}, but {others}; weights in another format must be saved as "
             "safetensors first"
         )
-    found = read_json(folder / INDEX).get("weight_map")
+    found = _read(folder / INDEX).get("weight_map")
     if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
         raise UserError(f"{folder / INDEX} is damaged: weight_map should say in which file each tensor is")
     return found

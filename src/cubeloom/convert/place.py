@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cubeloom.convert.hugging_face_folder import CONFIG, INDEX
+from cubeloom.convert.hugging_face_folder import CHECKSUMS, CONFIG, INDEX
 from cubeloom.errors import UserError
 from cubeloom.files import replace_folder
 
@@ -33,7 +33,7 @@ def check_place(source: Path, target: Path, force: bool) -> None:
 
 
 def _converted(path: Path) -> bool:
-    return path.name in (CONFIG, INDEX, IMPORTED) or path.suffix == ".safetensors"
+    return path.name in (CONFIG, INDEX, CHECKSUMS, IMPORTED) or path.suffix == ".safetensors"
 
 
 @contextmanager

@@ -12,11 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.modules.conv import _ConvNd
 
+from cubeloom import torch_private
 from cubeloom.cube.cut import CutError
 
-Convolution = _ConvNd  # of any dimension, transposed or not
+Convolution = torch_private.AnyConvolution
 
 
 class Product(Protocol):
@@ -80,7 +80,7 @@ class Matmul:
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = functional.linear(x, weight, bias)
         # With a bias and more than two dimensions it is a view, which a model could not change in place.
-        return y if y.dim() <= 2 else torch.ops.aten._unsafe_view(y, y.shape)
+        return y if y.dim() <= 2 else torch_private.same_values(y)
 
     def input_gradient(self, gradient: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
         return gradient @ weight

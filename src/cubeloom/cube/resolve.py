@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import islice
 
 from torch import nn
-from torch.nn.modules.loss import _Loss
 
+from cubeloom import torch_private
 from cubeloom.cube import cut as declared
 from cubeloom.cube.cut import Cut, CutError, Kind, Rest, lookup, pattern_of
 from cubeloom.cube.forms import (
@@ -100,7 +100,7 @@ def _refuse_undeclared(name: str, module: nn.Module) -> None:
         raise CutError(f"{title} has buffers, which a cut cannot fill; compute them in forward")
     if isinstance(module, nn.Dropout) and module.p > 0:
         raise CutError(f"{title} is not in the cut, so its mask would depend on the grid")
-    if isinstance(module, _Loss):
+    if isinstance(module, torch_private.AnyLoss):
         raise CutError(f"{title} is not in the cut, so each rank would take the mean of its own rows")
 
 

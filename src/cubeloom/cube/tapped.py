@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.nn import functional
+
+from cubeloom import torch_private
 
 TOKENS = ("of_input", "of_output")
 Shapes = tuple[torch.Size, torch.Size]  # of a layer's input and of its output: those of its tokens
@@ -114,7 +115,7 @@ def _shapes(
         for name, layer in block.named_modules()
         if type(layer) is nn.Linear and uses[id(layer.weight)] == 1
     ]
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    with torch_private.FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         functional_call(block, dict(parameters), arguments, named)
     for hook in hooks:
         hook.remove()

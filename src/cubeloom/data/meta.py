@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from cubeloom.errors import UserError
-from cubeloom.files import replace_text
+from cubeloom.files import check_sealed, is_plain_name, read_json, write_sealed
 
-FORMAT, VERSION = "cubeloom tokens", 1
+FORMAT, VERSION = "cubeloom tokens", 2
 META, TOKENS, DOCUMENTS, TOKENIZER = "meta.json", "tokens.bin", "documents.bin", "tokenizer.json"
+CHECKSUMS = "checksums.bin"
+"""Of the parts of tokens.bin, then of those of documents.bin."""
 ENDS = np.dtype("<u8")
 """Of the ends of documents."""
 
@@ -51,26 +52,41 @@ class Meta:
         return self.training.documents + self.validation.documents
 
     def write(self, folder: Path) -> None:
-        known = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        replace_text(folder / META, json.dumps(known, indent=2) + "\n")
+        write_sealed(folder / META, {"format": FORMAT, "version": VERSION, **asdict(self)})
 
     @classmethod
     def read(cls, folder: Path) -> Meta:
+        file = folder / META
         try:
-            known = json.loads((folder / META).read_text(encoding="utf-8"))
+            known = read_json(file)
         except OSError as error:
             raise UserError(f"{folder} is not a folder of tokens: {META} cannot be read ({error.strerror})") from None
-        except ValueError:
-            raise UserError(f"{folder / META} is damaged: it is not JSON") from None
-        if not isinstance(known, dict) or known.pop("format", None) != FORMAT:
+        if known.get("format") != FORMAT:
             raise UserError(f"{folder} is not a folder of tokens: {META} is of another program")
-        if (version := known.pop("version", None)) != VERSION:
-            raise UserError(f"{folder} is of version {version} of the format; this program reads version {VERSION}")
+        if (version := known.get("version")) != VERSION:
+            raise UserError(
+                f"{folder} is of version {version} of the format, and this program reads version {VERSION}; prepare it "
+                "again (cubeloom data prepare)"
+            )
+        check_sealed(file, known)
+        del known["format"], known["version"]
         try:
             training, validation = Part(**known.pop("training")), Part(**known.pop("validation"))
-            return cls(training=training, validation=validation, **known)
-        except (KeyError, TypeError):
-            raise UserError(f"{folder / META} is damaged: it lacks something, or has too much") from None
+            found = cls(training=training, validation=validation, **known)
+            found.check()
+        except (AttributeError, KeyError, TypeError):
+            raise UserError(f"{file} is damaged: it lacks something, or has too much") from None
+        return found
+
+    def check(self) -> None:
+        """Raises TypeError where something is not of its type, as in a file that no program of ours wrote."""
+        numbers = [self.vocabulary, self.end, *asdict(self.training).values(), *asdict(self.validation).values()]
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise TypeError("a count")
+        if not isinstance(self.sha256, dict) or not all(map(is_plain_name, self.sha256)):
+            raise TypeError("the hashes of files")
+        if not isinstance(self.request["tokenizer"], dict) or not isinstance(self.request["tokenizer"]["kind"], str):
+            raise TypeError("the tokenizer")
 
 
 def token_dtype(vocabulary: int) -> np.dtype[np.unsignedinteger]:

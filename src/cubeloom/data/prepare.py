@@ -6,15 +6,15 @@ the folder gets its name when it is whole.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from cubeloom.data import hugging_face
+from cubeloom.data.checked import sums
 from cubeloom.data.chunks import Place, chunks
-from cubeloom.data.meta import DOCUMENTS, META, TOKENIZER, TOKENS, Meta, Part, token_dtype
+from cubeloom.data.meta import CHECKSUMS, DOCUMENTS, META, TOKENIZER, TOKENS, Meta, Part, token_dtype
 from cubeloom.data.request import DEFAULT_VOCABULARY, Request
 from cubeloom.data.sources import Progress, Source, describe, sha256
 from cubeloom.data.token_file import TokenFile
@@ -22,7 +22,7 @@ from cubeloom.data.tokenizer import Bytes, Tokenizer
 from cubeloom.data.workshop import empty, publish, workshop
 from cubeloom.data.writer import BEGIN, VALIDATION, State, Writer
 from cubeloom.errors import UserError
-from cubeloom.files import replace_text
+from cubeloom.files import check_sealed, read_json, replace_bytes, replace_text, write_sealed
 
 _JOURNAL = "journal.json"
 TRAINED_ON = 1 << 30
@@ -120,14 +120,19 @@ def _training_texts(request: Request, sources: list[Source], progress: Progress)
 
 
 def _write_journal(folder: Path, wanted: dict[str, Any], state: State) -> None:
-    replace_text(folder / _JOURNAL, json.dumps({"request": wanted, "state": asdict(state)}))
+    write_sealed(folder / _JOURNAL, {"request": wanted, "state": asdict(state)})
 
 
 def _journal(folder: Path, wanted: dict[str, Any]) -> State | None:
     """Where to go on, if what lies here is of this request."""
-    if not (folder / _JOURNAL).exists():
+    file = folder / _JOURNAL
+    if not file.exists():
         return None
-    found = json.loads((folder / _JOURNAL).read_text(encoding="utf-8"))
+    try:
+        found = read_json(file)
+        check_sealed(file, found)
+    except UserError:
+        return None
     if found["request"] != wanted:
         return None
     state = found["state"]
@@ -142,7 +147,8 @@ def _journal(folder: Path, wanted: dict[str, Any]) -> State | None:
 
 
 def _describe_result(folder: Path, tokenizer: Tokenizer, state: State, wanted: dict[str, Any]) -> None:
-    names = [name for name in (TOKENS, DOCUMENTS, TOKENIZER) if (folder / name).exists()]
+    replace_bytes(folder / CHECKSUMS, b"".join(sums(folder / name).tobytes() for name in (TOKENS, DOCUMENTS)))
+    names = [name for name in (TOKENS, DOCUMENTS, CHECKSUMS, TOKENIZER) if (folder / name).exists()]
     Meta(
         vocabulary=tokenizer.vocabulary,
         end=tokenizer.end,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cubeloom import counter
+from cubeloom.data.checked import Checked
 from cubeloom.data.permutation import Permutation
 from cubeloom.data.tokenizer import Array
 from cubeloom.errors import UserError
@@ -33,7 +34,7 @@ class Stream:
     So in an epoch every token after the first is predicted once; only what does not fill a window at the end is left out.
     """
 
-    tokens: Array
+    tokens: Array | Checked
     sequence: int
     seed: int = 0
     shuffled: bool = True

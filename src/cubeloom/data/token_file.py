@@ -8,8 +8,9 @@ from typing import Literal
 
 import numpy as np
 
+from cubeloom.data.checked import SUMS, Checked, parts
 from cubeloom.data.hugging_face import HuggingFace
-from cubeloom.data.meta import DOCUMENTS, ENDS, TOKENIZER, TOKENS, Meta, token_dtype
+from cubeloom.data.meta import CHECKSUMS, DOCUMENTS, ENDS, TOKENIZER, TOKENS, Meta, token_dtype
 from cubeloom.data.sources import sha256
 from cubeloom.data.stream import Stream
 from cubeloom.data.tokenizer import Array, Bytes, Tokenizer
@@ -17,7 +18,7 @@ from cubeloom.errors import UserError
 
 
 class TokenFile:
-    """What `cubeloom data prepare` wrote. Opening checks sizes; `damaged` reads everything and checks hashes."""
+    """What `cubeloom data prepare` wrote. What is read is checked as it is; `damaged` reads everything."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -25,37 +26,36 @@ class TokenFile:
         self._dtype = token_dtype(self.meta.vocabulary)
         if self._dtype.name != self.meta.dtype:
             raise UserError(f"{folder} is damaged: {self.meta.vocabulary} tokens are not kept as {self.meta.dtype}")
+        tokens, documents = self.meta.tokens * self._dtype.itemsize, self.meta.documents * ENDS.itemsize
         for name, size in (
-            (TOKENS, self.meta.tokens * self._dtype.itemsize),
-            (DOCUMENTS, self.meta.documents * ENDS.itemsize),
+            (TOKENS, tokens),
+            (DOCUMENTS, documents),
+            (CHECKSUMS, (parts(tokens) + parts(documents)) * SUMS.itemsize),
         ):
             path = folder / name
             found = path.stat().st_size if path.exists() else 0
             if found != size:
                 raise UserError(f"{path} is damaged: it has {found} bytes and should have {size}")
-
-    @cached_property
-    def tokens(self) -> Array:
+        if sha256(folder / CHECKSUMS)[1] != self.meta.sha256.get(CHECKSUMS):
+            raise UserError(f"{folder / CHECKSUMS} is damaged: it is not what was written")
+        sums = np.fromfile(folder / CHECKSUMS, SUMS)
+        self.tokens = Checked(folder / TOKENS, self._dtype, sums[: parts(tokens)])
         """All of them, training first."""
-        return np.memmap(self.folder / TOKENS, self._dtype, mode="r")
-
-    @cached_property
-    def documents(self) -> Array:
+        self.documents = Checked(folder / DOCUMENTS, ENDS, sums[parts(tokens) :])
         """Where each document ends in `tokens`, its end token included."""
-        return np.memmap(self.folder / DOCUMENTS, ENDS, mode="r")
 
     @property
-    def training(self) -> Array:
-        return self.tokens[: self.meta.training.tokens]
+    def training(self) -> Checked:
+        return self.tokens.within(0, self.meta.training.tokens)
 
     @property
-    def validation(self) -> Array:
-        return self.tokens[self.meta.training.tokens :]
+    def validation(self) -> Checked:
+        return self.tokens.within(self.meta.training.tokens, len(self.tokens))
 
     def document(self, number: int) -> Array:
         """The tokens of a document, the end token included."""
-        first = int(self.documents[number - 1]) if number else 0
-        return self.tokens[first : int(self.documents[number])]
+        first, last = self.documents[number - 1 : number + 1] if number else (0, *self.documents[:1])
+        return self.tokens[int(first) : int(last)]
 
     def stream(self, sequence: int, *, seed: int = 0, part: Literal["training", "validation"] = "training") -> Stream:
         """Samples of training, shuffled; or of validation, in order."""
@@ -76,7 +76,10 @@ class TokenFile:
     def tokenizer(self) -> Tokenizer:
         if self.meta.tokenizer == Bytes.fingerprint:
             return Bytes()
-        return HuggingFace(self.folder / TOKENIZER, self.meta.request["tokenizer"].get("end"))
+        found = HuggingFace(self.folder / TOKENIZER, self.meta.request["tokenizer"].get("end"))
+        if found.fingerprint != self.meta.tokenizer:
+            raise UserError(f"{self.folder / TOKENIZER} is damaged: it is not what was written")
+        return found
 
     def damaged(self) -> list[str]:
         """The files that are not as they were written."""

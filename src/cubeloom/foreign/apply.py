@@ -8,6 +8,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from cubeloom import torch_private
 from cubeloom.comm import Network
 from cubeloom.cube.apply import Fill
 from cubeloom.cube.buckets import Reduction
@@ -93,7 +94,7 @@ class _Maker:
         cuts: dict[str, int] = {first: 0, second: 1}
         if form.weights != "replicated":
             cuts["z"] = 0
-        parameters = plain._parameters
+        parameters = torch_private.parameters_of(plain)
         parameter = self._parameter(parameters["weight"], cuts, ("data",) if "z" in cuts else ("data", "z"))
         weight = Weight(parameter, self._state.network.axis("z"), form.weights, self._state.chain, layer.name)
         bias = self._parameter(parameters["bias"], {form.bias_axis: 0}, bias_axes(form)) if form.bias else None
@@ -107,9 +108,10 @@ class _Maker:
             setattr(self._module.get_submodule(owner), attribute, made)
 
     def leave_whole(self, module: nn.Module) -> None:
-        own = {name: each for name, each in module._parameters.items() if each is not None}
+        parameters = torch_private.parameters_of(module)
+        own = {name: each for name, each in parameters.items() if each is not None}
         for name, parameter in own.items():
-            module._parameters[name] = self._parameter(parameter, {}, WHOLE_AXES)
+            parameters[name] = self._parameter(parameter, {}, WHOLE_AXES)
         if own:
             read_locally(module, list(own), self._state)
 
@@ -117,7 +119,9 @@ class _Maker:
         for name, buffer in list(self._module.named_buffers()):
             owner, _, attribute = name.rpartition(".")
             value = self._values(name, tuple(buffer.shape), {}) if buffer.is_meta else buffer
-            self._module.get_submodule(owner)._buffers[attribute] = value.to(self._state.network.device)
+            torch_private.buffers_of(self._module.get_submodule(owner))[attribute] = value.to(
+                self._state.network.device
+            )
 
     def _values(self, name: str, shape: tuple[int, ...], cuts: Mapping[str, int]) -> Tensor:
         block = self._fill(name, Block.of(self._state.network, shape, cuts))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cubeloom import torch_private
 from cubeloom.cube.cut import CutError
 from cubeloom.cube.products import Convolution, Convolve, Matmul, Product, add_product
 
@@ -59,7 +60,7 @@ def why_not(module: nn.Module) -> str | None:
             Convolve.like(module)
         except CutError as error:
             return str(error)
-    if any(getattr(module, f"_{each}_hooks") for each in ("forward", "forward_pre", "backward", "backward_pre")):
+    if torch_private.has_hooks(module):
         return "it has hooks"
     if not all(parameter.requires_grad for parameter in module.parameters()):
         return "it is frozen"

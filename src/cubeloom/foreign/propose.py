@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from cubeloom import torch_private
 from cubeloom.cube.cut import CutError
 from cubeloom.cube.resolve import near
 from cubeloom.errors import UserError
@@ -77,7 +78,7 @@ def _shared(module: nn.Module) -> dict[str, str]:
     """Modules one of whose own parameters another has too."""
     owners: dict[int, list[str]] = defaultdict(list)
     for name, each in module.named_modules():
-        for parameter in each._parameters.values():
+        for parameter in torch_private.parameters_of(each).values():
             if parameter is not None and name not in owners[id(parameter)]:
                 owners[id(parameter)].append(name)
     found: dict[str, str] = {}
@@ -92,7 +93,7 @@ def _whole(module: nn.Module, cut: set[str], left: Mapping[str, str], used: set[
     """The other modules with parameters of their own. Of a shared parameter the first has the numbers."""
     counted: set[int] = set()
     for name, each in module.named_modules():
-        own = [parameter for parameter in each._parameters.values() if parameter is not None]
+        own = [parameter for parameter in torch_private.parameters_of(each).values() if parameter is not None]
         if name in cut or not own:
             continue
         new = [parameter for parameter in own if id(parameter) not in counted]
@@ -106,6 +107,6 @@ def _why(module: nn.Module) -> str:
     if sizes_of(module) is not None:
         return "it is the model itself"
     words = f"{type(module).__name__} has no form here"
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+    if isinstance(module, torch_private.AnyBatchNorm):
         return f"{words}; its statistics are of the rank's own samples"
     return words

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from cubeloom.foreign.flow import Flow
 from cubeloom.foreign.known import Sizes
 from cubeloom.foreign.operations import is_harmless, name_of, why_not
+from cubeloom.torch_private import tree_leaves, tree_map
 
 # Keyword arguments of one forward, or what to do with the module instead.
 Example = Mapping[str, Any] | Callable[[nn.Module], object]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from cubeloom import torch_private
 from cubeloom.cube.state import CubeState
 
 
@@ -31,7 +32,7 @@ def held_elsewhere(module: nn.Module) -> str | None:
 
 def _local(name: str, state: CubeState) -> property:
     def read(module: nn.Module) -> Tensor:
-        parameter = module._parameters[name]
+        parameter = torch_private.parameters_of(module)[name]
         assert parameter is not None
         return state.local(parameter)
 

@@ -10,18 +10,19 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch.distributed.elastic import multiprocessing as processes
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from cubeloom import torch_private
 from cubeloom.comm import world
 from cubeloom.errors import UserError, counted
+from cubeloom.launch import rendezvous
 from cubeloom.launch.gate import Gate
 from cubeloom.launch.ready import PRELOAD
 from cubeloom.launch.slurm import INTERRUPTED
@@ -56,8 +57,7 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
             max_nodes=1,
             nproc_per_node=ranks,
             run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint=f"{world.LOCAL}:0",
+            rdzv_backend=rendezvous.BACKEND,
             local_addr=world.LOCAL,
             max_restarts=restarts,
             monitor_interval=_LOOK,
@@ -93,43 +93,19 @@ def _end_with_agent(end: Gate) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-class _Ranks(processes.MultiprocessContext):
-    """Torch's, except where a rank is killed.
+def _ranks_that_may_be_killed() -> AbstractContextManager[None]:
+    """Torch's ranks that have answered sleep in an Event until all have, and if one was killed there, the agent never ends.
 
-    Those that have answered sleep in an Event until all have, and if one was killed there, the agent never ends. And nobody
-    hears which rank it was: it could not say so, and the others only say that they wait for it.
+    And nobody hears which rank it was: it could not say so, and the others only say that they wait for it.
     """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._worker_finished_event = Gate(multiprocessing.get_context(self.start_method))  # type: ignore[assignment]
-
-    def _poll(self) -> processes.RunProcsResult | None:
-        assert self._pc is not None
-        # Those that have ended before the agent ends the rest, and whichever it sees first.
-        codes = {rank: process.exitcode for rank, process in enumerate(self._pc.processes)}
-        found = super()._poll()
-        if found is not None:
-            codes |= {rank: failure.exitcode for rank, failure in found.failures.items()}
-            for rank, code in codes.items():
-                if code is not None and code < 0:
-                    self._tell_killed(rank, -code)
-        return found
-
-    def _tell_killed(self, rank: int, by: int) -> None:
-        memory = ", as the system does where memory runs out" if by == signal.SIGKILL else ""
-        sys.stderr.write(f"rank {rank} of {self.nprocs}: ended by signal {by} ({signal.strsignal(by)}){memory}\n")
+    return torch_private.watched_ranks(lambda method: Gate(multiprocessing.get_context(method)), _tell_killed)
 
 
-@contextmanager
-def _ranks_that_may_be_killed() -> Iterator[None]:
-    """Torch's agent asks its module for the class of its ranks, and nobody else."""
-    plain = processes.MultiprocessContext
-    processes.MultiprocessContext = _Ranks  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        processes.MultiprocessContext = plain  # type: ignore[misc]
+def _tell_killed(ranks: int, codes: Mapping[int, int]) -> None:
+    for rank, code in codes.items():
+        if code < 0:
+            memory = ", as the system does where memory runs out" if -code == signal.SIGKILL else ""
+            sys.stderr.write(f"rank {rank} of {ranks}: ended by signal {-code} ({signal.strsignal(-code)}){memory}\n")
 
 
 @contextmanager

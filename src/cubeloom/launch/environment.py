@@ -40,6 +40,8 @@ class Membership:
     """`pod` is one process a machine, as a Kubernetes PyTorchJob without torchrun starts them."""
     hosted: bool = False
     """Somebody already listens at the port (torchrun's agent); otherwise rank 0 has to."""
+    one_machine: bool = False
+    """All ranks are on this machine: nobody else has to reach them."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world:
@@ -92,6 +94,7 @@ def _by_torch(variables: Variables) -> Membership:
         restart=_number(variables, "TORCHELASTIC_RESTART_COUNT", 0),
         by="torchrun" if "LOCAL_RANK" in variables else "pod",
         hosted=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        one_machine=variables.get("LOCAL_WORLD_SIZE") == variables["WORLD_SIZE"],
     )
 
 
@@ -137,6 +140,7 @@ def _by_mpirun(variables: Variables) -> Membership | None:
         address=variables.get("MASTER_ADDR") or _LOCAL,
         port=_number(variables, "MASTER_PORT", _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS),
         by="mpirun",
+        one_machine=world == here,
     )
 
 
@@ -161,6 +165,7 @@ def _by_srun(variables: Variables) -> Membership | None:
         port=_number(variables, "MASTER_PORT", _FIRST_PORT + (job + _STEP * step) % _PORTS),
         restart=_number(variables, "SLURM_RESTART_COUNT", 0),
         by="srun",
+        one_machine=variables.get("SLURM_STEP_NUM_NODES") == "1",
     )
 
 

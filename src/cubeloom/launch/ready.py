@@ -9,6 +9,7 @@ import signal
 
 import torch
 
+from cubeloom import torch_private
 from cubeloom.comm import devices, world
 from cubeloom.errors import UserError
 from cubeloom.host import cores
@@ -16,7 +17,7 @@ from cubeloom.launch.environment import Membership
 from cubeloom.limits import PROCESSES, PROCESSES_A_CORE
 
 # Forked ranks have these in memory already; torch imports its compiler when the first distributed tensor is made.
-PRELOAD = ["cubeloom.launch.pool", "cubeloom.models", "torch._dynamo"]
+PRELOAD = ["cubeloom.launch.pool", "cubeloom.models", torch_private.COMPILER]
 
 
 def check_startable(ranks: int) -> None:
@@ -45,10 +46,18 @@ def make_ready(local_rank: int, device: devices.Kind, ranks: int) -> None:
 def join(here: Membership, device: devices.Kind, patience: float) -> None:
     """Take the place in the job that its launcher gave us."""
     devices.use(device, here.local_rank)
+    alone = here.one_machine or world.is_local(here.address)
+    if alone:
+        for name, value in devices.wiring(device, here.local_rank, shared=False).items():
+            os.environ.setdefault(name, value)  # who set it knows better
     if here.hosted:
         # The agent's meeting point outlives a restart, with the addresses of ranks that are dead: take none of those.
         attempt = f"restart {here.restart} of {here.world} ranks"
         world.join(world.visit(here.port, here.address), attempt, here.rank, here.world, device, patience)
+        return
+    if alone:
+        store = world.host(here.port) if here.rank == 0 else world.visit(here.port)
+        world.join(store, "job", here.rank, here.world, device, patience)
         return
     os.environ.update(
         RANK=str(here.rank), WORLD_SIZE=str(here.world), MASTER_ADDR=here.address, MASTER_PORT=str(here.port)

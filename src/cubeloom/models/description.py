@@ -35,7 +35,7 @@ def config_from(description: Mapping[str, Any]) -> Config:
     """Fields that are missing have their defaults; one that is unknown is refused."""
     fields = dict(description)
     family = fields.pop("family", None)
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         nearest = difflib.get_close_matches(str(family), FAMILIES, n=1, cutoff=0.0)[0]
         raise UserError(
             f"unknown family of models {family!r}; did you mean {nearest!r}? The families are {', '.join(FAMILIES)}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,15 +17,37 @@ from cubeloom.cube.apply import Fill
 from cubeloom.cube.parameter import Block
 from cubeloom.errors import UserError
 
+_IDENTITY, _CHECKSUM = "cubeloom", "blake2b"  # in the file's metadata
+
 
 def save_weights(model: nn.Module, path: str | Path) -> None:
     """Write a serial model. Tied tensors are written once."""
     tensors = {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}
-    save_file(tensors, path, metadata={"cubeloom": json.dumps(_identity(model))})
+    metadata = {_IDENTITY: json.dumps(_identity(model)), _CHECKSUM: _checksum(tensors.items())}
+    save_file(tensors, path, metadata=metadata)
 
 
 def check_weights(path: str | Path, model: nn.Module) -> None:
-    """Refuse a file that is not this model's, saying what differs."""
+    """Refuse a file that is not this model's, saying what differs; and one that is not what `save_weights` wrote, which takes
+    reading it all: once for a job, not on each rank."""
+    check_header(path, model)
+    with safe_open(path, "pt") as file:
+        expected = (file.metadata() or {}).get(_CHECKSUM)
+        found = _checksum((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+    if expected is not None and expected != found:
+        raise UserError(f"{path} is damaged: its numbers are not those that were written")
+
+
+def _checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    digest = hashlib.blake2b()
+    for name, tensor in sorted(tensors):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def check_header(path: str | Path, model: nn.Module) -> None:
+    """Refuse a file that is not this model's, saying what differs, without a look at its numbers."""
     try:
         with safe_open(path, "pt") as file:
             stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -35,8 +59,7 @@ def check_weights(path: str | Path, model: nn.Module) -> None:
     expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     if stored == expected:
         return
-    whose = json.loads(metadata["cubeloom"]) if "cubeloom" in metadata else None
-    made = f" (it was written from a {whose['model']} with {_difference(whose, _identity(model))})" if whose else ""
+    made = _whose(metadata, model)
     for title, names in (
         ("lacks", sorted(expected.keys() - stored.keys())),
         ("has besides", sorted(stored.keys() - expected.keys())),
@@ -51,9 +74,18 @@ def check_weights(path: str | Path, model: nn.Module) -> None:
     )
 
 
+def _whose(metadata: Mapping[str, str], model: nn.Module) -> str:
+    """From what it was written, if it says so."""
+    try:
+        whose = json.loads(metadata[_IDENTITY])
+        return f" (it was written from a {whose['model']} with {_difference(whose, _identity(model))})"
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return ""
+
+
 def stored_values(path: str | Path, model: nn.Module, dtype: torch.dtype, device: torch.device) -> Fill:
     """Fill parameters from a file, reading of each tensor only the block that is wanted."""
-    check_weights(path, model)
+    check_header(path, model)
 
     def fill(name: str, block: Block) -> Tensor:
         with safe_open(path, "pt") as file:

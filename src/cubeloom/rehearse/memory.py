@@ -24,8 +24,15 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from cubeloom.torch_private import (
+    TorchDispatchMode,
+    device_of,
+    in_backward,
+    running_backward,
+    storage_identity,
+    tree_leaves,
+)
 
 Kind = Literal["parameters", "gradients", "optimizer", "activations", "buffers"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -90,11 +97,13 @@ class Tracker(TorchDispatchMode):
             return NotImplemented  # it is made of local tensors, whose operations come here
         result = function(*arguments, **(named or {}))
         self._now += 1
-        self._backward = max(self._backward, torch._C._current_graph_task_id())
+        self._backward = max(self._backward, running_backward())
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and _device(leaf).type != "meta":
+            if isinstance(leaf, Tensor) and device_of(leaf).type != "meta":
                 storage = leaf.untyped_storage()
-                if storage._cdata not in self._alive and (function is _FRESH or not _shares(storage, arguments)):
+                if storage_identity(storage) not in self._alive and (
+                    function is _FRESH or not _shares(storage, arguments)
+                ):
                     self._see(storage)
         return result
 
@@ -134,11 +143,11 @@ class Tracker(TorchDispatchMode):
         return Memory(peak, {kind: at_peak[kind] for kind in KINDS}, over_time)
 
     def _see(self, storage: torch.UntypedStorage) -> _Storage:
-        address = storage._cdata
+        address = storage_identity(storage)
         known = self._alive.get(address)
         if known is not None:
             return known[0]
-        outside = torch._C._current_graph_task_id() == -1
+        outside = not in_backward()
         new = _Storage(storage.nbytes(), self._now, self._backward, outside)
         self._storages.append(new)
         self._alive[address] = new, weakref.ref(storage, partial(self._gone, address))
@@ -147,16 +156,11 @@ class Tracker(TorchDispatchMode):
     def _gone(self, address: int, _: object) -> None:
         storage, _ = self._alive.pop(address)
         storage.died = self._now
-        self._backward = max(self._backward, torch._C._current_graph_task_id())
+        self._backward = max(self._backward, running_backward())
         storage.outlived = self._backward > storage.backward
-
-
-def _device(tensor: Tensor) -> torch.device:
-    """A fake tensor's `device` is an operation of its own, which takes as long as any."""
-    return getattr(tensor, "fake_device", None) or tensor.device
 
 
 def _shares(storage: torch.UntypedStorage, arguments: tuple[Any, ...]) -> bool:
     """Whether it is that of an argument."""
-    address = storage._cdata
-    return any(isinstance(each, Tensor) and each.untyped_storage()._cdata == address for each in tree_leaves(arguments))
+    address = storage_identity(storage)
+    return any(isinstance(each, Tensor) and storage_identity(each) == address for each in tree_leaves(arguments))

@@ -14,7 +14,8 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor, FakeTensorMode
+
+from cubeloom.torch_private import FakeTensor, FakeTensorMode, storage_identity
 
 
 @contextmanager
@@ -40,4 +41,4 @@ def _ones(tensor: Tensor) -> Any:
 
 
 def _address(tensor: Tensor) -> int:
-    return hash((tensor.untyped_storage()._cdata, tensor.storage_offset()))
+    return hash((storage_identity(tensor), tensor.storage_offset()))

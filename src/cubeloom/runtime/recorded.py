@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from cubeloom import torch_private
 from cubeloom.cube.forms import DropoutForm, Form
 from cubeloom.cube.gradients import Gradients
 from cubeloom.cube.parameter import like, local_of
@@ -198,7 +199,7 @@ class RecordedSteps:
             if grad is not None and local_of(grad).data_ptr() == total.data_ptr():
                 parameter.grad = like(parameter, local_of(grad).clone())  # this step writes over it
         if not self._once:
-            torch._foreach_zero_(list(self._sums.values()))
+            torch_private.zero(list(self._sums.values()))
         self._gradients.accumulate_in(self._sums)
 
     def _prepare(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from cubeloom.convert.checkpoint_files import CheckpointWeights
+from cubeloom.convert.checkpoint_files import CheckpointWeights, config_of
 from cubeloom.cube import materialise
 from cubeloom.cube.parameter import Block
 from cubeloom.data import TokenFile, Tokenizer
@@ -15,10 +15,9 @@ from cubeloom.errors import UserError
 from cubeloom.job import Job
 from cubeloom.models import build
 from cubeloom.models.decoder import Decoder
-from cubeloom.models.description import config_from
 from cubeloom.settings import load
 from cubeloom.train.beside import from_run
-from cubeloom.train.checkpoint import newest
+from cubeloom.train.checkpoint import check_fits, newest
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,10 @@ class Trained:
             raise UserError(f"{run} has no checkpoint yet")
         weights = CheckpointWeights(checkpoint)
         with torch.device("meta"):
-            model = build(config_from(weights.progress["model"]))
-        assert isinstance(model, Decoder)  # others cannot be trained from a settings file
+            model = build(config_of(checkpoint, weights.progress))
+        if not isinstance(model, Decoder):
+            raise UserError(f"{checkpoint} is of a {weights.progress['model']['family']}, which does not write text")
+        check_fits(checkpoint, {name: each.shape for name, each in model.named_parameters()})
 
         def fill(name: str, _: Block) -> torch.Tensor:
             return weights.read(name).float()

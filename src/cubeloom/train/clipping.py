@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
+from cubeloom import torch_private
 from cubeloom.comm import Network
 from cubeloom.cube.parameter import local_of
 from cubeloom.train.sharded_optimizer import ShardedOptimizer
@@ -66,7 +67,7 @@ def norm_of(gradients: list[Piece], network: Network) -> Tensor:
         alike.setdefault((piece.holders, piece.gradient.dtype), []).append(piece.gradient)
     mine = torch.zeros((), dtype=torch.float64, device=network.device)
     for (holders, _), tensors in alike.items():
-        norms = torch._foreach_norm(tensors, dtype=torch.float64)  # a few kernels for all of them
+        norms = torch_private.norms_of(tensors, torch.float64)
         mine += torch.stack(norms).square().sum() / holders
     return network.everybody.all_reduce(mine, "gradient norm").wait().sqrt()
 

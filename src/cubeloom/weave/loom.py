@@ -22,6 +22,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from cubeloom import torch_private
 from cubeloom.comm import devices
 from cubeloom.errors import UserError
 from cubeloom.limits import within
@@ -142,9 +143,9 @@ class Loom:
         """
         if node is None:  # nothing before it needs a gradient
             return
-        self._numbers.append(node._sequence_nr())
+        self._numbers.append(torch_private.sequence_number(node))
         if len(self._numbers) > 1:
-            node._set_sequence_nr(self._numbers[-2])  # type: ignore[attr-defined]
+            torch_private.set_sequence_number(node, self._numbers[-2])
 
 
 def strand() -> Strand | None:

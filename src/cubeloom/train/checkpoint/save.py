@@ -8,15 +8,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save
-
 from cubeloom.comm import Aside, Network
 from cubeloom.errors import UserError, first_line
-from cubeloom.files import replace_folder, sync_names
+from cubeloom.files import checksum, replace_folder, sync_names
+from cubeloom.train.checkpoint.blocks import assign, write_blocks
 from cubeloom.train.checkpoint.entries import Optimizer, Parameters, said_of, state_of, weights_of
-from cubeloom.train.checkpoint.manifest import checkpoints, checksum, seal
+from cubeloom.train.checkpoint.manifest import checkpoints, seal
 from cubeloom.train.checkpoint.shard import Shard
 
 _FULL = 2**20  # bytes free, of a disk that somebody just failed to write to
@@ -94,12 +91,17 @@ def _write(
     final = folder / f"step-{step:08d}"
     writing = folder / f".{final.name}"
     _by_first(network, aside, final, lambda: _make_folder(writing))
-    try:
-        save(dict(shards), storage_writer=FileSystemWriter(writing, sync_files=True), process_group=aside.group)
-    except CheckpointException as error:
-        raise not_written(final, next(iter(error.failures.values()))[0]) from error
-    # Each rank reads its own files back, so that none reads them all.
-    checksums = aside.gather({file.name: checksum(file) for file in writing.glob(f"__{network.rank}_*")})
+    names, index = assign(shards, aside)
+
+    def write_mine() -> dict[str, str]:
+        try:
+            wrote = write_blocks(writing, network.rank, {name: shards[name] for name in names}, index)
+            # Each rank reads its own files back, so that none reads them all.
+            return {file.name: checksum(file) for file in wrote}
+        except OSError as error:
+            raise not_written(final, error) from error
+
+    checksums = aside.gather(aside.agree(write_mine))
 
     def finish() -> None:
         seal(writing, step, progress, optimizer, {name: each for mine in checksums for name, each in mine.items()})

@@ -1,0 +1,195 @@
+"""All that Cubeloom uses of torch without torch having promised it: names with an underscore, and what hangs on them.
+
+Each is a small function that says what we rely on, and has a test in tests/test_torch_private.py: a torch that changes one of
+them fails there. `tests/house_rules.py` keeps such names out of every other module. Works with torch 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.autograd.graph import Node
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.loss import _Loss
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _pop_mode, _push_mode
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
+
+# Families of modules that have no public name.
+AnyConvolution = _ConvNd
+"""Of any dimension, transposed or not."""
+AnyBatchNorm = _BatchNorm
+AnyLoss = _Loss
+
+COMPILER = "torch._dynamo"
+"""A module that torch imports when the first distributed tensor is made, which takes a second."""
+
+SavedTensorHooks = tuple[Callable[..., Any], Callable[..., Any]]
+
+
+# --- the backward that is running ---
+
+
+def running_backward() -> int:
+    """Its number, which grows with each that begins; -1 where none is running in this thread."""
+    return int(torch._C._current_graph_task_id())
+
+
+def in_backward() -> bool:
+    return running_backward() != -1
+
+
+def when_backward_ends(callback: Callable[[], None]) -> None:
+    """Have this called at the end of the backward that is running in this thread."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def sequence_number(node: Node) -> int:
+    """Among the nodes that are ready autograd runs the one with the highest."""
+    return node._sequence_nr()
+
+
+def set_sequence_number(node: Node, number: int) -> None:
+    node._set_sequence_nr(number)  # type: ignore[attr-defined]
+
+
+# --- what torch keeps for a thread ---
+
+
+def take_off_saved_tensor_hooks() -> tuple[SavedTensorHooks, ...]:
+    """The hooks of `saved_tensors_hooks` blocks that this thread is in, innermost first; it then has none."""
+    autograd = torch._C._autograd
+    found = []
+    while (top := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        found.append(top)
+        autograd._pop_saved_tensors_default_hooks()
+    return tuple(found)
+
+
+def put_on_saved_tensor_hooks(hooks: tuple[SavedTensorHooks, ...]) -> None:
+    for pack, unpack in reversed(hooks):
+        torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def take_off_dispatch_modes() -> tuple[TorchDispatchMode, ...]:
+    """Those that this thread is in, innermost first; it then is in none."""
+    return tuple(_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack()))
+
+
+def put_on_dispatch_modes(modes: tuple[TorchDispatchMode, ...]) -> None:
+    for mode in reversed(modes):
+        _push_mode(mode)
+
+
+# --- tensors and modules ---
+
+
+def version(tensor: Tensor) -> int:
+    """Grows with each change in place that autograd sees."""
+    return tensor._version
+
+
+def storage_identity(tensor: Tensor | torch.UntypedStorage) -> int:
+    """The same for tensors of one memory, also where it holds no values; another one may have it once that is gone."""
+    storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else tensor
+    return int(storage._cdata)
+
+
+def device_of(tensor: Tensor) -> torch.device:
+    """Also of a fake tensor, whose `device` is an operation of its own, which takes as long as any."""
+    return getattr(tensor, "fake_device", None) or tensor.device
+
+
+def same_values(tensor: Tensor) -> Tensor:
+    """The same memory and shape, and no view: autograd lets it be changed in place."""
+    return torch.ops.aten._unsafe_view(tensor, tensor.shape)
+
+
+def norms_of(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """One for each tensor, in few kernels for all of them."""
+    return list(torch._foreach_norm(tensors, dtype=dtype))
+
+
+def zero(tensors: list[Tensor]) -> None:
+    """In few kernels for all of them."""
+    torch._foreach_zero_(tensors)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """Its own, by name: what is put there is the module's."""
+    return module._parameters
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    return module._buffers
+
+
+# --- distributed tensors ---
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """The block that this rank holds of a DTensor, without a node of autograd: `to_local` makes one, and takes 20 us."""
+    return tensor._local_tensor  # type: ignore[attr-defined]
+
+
+def distributed_like(local: Tensor, like: Tensor) -> Tensor:
+    """A DTensor of this block, laid out as another one is: `from_local` checks that anew, and takes 90 us."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor(local, like._spec, requires_grad=False)  # type: ignore[attr-defined]
+
+
+def forget_layouts() -> None:
+    """DTensor's caches remember the meshes of groups that are gone, and keep their threads alive."""
+    from torch.distributed.tensor import debug
+
+    getattr(debug, "_clear_sharding_prop_cache", gc.collect)()  # torch 2.11 may not have it
+
+
+# --- the elastic agent ---
+
+
+@contextmanager
+def watched_ranks(finished: Callable[[str], Any], ended: Callable[[int, Mapping[int, int]], None]) -> Iterator[None]:
+    """While it is entered, ranks that torch's agent starts wait for each other at what `finished` makes of their start method.
+
+    Whenever the agent sees that ranks have failed, `ended` is told how many there are, and the exit codes of those that ended.
+    """
+    from torch.distributed.elastic import multiprocessing as processes
+
+    plain = processes.MultiprocessContext
+
+    class Watched(plain):  # type: ignore[misc, valid-type]
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            self._worker_finished_event = finished(self.start_method)
+
+        def _poll(self) -> Any:
+            assert self._pc is not None
+            # Those that have ended before the agent ends the rest, and whichever it sees first.
+            codes = {rank: process.exitcode for rank, process in enumerate(self._pc.processes)}
+            found = super()._poll()
+            if found is not None:
+                codes |= {rank: failure.exitcode for rank, failure in found.failures.items()}
+                ended(self.nprocs, {rank: code for rank, code in codes.items() if code is not None})
+            return found
+
+    # The agent asks its module for the class of its ranks, and nobody else.
+    processes.MultiprocessContext = Watched  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        processes.MultiprocessContext = plain  # type: ignore[misc]

@@ -1,0 +1,272 @@
+"""What we rely on of torch without torch having promised it. A new torch that changes some of it should fail here."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.tensor import DTensor, Replicate
+
+from cubeloom import torch_private as private
+from cubeloom.comm import world
+from cubeloom.launch import RankPool, rendezvous
+from cubeloom.launch.gate import Gate
+
+
+class Noting(torch.autograd.Function):
+    """Calls something in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, note: Any) -> Tensor:
+        ctx.note = note
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.note()
+        return gradient, None
+
+
+def backward_of(note: Any) -> None:
+    Noting.apply(torch.ones(1, requires_grad=True), note).sum().backward()
+
+
+def test_a_backward_has_a_number_that_grows() -> None:
+    numbers: list[int] = []
+    for _ in range(2):
+        backward_of(lambda: numbers.append(private.running_backward()))
+    assert private.running_backward() == -1
+    assert -1 < numbers[0] < numbers[1]
+
+
+def test_we_know_whether_we_are_in_a_backward() -> None:
+    seen: list[bool] = [private.in_backward()]
+    backward_of(lambda: seen.append(private.in_backward()))
+    assert seen == [False, True]
+
+
+def test_we_hear_of_the_end_of_a_backward_after_its_last_node() -> None:
+    order: list[str] = []
+    x = torch.ones(1, requires_grad=True)
+    early = Noting.apply(x, lambda: order.append("last node"))
+    late = Noting.apply(early, lambda: private.when_backward_ends(lambda: order.append("end")))
+    late.sum().backward()
+    assert order == ["last node", "end"]
+
+
+def test_autograd_runs_the_ready_node_with_the_highest_number_first() -> None:
+    def order(swapped: bool) -> list[str]:
+        found: list[str] = []
+        x = torch.ones(1, requires_grad=True)
+        first = Noting.apply(x, lambda: found.append("first"))
+        second = Noting.apply(x, lambda: found.append("second"))
+        number, higher = private.sequence_number(first.grad_fn), private.sequence_number(second.grad_fn)
+        assert number < higher
+        if swapped:
+            private.set_sequence_number(second.grad_fn, number)
+            private.set_sequence_number(first.grad_fn, higher)
+        torch.autograd.backward([first, second], [torch.ones(1)] * 2)
+        return found
+
+    assert order(swapped=False) == ["second", "first"]
+    assert order(swapped=True) == ["first", "second"]
+
+
+def test_hooks_of_saved_tensors_are_taken_off_and_put_on_again() -> None:
+    packed: list[str] = []
+
+    def hooks(name: str) -> saved_tensors_hooks:
+        def pack(tensor: Tensor) -> Tensor:
+            packed.append(name)
+            return tensor
+
+        return saved_tensors_hooks(pack, lambda tensor: tensor)
+
+    def save() -> None:
+        torch.ones(1, requires_grad=True).exp()
+
+    with hooks("outer"), hooks("inner"):
+        found = private.take_off_saved_tensor_hooks()
+        save()
+        assert (len(found), packed) == (2, [])
+        private.put_on_saved_tensor_hooks(found)
+        save()
+        assert packed == ["inner"]
+        private.put_on_saved_tensor_hooks((private.take_off_saved_tensor_hooks()[1],))
+        save()
+        assert packed == ["inner", "outer"]
+        private.put_on_saved_tensor_hooks((found[0],))  # as the blocks expect
+
+
+class Counting(private.TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_dispatch_modes_are_taken_off_and_put_on_again_and_see_the_backward() -> None:
+    x = torch.ones(1, requires_grad=True)
+    with Counting() as outer, Counting() as inner:
+        found = private.take_off_dispatch_modes()
+        y = x.exp()
+        assert found == (inner, outer) and outer.seen == inner.seen == 0
+        private.put_on_dispatch_modes(found)
+        y.backward()
+    assert outer.seen and inner.seen
+
+
+def test_a_version_counts_changes_in_place() -> None:
+    tensor = torch.zeros(2)
+    before = private.version(tensor)
+    tensor.view(-1).add_(1)
+    assert private.version(tensor) == before + 1
+
+
+def test_tensors_of_one_memory_have_one_identity_without_values_too() -> None:
+    for mode in (None, private.FakeTensorMode()):
+        with mode or torch.no_grad():
+            tensor, other = torch.zeros(2, 2), torch.zeros(2, 2)
+            identity = private.storage_identity(tensor)
+            assert identity == private.storage_identity(tensor[1]) == private.storage_identity(tensor.untyped_storage())
+            assert identity != private.storage_identity(other)
+
+
+def test_fake_tensors_have_shapes_and_devices_and_compute_nothing() -> None:
+    with private.FakeTensorMode(allow_non_fake_inputs=True):
+        product = torch.empty(10**6, 10**6) @ torch.empty(10**6, 3)
+        mixed = product[:2] @ torch.zeros(3, 1)
+    assert isinstance(product, private.FakeTensor) and product.shape == (10**6, 3) and mixed.shape == (2, 1)
+    assert private.device_of(product) == torch.device("cpu")
+    assert private.device_of(torch.zeros(1)) == torch.device("cpu")
+
+
+def test_the_same_values_are_no_view() -> None:
+    x = torch.ones(2, 3, 4, requires_grad=True)
+    y = nn.functional.linear(x, torch.ones(5, 4), torch.zeros(5))
+    same = private.same_values(y)
+    assert same.data_ptr() == y.data_ptr() and not same._is_view()
+    same.mul_(2).sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, torch.full((2, 3, 4), 10.0))
+
+
+def test_many_norms_at_once_in_another_dtype() -> None:
+    tensors = [torch.full((4,), 3.0), torch.ones(2, 2)]
+    norms = private.norms_of(tensors, torch.float64)
+    assert [norm.item() for norm in norms] == [6.0, 2.0] and norms[0].dtype == torch.float64
+
+
+def test_many_are_zeroed_at_once() -> None:
+    tensors = [torch.ones(2), torch.ones(3)]
+    private.zero(tensors)
+    assert all(not tensor.any() for tensor in tensors)
+
+
+def test_hooks_of_a_module_are_seen() -> None:
+    assert not private.has_hooks(nn.Linear(2, 2))
+    for register in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
+        module = nn.Linear(2, 2)
+        getattr(module, register)(lambda *_: None)
+        assert private.has_hooks(module)
+
+
+def test_what_is_put_among_parameters_and_buffers_is_the_modules() -> None:
+    module = nn.BatchNorm1d(2)
+    private.parameters_of(module)["weight"] = weight = nn.Parameter(torch.full((2,), 7.0))
+    private.buffers_of(module)["running_mean"] = mean = torch.full((2,), 5.0)
+    assert module.weight is weight and module.running_mean is mean
+    assert private.parameters_of(nn.Linear(2, 2, bias=False))["bias"] is None
+
+
+def test_families_of_modules() -> None:
+    for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d):
+        assert issubclass(kind, private.AnyConvolution)
+    assert issubclass(nn.BatchNorm2d, private.AnyBatchNorm) and issubclass(nn.SyncBatchNorm, private.AnyBatchNorm)
+    assert issubclass(nn.CrossEntropyLoss, private.AnyLoss) and issubclass(nn.MSELoss, private.AnyLoss)
+
+
+def test_trees_of_values() -> None:
+    tree = {"a": [1, (2, 3)], "b": None}
+    assert private.tree_map(lambda leaf: leaf, tree) == tree
+    assert [leaf for leaf in private.tree_leaves(tree) if leaf is not None] == [1, 2, 3]
+
+
+def test_the_compiler_has_its_name() -> None:
+    assert importlib.util.find_spec(private.COMPILER) is not None
+
+
+def _distributed() -> None:
+    mesh = DeviceMesh("cpu", [0])
+    local = torch.arange(4.0)
+    tensor = DTensor.from_local(local, mesh, [Replicate()])
+    assert private.local_tensor(tensor).data_ptr() == local.data_ptr()
+    parameter = nn.Parameter(tensor)
+    assert private.local_tensor(parameter).data_ptr() == local.data_ptr()
+    like = private.distributed_like(torch.ones(4), parameter)
+    assert isinstance(like, DTensor) and like.placements == tensor.placements and like.device_mesh == mesh
+    parameter.grad = like
+    torch.optim.SGD([parameter], lr=1.0).step()
+    assert torch.equal(local, torch.arange(4.0) - 1)
+    private.forget_layouts()
+
+
+def test_blocks_of_distributed_tensors_are_reached_and_made(ranks: RankPool) -> None:
+    ranks.run(1, _distributed)
+
+
+def test_a_recording_group_hears_of_collectives_by_one_of_these_names() -> None:
+    """`comm/recording_backend.py` has methods of both."""
+    for old, new in (("_allgather_base", "all_gather_single"), ("_reduce_scatter_base", "reduce_scatter_single")):
+        assert hasattr(dist.ProcessGroup, old) or hasattr(dist.ProcessGroup, new)
+
+
+def test_a_store_takes_a_socket_that_we_bound() -> None:
+    store = world.host()
+    seen = world.visit(store.port)
+    seen.set("key", "value")
+    assert store.get("key") == b"value"
+
+
+def _one_is_killed(rank_to_kill: int) -> None:
+    if int(os.environ["RANK"]) == rank_to_kill:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_agent_waits_at_our_gate_and_tells_the_exit_codes() -> None:
+    made: list[str] = []
+    ended: list[Mapping[int, int]] = []
+
+    def gate(method: str) -> Gate:
+        made.append(method)
+        return Gate(multiprocessing.get_context(method))
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        run_id="private",
+        rdzv_backend=rendezvous.BACKEND,
+        max_restarts=0,
+        monitor_interval=0.05,
+        start_method="forkserver",
+    )
+    with private.watched_ranks(gate, lambda ranks, codes: ended.append(codes)):
+        elastic_launch(config, _one_is_killed)(2)  # there is no such rank
+        with pytest.raises(Exception, match="SIGKILL"):
+            elastic_launch(config, _one_is_killed)(1)
+    assert made == ["forkserver"] * 2
+    assert ended[-1][1] == -signal.SIGKILL
