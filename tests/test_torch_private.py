@@ -6,6 +6,7 @@ import importlib.util
 import multiprocessing
 import os
 import signal
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,6 +64,27 @@ def test_we_hear_of_the_end_of_a_backward_after_its_last_node() -> None:
     late = Noting.apply(early, lambda: private.when_backward_ends(lambda: order.append("end")))
     late.sum().backward()
     assert order == ["last node", "end"]
+
+
+def test_a_backward_that_fails_lets_go_of_who_waits_for_its_end() -> None:
+    class Callback:
+        def __call__(self) -> None:
+            raise AssertionError("the backward did not end")
+
+    waiting: list[weakref.ref[Callback]] = []
+
+    def fail(_: Tensor) -> None:
+        callback = Callback()
+        waiting.append(weakref.ref(callback))
+        private.when_backward_ends(callback)
+        raise RuntimeError("on purpose")
+
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    y.register_hook(fail)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        y.sum().backward()
+    assert waiting[0]() is None
 
 
 def test_autograd_runs_the_ready_node_with_the_highest_number_first() -> None:
@@ -218,6 +240,8 @@ def _distributed() -> None:
     assert private.local_tensor(parameter).data_ptr() == local.data_ptr()
     like = private.distributed_like(torch.ones(4), parameter)
     assert isinstance(like, DTensor) and like.placements == tensor.placements and like.device_mesh == mesh
+    wide = private.distributed_like(torch.ones(4, dtype=torch.float64), parameter)
+    assert wide.dtype is torch.float64 and (wide + wide).dtype is torch.float64
     parameter.grad = like
     torch.optim.SGD([parameter], lr=1.0).step()
     assert torch.equal(local, torch.arange(4.0) - 1)

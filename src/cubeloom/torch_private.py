@@ -49,7 +49,7 @@ def in_backward() -> bool:
 
 
 def when_backward_ends(callback: Callable[[], None]) -> None:
-    """Have this called at the end of the backward that is running in this thread."""
+    """Have this called at the end of the backward that is running in this thread. One that fails lets go of it, uncalled."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
@@ -119,6 +119,11 @@ def norms_of(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return list(torch._foreach_norm(tensors, dtype=dtype))
 
 
+def assert_async(true: Tensor, message: str) -> None:
+    """Have a GPU stop if this is false, without waiting for it."""
+    torch._assert_async(true, message)
+
+
 def zero(tensors: list[Tensor]) -> None:
     """In few kernels for all of them."""
     torch._foreach_zero_(tensors)
@@ -148,8 +153,14 @@ def local_tensor(tensor: Tensor) -> Tensor:
 def distributed_like(local: Tensor, like: Tensor) -> Tensor:
     """A DTensor of this block, laid out as another one is: `from_local` checks that anew, and takes 90 us."""
     from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    return DTensor(local, like._spec, requires_grad=False)  # type: ignore[attr-defined]
+    spec: DTensorSpec = like._spec  # type: ignore[attr-defined]
+    meta = spec.tensor_meta
+    assert meta is not None
+    if meta.dtype is not local.dtype:
+        spec = DTensorSpec(spec.mesh, spec.placements, TensorMeta(meta.shape, meta.stride, local.dtype))
+    return DTensor(local, spec, requires_grad=False)
 
 
 def forget_layouts() -> None:

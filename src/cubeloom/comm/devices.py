@@ -8,6 +8,8 @@ from typing import Literal
 
 import torch
 
+from cubeloom import torch_private
+
 Kind = Literal["cpu", "cuda"]
 BACKENDS: dict[Kind, str] = {"cpu": "gloo", "cuda": "nccl"}
 CPU: Kind = "cpu"
@@ -48,7 +50,7 @@ def compute_in_full() -> None:
 def assert_all(true: torch.Tensor, message: str) -> bool:
     """Whether all of these are true. A GPU is not waited for: it asserts that they are, and stops if not."""
     if true.is_cuda:
-        torch._assert_async(true.all(), message)
+        torch_private.assert_async(true.all(), message)
         return True
     return bool(true.all().item())
 

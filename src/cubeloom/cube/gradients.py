@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 
+from cubeloom import torch_private
 from cubeloom.comm import Axis, Pending
 from cubeloom.cube.buckets import BUCKET_BYTES, Buckets, Receiver, Reduction
 from cubeloom.cube.cut import GradientDtype
@@ -134,8 +134,8 @@ class Gradients:
             )
         if self._seen_in_forward is not None and parameter.requires_grad:
             self._seen_in_forward.add(self._reductions[parameter].name)
-        running = torch._C._current_graph_task_id() != -1  # a recomputation: no backward comes through its nodes
-        return Use(self, parameter, counted=not running)
+        # In a recomputation no backward comes through the nodes that are made.
+        return Use(self, parameter, counted=not torch_private.in_backward())
 
     @contextmanager
     def seen_in_forward(self) -> Iterator[set[str]]:
@@ -278,14 +278,14 @@ class Gradients:
 
     def _hear_of_the_end(self) -> None:
         """Have `_end` called when the running backward ends. Outside a backward there is nothing to hear of."""
-        running = torch._C._current_graph_task_id()
+        running = torch_private.running_backward()
         if running in (-1, self._backward):
             return
         if self._end_of is not None and self._end_of() is None:
             self.abandon()
         end = _End(self)
         self._backward, self._end_of = running, weakref.ref(end)
-        Variable._execution_engine.queue_callback(end)
+        torch_private.when_backward_ends(end)
 
     def abandon(self) -> None:
         """Drop all of a backward that failed: autograd has let go of the callback that would have ended it."""

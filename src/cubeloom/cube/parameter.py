@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from cubeloom import counter
+from cubeloom import counter, torch_private
 from cubeloom.comm import Axis, Network
 from cubeloom.comm.network import CUBE, MESH_AXES
 from cubeloom.initial import Constant, Initial
@@ -77,13 +76,13 @@ def local_of(tensor: Tensor) -> Tensor:
     `to_local` would make a node and check the mesh, 20 us each time; the attribute is what it wraps.
     """
     assert isinstance(tensor, DTensor)
-    return tensor._local_tensor.detach()
+    return torch_private.local_tensor(tensor).detach()
 
 
 def exchange(parameter: nn.Parameter, block: Tensor) -> Tensor:
     """Put another block in the place of this rank's, behind autograd's back; gives the one that was there."""
     assert isinstance(parameter, DTensor)
-    local = parameter._local_tensor
+    local = torch_private.local_tensor(parameter)
     before = local.data
     local.data = block
     return before
@@ -95,18 +94,7 @@ def like(parameter: nn.Parameter, local: Tensor) -> Tensor:
     `from_local` would make a node and check anew what holds for the parameter, 90 us each time, for each of them in each step.
     """
     assert isinstance(parameter, DTensor)
-    dtype = parameter.grad_dtype or local.dtype
-    return DTensor(local.to(dtype), _spec(parameter._spec, dtype), requires_grad=False)
-
-
-def _spec(like: DTensorSpec, dtype: torch.dtype) -> DTensorSpec:
-    meta = like.tensor_meta
-    assert meta is not None
-    return (
-        like
-        if meta.dtype is dtype
-        else DTensorSpec(like.mesh, like.placements, TensorMeta(meta.shape, meta.stride, dtype))
-    )
+    return torch_private.distributed_like(local.to(parameter.grad_dtype or local.dtype), parameter)
 
 
 # How often a parameter was changed, as its DTensor and its block count it, and where the block lies.
@@ -116,8 +104,8 @@ Version = tuple[int, int, int]
 def version_of(parameter: nn.Parameter) -> Version:
     """Changes with every update by a torch optimizer, `load_state_dict`, or an assignment under `no_grad`."""
     assert isinstance(parameter, DTensor)
-    local = parameter._local_tensor
-    return parameter._version, local._version, local.data_ptr()
+    local = torch_private.local_tensor(parameter)
+    return torch_private.version(parameter), torch_private.version(local), local.data_ptr()
 
 
 def check_unchanged(parameter: nn.Parameter, at_forward: Version, name: str) -> None:
@@ -138,7 +126,7 @@ def _watch_optimizers() -> None:
 
 def _count_updates(optimizer: Optimizer, *_: Any) -> None:
     updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    increment_version(each._local_tensor if isinstance(each, DTensor) else each for each in updated)
+    increment_version([torch_private.local_tensor(each) if isinstance(each, DTensor) else each for each in updated])
 
 
 def own_part(axis: Axis) -> Callable[[Tensor], Tensor]:

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from copy import copy, deepcopy
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
-from cubeloom import weave
+from cubeloom import torch_private, weave
 from cubeloom.comm import Axis, Pending
 from cubeloom.cube.cut import Weights
 from cubeloom.cube.parameter import Version, local_of, version_of
@@ -102,7 +101,7 @@ class Weight:
             return self._held  # another strand has asked for it
         full = self._gathered("forward")
         # A recomputation inside a backward runs one block forward: the next block's weights are not wanted then.
-        if not _in_backward():
+        if not torch_private.in_backward():
             self._chain.forward(layer, self, backward_needs_it)
         return full
 
@@ -169,7 +168,3 @@ class Weight:
         assert self._full is not None
         self._kept = weakref.ref(self._full) if self.keeps else None
         return self._full
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1

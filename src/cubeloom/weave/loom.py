@@ -236,7 +236,7 @@ def replaying() -> bool:
 
 def refuse_to_guess(layer: str, woven: bool) -> None:
     """Raise if a layer that strands have run is computed once more by torch's checkpoint, which does not say for which."""
-    if woven and torch._C._current_graph_task_id() != -1 and not replaying():
+    if woven and torch_private.in_backward() and not replaying():
         raise UserError(
             f"layer {layer}: a forward is computed once more, and nobody knows for which strand of the weave; use "
             "`cubeloom.weave.recompute` in place of torch's checkpoint"
