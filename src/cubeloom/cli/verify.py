@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from math import lcm
+from math import inf, lcm
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -29,6 +29,7 @@ from cubeloom.pipeline import Schedule, Sync, generate, synchronised
 from cubeloom.runtime.microbatches import portions
 from cubeloom.settings import load
 from cubeloom.verify import Experiment, Report, verify
+from cubeloom.verify.report import ROUNDINGS
 
 # Options that a settings file leaves to the command line.
 _OUR_OWN = {"file", "overrides", "steps", "dtype", "patience", "seed", "device", "share_gpu", "json"}
@@ -212,13 +213,27 @@ def bytes_table(report: Report) -> Table:
     return table
 
 
+def _on_rounding(report: Report) -> str:
+    """Of what is off by more than the tolerance, and what rounding alone makes of it."""
+    if missing := [what for what, difference in report.differences.items() if difference == inf]:
+        return f"NOT A NUMBER, OR MISSING ON ONE SIDE: {', '.join(missing[:5])}\n"
+    if not report.rounding:
+        return ""
+    over = [what for what, difference in report.differences.items() if difference > report.tolerance]
+    what = max(over, key=lambda what: report.differences[what] / report.allowed(what))
+    return (
+        f"{what}: off by {report.differences[what]:.1e}; two serial runs that begin apart by rounding are by "
+        f"{report.rounding.get(what, 0.0):.1e}, and {ROUNDINGS:g} times that is right\n"
+    )
+
+
 def verdict(report: Report) -> str:
     differences = "  ".join(
         f"{name} {size:.1e}"
         for name, size in (("loss", report.loss_diff), ("gradients", report.grad_diff), ("weights", report.weight_diff))
         if name != "gradients" or not report.experiment.asynchronous
     )
-    worst = ", ".join(f"{what} {name}" for what, name in report.worst.items())
+    worst = ", ".join(filter(None, (report.largest(kind)[1] for kind in ("gradient", "weight"))))
     agree = "agree on every rank" if report.bytes_agree else "DO NOT AGREE"
     if report.experiment.recompute:
         agree = "are not compared where there is recomputation"
@@ -227,6 +242,7 @@ def verdict(report: Report) -> str:
     serial = "the serial model with weights as stale" if report.experiment.asynchronous else "the serial model"
     return (
         f"largest relative difference: {differences}  (at most {report.tolerance:.0e} is right; worst: {worst})\n"
-        f"bytes counted and predicted {agree}; {report.parameters:,} parameters a rank\n"
+        + _on_rounding(report)
+        + f"bytes counted and predicted {agree}; {report.parameters:,} parameters a rank\n"
         + (f"the grid trains as {serial} does" if report.ok else f"THE GRID DOES NOT TRAIN AS {serial.upper()} DOES")
     )

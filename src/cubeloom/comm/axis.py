@@ -17,6 +17,7 @@ from cubeloom.comm.failure import failed
 from cubeloom.comm.journal import Transfer
 from cubeloom.comm.recorder import Recorder
 from cubeloom.comm.watch import Watch
+from cubeloom.errors import UserError
 
 # torch 2.13 renamed these and warns of the old names; 2.11 has only the old ones.
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -100,6 +101,10 @@ class Axis:
         ordered = sorted(ranks)
         self._members = None if ranks == ordered else [ranks.index(rank) for rank in ordered]
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Axis:
+        """A copy of a model communicates as the model does."""
+        return self
+
     def wait(self, work: dist.Work | _Together, about: tuple[str, ...], transfer: Transfer | None) -> None:
         if transfer is not None:
             self._recorder.wait(transfer)
@@ -124,6 +129,11 @@ class Axis:
 
     def _lanes(self, tensor: Tensor) -> Sequence[dist.ProcessGroup]:
         """The groups over which a tensor is cut: all where that is worth it and comes out even, otherwise one."""
+        if torch.compiler.is_compiling():
+            # The compiler then leaves the layer to Python, and traces what lies between layers.
+            raise UserError(
+                "torch.compile cannot trace communication; `apply(..., compile=True)` compiles what lies between"
+            )
         count = len(self._groups)
         enough = tensor.nbytes >= count * LANE_BYTES
         return self._groups if enough and tensor.numel() % count == 0 and tensor.is_contiguous() else self._groups[:1]

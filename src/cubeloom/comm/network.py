@@ -75,6 +75,10 @@ class Network:
             for name in MESH_AXES[1:]:
                 self.axis(name)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Network:
+        """A copy of a model is on the same ranks."""
+        return self
+
     def axis(self, *names: str) -> Axis:
         """The axis of this name; of several names, one group over all of them, the last varying fastest.
 

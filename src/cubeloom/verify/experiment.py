@@ -41,6 +41,7 @@ class Experiment:
     recompute: Recompute = False  # each stage's forward, or attention, once more in its backward
     record: bool = False  # stages' actions as CUDA graphs
     compile: bool = False  # what is computed between collectives
+    nudged: bool = False  # initial values off by as much as rounding may be, to see what that does to a training
 
     @classmethod
     def of_job(cls, job: Job, *, steps: int, dtype: torch.dtype, seed: int = 0, patience: float = 120) -> Experiment:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from cubeloom import counter
 from cubeloom.comm import Network
 from cubeloom.cube import Batch, CubeState, apply, initial_values
 from cubeloom.cube.apply import Fill
 from cubeloom.cube.gradients import Gradients
-from cubeloom.cube.parameter import local_of
+from cubeloom.cube.parameter import Block, local_of
 from cubeloom.models.weights import stored_values
 from cubeloom.runtime import Pipeline
 from cubeloom.runtime.channels import Boundary
@@ -29,8 +30,28 @@ Known = Mapping[int, Boundary]
 
 def fill_of(experiment: Experiment, model: nn.Module, device: torch.device) -> Fill:
     if experiment.weights is not None:
-        return stored_values(experiment.weights, model, experiment.dtype, device)
-    return initial_values(model, experiment.initial_seed, experiment.dtype, device)  # type: ignore[arg-type]
+        fill = stored_values(experiment.weights, model, experiment.dtype, device)
+    else:
+        fill = initial_values(model, experiment.initial_seed, experiment.dtype, device)  # type: ignore[arg-type]
+    return _nudged(fill, max(side for each in model.parameters() for side in each.shape)) if experiment.nudged else fill
+
+
+def _nudged(fill: Fill, longest: int) -> Fill:
+    """Each value off by what rounding does to a sum of so many terms, up or down at random.
+
+    Sums of n terms in another order differ by about √n units of the precision that they are added in, float32 at least, and
+    results by a unit of their own.
+    """
+
+    def nudged(name: str, block: Block) -> Tensor:
+        values = fill(name, block)
+        added = torch.promote_types(values.dtype, torch.float32)
+        size = max(torch.finfo(values.dtype).eps, torch.finfo(added).eps * longest**0.5)
+        index = torch.arange(values.numel(), device=values.device).view_as(values)
+        sign = (counter.uniform(counter.key(1, name), index) < 0.5).double() * 2 - 1
+        return (values.double() * (1 + size * sign)).to(values.dtype)
+
+    return nudged
 
 
 # AdamW divides a gradient by its own size, and so shows at full scale the rounding of one that is zero but for rounding (an

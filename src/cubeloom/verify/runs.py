@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -23,15 +23,20 @@ from cubeloom.train import BlockOptimizer, ShardedOptimizer
 from cubeloom.verify.experiment import Experiment
 from cubeloom.verify.live import Train, adamw, build, fill_of, plainly
 
+WEIGHTS = "weights.safetensors"
+
+
+def gradients_of(step: int) -> str:
+    return f"gradients{step}.safetensors"
+
 
 @dataclass
 class Outcome:
     """What one rank saw."""
 
     losses: list[float] = field(default_factory=list)
-    grad_diff: float = 0.0
-    weight_diff: float = 0.0
-    worst: dict[str, str] = field(default_factory=dict)  # the parameter with the largest difference
+    gradients: dict[str, float] = field(default_factory=dict)  # how far that of each parameter is off at most
+    weights: dict[str, float] = field(default_factory=dict)
     counted: dict[str, Fraction] = field(default_factory=dict)
     parameters: int = 0
     digests: dict[tuple[str, tuple[int, ...]], str] = field(default_factory=dict)  # of each block's bits, at the end
@@ -53,8 +58,8 @@ def serial_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outco
     outcome = Outcome()
     optimizer = adamw(model.parameters(), experiment)
     for step in train(plainly(model, state), optimizer, experiment, experiment.grid.coordinates(0), device, outcome):
-        save_file(whole(model, gradients=True), Path(folder) / f"gradients{step}.safetensors")
-    save_file(whole(model, gradients=False), Path(folder) / "weights.safetensors")
+        save_file(whole(model, gradients=True), Path(folder) / gradients_of(step))
+    save_file(whole(model, gradients=False), Path(folder) / WEIGHTS)
     return outcome
 
 
@@ -80,15 +85,11 @@ def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome
         for step in train(live.step, optimizer, experiment, network.coordinates, device, outcome):
             if experiment.asynchronous:
                 continue  # its gradients went into updates within the step
-            difference, name = _compare(
-                _gradient_blocks(parameters, optimizer, network), Path(folder) / f"gradients{step}.safetensors"
-            )
-            if difference >= outcome.grad_diff:
-                outcome.grad_diff, outcome.worst["gradient"] = difference, name
+            blocks = _gradient_blocks(parameters, optimizer, network)
+            found = compare(blocks, Path(folder) / gradients_of(step), parameters)
+            outcome.gradients = {name: max(each, outcome.gradients.get(name, 0.0)) for name, each in found.items()}
     outcome.counted = ledger.by_axis()
-    outcome.weight_diff, outcome.worst["weight"] = _compare(
-        _weight_blocks(parameters, network), Path(folder) / "weights.safetensors"
-    )
+    outcome.weights = compare(_weight_blocks(parameters, network), Path(folder) / WEIGHTS, parameters)
     outcome.digests = {
         (name, block_of(parameter, network).offset): _digest(local_of(parameter))
         for name, parameter in parameters.items()
@@ -139,17 +140,29 @@ def _gradient_blocks(
     return found
 
 
-def _compare(mine: Blocks, file: Path) -> tuple[float, str]:
-    """The largest difference of this rank's blocks from the serial tensors, relative to each tensor's largest number."""
-    largest, worst = 0.0, ""
+def compare(mine: Blocks, file: Path, names: Collection[str]) -> dict[str, float]:
+    """How far this rank's blocks are off the serial tensors, relative to each tensor's largest number.
+
+    Of those `names` that are there on one side only, such as a gradient that nobody computed: infinitely far.
+    """
+    found = {}
     with safe_open(file, "pt") as serial:
-        for name, (local, slices) in mine.items():
-            theirs = serial.get_tensor(name)
-            scale = theirs.abs().max().item() or 1.0
-            difference = no_less_than_nan((local.cpu() - theirs[slices]).abs().max().item() / scale)
-            if difference > largest:
-                largest, worst = difference, name
-    return largest, worst
+        there = set(serial.keys())
+        for name in names:
+            if (name in mine) != (name in there):
+                found[name] = math.inf
+            elif name in mine:
+                local, slices = mine[name]
+                theirs = serial.get_tensor(name)
+                scale = theirs.abs().max().item() or 1.0
+                found[name] = no_less_than_nan((local.cpu() - theirs[slices]).abs().max().item() / scale)
+    return found
+
+
+def differences_of_files(mine: Path, theirs: Path) -> dict[str, float]:
+    """The same of two serial runs."""
+    tensors = load_file(mine)
+    return compare({name: (each, (slice(None),) * each.dim()) for name, each in tensors.items()}, theirs, tensors)
 
 
 def no_less_than_nan(difference: float) -> float:

@@ -21,7 +21,7 @@ from cubeloom.runtime.build import Layout
 from cubeloom.runtime.microbatches import cut_up, portions
 from cubeloom.verify.experiment import Experiment
 from cubeloom.verify.live import adamw, fill_of
-from cubeloom.verify.runs import Outcome, whole
+from cubeloom.verify.runs import WEIGHTS, Outcome, whole
 
 
 def stale_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome:
@@ -49,7 +49,7 @@ def stale_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcom
             history.append(_values(model))
             losses.append(loss.item())
         outcome.losses.append(sum(losses) / len(losses))
-    save_file(whole(model, gradients=False), Path(folder) / "weights.safetensors")
+    save_file(whole(model, gradients=False), Path(folder) / WEIGHTS)
     return outcome
 
 
