@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.on_a_gpu import GpuRanks, on_a_gpu
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -19,8 +18,9 @@ from cubeloom.cube import Batch, Rest, apply, initial_values
 from cubeloom.cube.parameter import local_of
 from cubeloom.cube.products import add_product
 from cubeloom.models import build, cut_of
+from on_a_gpu import NEEDS_GPU, GpuRanks
 
-pytestmark = on_a_gpu
+pytestmark = NEEDS_GPU
 
 STEPS = 6
 
