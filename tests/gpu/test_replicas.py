@@ -30,7 +30,7 @@ def theirs(network: Network) -> tuple[nn.Module, Any]:
     size = LlamaConfig(
         vocab_size=128, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4
     )
-    model = LlamaForCausalLM(size).to(torch.bfloat16)
+    model = LlamaForCausalLM(size).bfloat16()
     tokens = torch.arange(4 * 512).view(4, 512) * 7 % 128
     example = {"input_ids": tokens, "labels": tokens}
     cubeloom.cut(model, network.grid, example).apply(model, network)
