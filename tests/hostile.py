@@ -28,7 +28,7 @@ from cubeloom.models import build
 from cubeloom.models.weights import check_weights, save_weights, stored_values
 from cubeloom.sample.trained import Trained
 from cubeloom.settings import load, write
-from cubeloom.train.checkpoint import check_fits, checkpoints, newest, read_blocks, read_index, read_manifest
+from cubeloom.train.checkpoint import check_fits, checkpoints, index_of, newest, read_blocks, read_manifest
 from cubeloom.train.checkpoint.shard import Shard
 from cubeloom.train.loop import train
 
@@ -129,7 +129,7 @@ def load_checkpoint(project: Project) -> object:
     checkpoint = newest(project.run)
     assert checkpoint is not None
     weights = CheckpointWeights(checkpoint)
-    index = read_index(checkpoint, read_manifest(checkpoint)["files"])
+    index = index_of(checkpoint, read_manifest(checkpoint))
     wanted = {
         name: Shard.of(torch.empty(stored.shape, dtype=stored.dtype), stored.shape, (0,) * len(stored.shape))
         for name, stored in index.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,15 +14,21 @@ _LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 
 
 @contextmanager
-def listening() -> Iterator[dict[int, set[str]]]:
-    """Looks again and again while it is entered; the addresses by process, of this one and its descendants."""
+def listening(seen: Path | None = None, processes: int = 0) -> Iterator[dict[int, set[str]]]:
+    """Looks again and again while it is entered; the addresses by process, of this one and its descendants.
+
+    Makes the file `seen` when it has seen so many new ones listen: what is shorter than a look can wait for that.
+    """
     found: dict[int, set[str]] = {}
+    known = {os.getpid(), *_listening_now()}  # such as the ranks that tests share
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(0.01):
             for process, addresses in _listening_now().items():
                 found.setdefault(process, set()).update(addresses)
+            if seen is not None and len(found.keys() - known) >= processes:
+                seen.touch()
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
@@ -30,6 +37,11 @@ def listening() -> Iterator[dict[int, set[str]]]:
     finally:
         over.set()
         thread.join()
+
+
+def wait_until(seen: Path) -> None:
+    while not seen.exists():
+        time.sleep(0.01)
 
 
 def reachable(addresses: set[str]) -> set[str]:

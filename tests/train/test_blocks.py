@@ -12,11 +12,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from cubeloom import UserError
-from cubeloom.train.checkpoint import files_of, read_blocks, read_index
+from cubeloom.train.checkpoint import files_of, index_of, read_blocks, read_index
 from cubeloom.train.checkpoint.blocks import Held, assigned, write_blocks
 from cubeloom.train.checkpoint.shard import Shard
-
-FILES = ["rank-00000.safetensors", "rank-00001.safetensors"]
 
 
 def halves(tensor: Tensor) -> list[Shard]:
@@ -50,7 +48,7 @@ def test_a_tensor_cut_by_rows_is_read_by_columns(tmp_path: Path, dtype: torch.dt
     tensor = torch.arange(35).view(5, 7).remainder(2 if dtype is torch.bool else 99).to(dtype)
     first, second = halves(tensor)
     written(tmp_path, [{"t": first}, {"t": second}])
-    index = read_index(tmp_path, FILES)
+    index = read_index(tmp_path)
     columns = torch.zeros(5, 3, dtype=dtype)
     read_blocks(tmp_path, index, {"t": Shard.of(columns, (5, 7), (0, 2))})
     assert torch.equal(columns, tensor[:, 2:5])
@@ -62,14 +60,14 @@ def test_a_tensor_cut_by_rows_is_read_by_columns(tmp_path: Path, dtype: torch.dt
 def test_tensors_without_dimensions_and_without_numbers(tmp_path: Path) -> None:
     written(tmp_path, [{"count": whole(torch.tensor(7)), "none": whole(torch.empty(0, 3))}])
     count = torch.tensor(0)
-    read_blocks(tmp_path, read_index(tmp_path, FILES), {"count": whole(count), "none": whole(torch.empty(0, 3))})
+    read_blocks(tmp_path, read_index(tmp_path), {"count": whole(count), "none": whole(torch.empty(0, 3))})
     assert count == 7
 
 
 def test_equal_shards_are_written_once_and_by_whoever_has_least_to_write(tmp_path: Path) -> None:
     ranks = [{name: whole(torch.ones(4)) for name in "abcd"} for _ in range(2)]
     assert written(tmp_path, ranks) == [["a", "c"], ["b", "d"]]
-    assert files_of(read_index(tmp_path, FILES)) == {"rank-00000.safetensors", "rank-00001.safetensors"}
+    assert files_of(read_index(tmp_path)) == {"rank-00000.safetensors", "rank-00001.safetensors"}
     with safe_open(tmp_path / "rank-00000.safetensors", "pt") as file:
         assert sorted(file.keys()) == ["a", "c"]
 
@@ -116,7 +114,7 @@ def test_only_the_parts_that_are_wanted_are_read(tmp_path: Path, monkeypatch: py
             )()
 
     monkeypatch.setattr("cubeloom.train.checkpoint.blocks.safe_open", Opened)
-    read_blocks(tmp_path, read_index(tmp_path, FILES), {"t": Shard.of(torch.empty(1, 1), (4, 2), (3, 1))})
+    read_blocks(tmp_path, read_index(tmp_path), {"t": Shard.of(torch.empty(1, 1), (4, 2), (3, 1))})
     assert asked == [("rank-00001.safetensors", (slice(1, 2), slice(1, 2)))]
 
 
@@ -136,12 +134,12 @@ def test_only_the_parts_that_are_wanted_are_read(tmp_path: Path, monkeypatch: py
 def test_an_index_that_cannot_be_is_refused(tmp_path: Path, entry: object) -> None:
     (tmp_path / "index.json").write_text(json.dumps({"t": entry}))
     with pytest.raises(UserError, match=r"index.json is damaged: it does not describe tensors"):
-        read_index(tmp_path, FILES)
+        read_index(tmp_path)
 
 
 def test_a_file_that_the_index_is_not_of(tmp_path: Path) -> None:
     written(tmp_path, [{"t": whole(torch.ones(4))}])
-    index = read_index(tmp_path, FILES)
+    index = read_index(tmp_path)
     written(tmp_path, [{"t": whole(torch.ones(2, 2))}])
     with pytest.raises(UserError, match=r"t is \('F32', \[2, 2\]\) there, and \('F32', \[4\]\) in index.json"):
         read_blocks(tmp_path, index, {"t": whole(torch.empty(4))})
@@ -153,4 +151,4 @@ def test_a_file_that_the_index_is_not_of(tmp_path: Path) -> None:
 def test_a_file_without_a_checksum_is_not_read(tmp_path: Path) -> None:
     written(tmp_path, [{"t": whole(torch.ones(4))}])
     with pytest.raises(UserError, match=r"it names rank-00000.safetensors, of which nobody knows the checksum"):
-        read_index(tmp_path, ["rank-00001.safetensors"])
+        index_of(tmp_path, {"files": {"rank-00001.safetensors": ""}})

@@ -13,7 +13,7 @@ from cubeloom.convert.safetensors_files import split
 from cubeloom.errors import UserError, first_line
 from cubeloom.models import Config, build
 from cubeloom.models.description import config_from
-from cubeloom.train.checkpoint import MASTER, STATE, WEIGHTS, check_files, read_blocks, read_index, read_manifest
+from cubeloom.train.checkpoint import MASTER, STATE, WEIGHTS, check_files, index_of, read_blocks, read_manifest
 from cubeloom.train.checkpoint.index import StoredBlock, StoredTensor, write_index
 from cubeloom.train.checkpoint.manifest import MANIFEST
 from cubeloom.train.checkpoint.shard import Shard
@@ -67,7 +67,7 @@ class CheckpointWeights:
         check_files(checkpoint, manifest)
         self.progress = dict(manifest["progress"])
         self._checkpoint = checkpoint
-        self._index = read_index(checkpoint, manifest["files"])
+        self._index = index_of(checkpoint, manifest)
         self.tensors = {
             name.removeprefix(WEIGHTS): torch.empty(stored.shape, dtype=stored.dtype, device="meta")
             for name, stored in self._index.items()

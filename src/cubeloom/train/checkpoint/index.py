@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -55,18 +55,20 @@ def write_index(folder: Path, index: Index) -> None:
     replace_text(folder / INDEX, json.dumps(known))
 
 
-def read_index(checkpoint: Path, files: Collection[str]) -> Index:
-    """Raises UserError where it is not one, or names others than these files, of which the manifest has checksums.
-
-    Whether it is the one that was written the manifest says, too.
-    """
-    known = read_json(checkpoint / INDEX)
+def read_index(folder: Path) -> Index:
+    """Raises UserError where it is not one; whether it is the one that was written the manifest says."""
+    known = read_json(folder / INDEX)
     try:
-        index = {name: _tensor(entry) for name, entry in known.items()}
+        return {name: _tensor(entry) for name, entry in known.items()}
     except (KeyError, TypeError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise UserError(f"{checkpoint / INDEX} is damaged: it does not describe tensors ({what})") from None
-    if unknown := files_of(index) - set(files):
+        raise UserError(f"{folder / INDEX} is damaged: it does not describe tensors ({what})") from None
+
+
+def index_of(checkpoint: Path, manifest: Mapping[str, Any]) -> Index:
+    """Of a checkpoint to be read: all files that it names must be the manifest's, which has their checksums."""
+    index = read_index(checkpoint)
+    if unknown := files_of(index) - manifest["files"].keys():
         raise UserError(f"{checkpoint / INDEX} is damaged: it names {min(unknown)}, of which nobody knows the checksum")
     return index
 

@@ -24,7 +24,7 @@ from cubeloom.train.checkpoint.entries import (
     updated,
     weights_of,
 )
-from cubeloom.train.checkpoint.index import INDEX, Index, read_index
+from cubeloom.train.checkpoint.index import INDEX, Index, index_of
 from cubeloom.train.checkpoint.manifest import check_files, read_manifest
 from cubeloom.train.checkpoint.shard import Shard
 
@@ -37,7 +37,7 @@ def check_fits(checkpoint: Path, shapes: Shapes, optimizer: str | None = None) -
     if optimizer is not None:
         _check_optimizer(checkpoint, manifest, optimizer)
     check_files(checkpoint, manifest, [INDEX])
-    _check_shapes(checkpoint, shapes, read_index(checkpoint, manifest["files"]))
+    _check_shapes(checkpoint, shapes, index_of(checkpoint, manifest))
 
 
 def load_checkpoint(
@@ -46,7 +46,7 @@ def load_checkpoint(
     """Fill parameters and optimizer from a checkpoint of any grid; gives the number of steps done, and the progress."""
     manifest = _read_together(checkpoint, network)
     _check_optimizer(checkpoint, manifest, name_of(optimizer))
-    stored = read_index(checkpoint, manifest["files"])
+    stored = index_of(checkpoint, manifest)
     _check_shapes(checkpoint, _shapes(weights_of(parameters, network)), stored)
     _make_room(parameters, optimizer, stored, float(manifest["updates"]))
     _read(checkpoint, stored, parameters, optimizer, network)
@@ -57,7 +57,7 @@ def load_weights(checkpoint: Path, parameters: Parameters, optimizer: Optimizer,
     """Fill the parameters alone, and their masters, to begin a training with weights of another."""
     manifest = _read_together(checkpoint, network)
     kept = (WEIGHTS, f"{STATE}{MASTER}/")
-    stored = {name: each for name, each in read_index(checkpoint, manifest["files"]).items() if name.startswith(kept)}
+    stored = {name: each for name, each in index_of(checkpoint, manifest).items() if name.startswith(kept)}
     _check_shapes(checkpoint, _shapes(weights_of(parameters, network)), stored)
     _read(checkpoint, stored, parameters, optimizer, network)
 
