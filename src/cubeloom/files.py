@@ -1,16 +1,13 @@
-"""Files and folders that are never seen half-written, and disks that are full."""
+"""Files and folders that are never seen half-written."""
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from pathlib import Path
 
 from cubeloom.errors import UserError
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the system says where no more can be written."""
+from cubeloom.file_errors import FULL as FULL
 
 
 def replace_text(file: Path, text: str) -> None:

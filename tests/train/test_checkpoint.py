@@ -10,21 +10,25 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
 from cubeloom.cube import Batch, apply, initial_values
+from cubeloom.file_errors import FilesFailed
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, cut_of
 from cubeloom.pipeline import generate
 from cubeloom.runtime import Pipeline
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
 from cubeloom.train.checkpoint import checkpoints, load_checkpoint, newest, save_checkpoint, seal
-from cubeloom.train.checkpoint.save import not_written
+from cubeloom.train.checkpoint.save import _write
+from cubeloom.train.checkpoint.shard import Shard
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -135,14 +139,33 @@ def test_one_that_lost_its_manifest_is_not_passed_over(ranks: RankPool, tmp_path
         newest(tmp_path)
 
 
-def test_a_full_disk_is_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _fail_to_write(grid: Grid, folder: Path, errors: dict[int, BaseException], free: int | None = None) -> None:
+    """Save once, where each write of these ranks fails so; `free` is what the last rank's disk then has."""
+    network = Network(grid)
+    with pytest.MonkeyPatch.context() as patch:
+        if free is not None and network.rank == grid.world - 1:
+            patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+        if network.rank in errors:
+            patch.setattr(FileSystemWriter, "write_data", _raise(errors[network.rank]))
+        values = {"a": Shard.of(torch.zeros(2), (2 * grid.world,), (2 * network.rank,))}
+        _write(folder, 1, values, network, network.aside, {}, {}, 2)
+
+
+def _raise(error: BaseException) -> Any:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_a_full_disk_is_called_one(ranks: RankPool, tmp_path: Path) -> None:
     """Torch says "[enforce fail at inline_container.cc:672] . unexpected pos 640 vs 576"."""
     of_torch = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 640 vs 576\nframe #0: c10")
-    assert "written: [enforce fail at inline_container.cc:672] . unexpected pos 640 vs 576; those" in str(
-        not_written(tmp_path / "step-00000001", of_torch)
-    )
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
-    assert "could not be written: the disk is full; those" in str(not_written(tmp_path / "step-00000001", of_torch))
+    said = r"step-00000001 could not be written: rank 1 of 2 on .*: \[enforce fail at inline_container.cc:672\] . unexpected"
+    with pytest.raises(FilesFailed, match=said):
+        ranks.run(2, _fail_to_write, Grid(data=2), tmp_path, {1: of_torch})
+    with pytest.raises(UserError, match=r"could not be written: rank 1 of 2 on .*: the disk is full"):
+        ranks.run(2, _fail_to_write, Grid(data=2), tmp_path, {1: of_torch}, 4096)
 
 
 def test_a_manifest_outlives_a_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

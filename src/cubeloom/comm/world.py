@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import TCPStore as TCPStore
 from torch.distributed.tensor import debug
 
 from cubeloom.comm.devices import BACKENDS, Kind
+from cubeloom.comm.failure import failed
 
 LOCAL = "127.0.0.1"
 
@@ -21,9 +22,13 @@ def host() -> TCPStore:
     return TCPStore(LOCAL, 0, is_master=True, wait_for_workers=False)
 
 
-def visit(port: int, address: str = LOCAL) -> TCPStore:
-    """The meeting point at this port, seen from a rank."""
-    return TCPStore(address, port, is_master=False, wait_for_workers=False)
+def visit(port: int, address: str = LOCAL, timeout: float = 300) -> TCPStore:
+    """The meeting point at this port, seen from a rank; raises CommunicationError where nobody answers for so long."""
+    try:
+        limit = timedelta(seconds=timeout)
+        return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
+    except RuntimeError as error:
+        raise failed(f"meeting the other ranks at {address}:{port}", error) from error
 
 
 def join(store: Store, job: str, rank: int, world: int, kind: Kind, timeout: float) -> None:

@@ -10,6 +10,8 @@ import signal
 import torch
 
 from cubeloom.comm import devices, world
+from cubeloom.comm.attempt import name_attempt
+from cubeloom.comm.meeting import LEAST
 from cubeloom.errors import UserError
 from cubeloom.host import cores
 from cubeloom.launch.environment import Membership
@@ -46,9 +48,10 @@ def join(here: Membership, device: devices.Kind, patience: float) -> None:
     """Take the place in the job that its launcher gave us."""
     devices.use(device, here.local_rank)
     if here.hosted:
-        # The agent's meeting point outlives a restart, with the addresses of ranks that are dead: take none of those.
-        attempt = f"restart {here.restart} of {here.world} ranks"
-        world.join(world.visit(here.port, here.address), attempt, here.rank, here.world, device, patience)
+        longest = max(patience, LEAST)
+        store = world.visit(here.port, here.address, longest)
+        attempt = name_attempt(store, here.rank, here.world, longest)
+        world.join(store, attempt, here.rank, here.world, device, patience)
         return
     os.environ.update(
         RANK=str(here.rank), WORLD_SIZE=str(here.world), MASTER_ADDR=here.address, MASTER_PORT=str(here.port)

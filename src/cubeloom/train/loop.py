@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from cubeloom.comm import Network, devices
+from cubeloom.comm import Aside, Network, devices
 from cubeloom.errors import counted
 from cubeloom.job import Job
 from cubeloom.train.beside import write_beside
+from cubeloom.train.changes import changes_since
 from cubeloom.train.claim import claimed
+from cubeloom.train.decision import Decision, decide
 from cubeloom.train.diary import Diary, diary
 from cubeloom.train.stop import Stop
 from cubeloom.train.trainer import Stepped, Trainer
@@ -29,25 +32,49 @@ class Ended:
 def train(job: Job, restart: int = 0, lanes: int = 1) -> Ended:
     """Train until the last step, or until validation gets no better, or until somebody asks us to stop.
 
-    Goes on from the newest checkpoint of the job's folder. `restart` counts how often the job has been begun before;
-    large collectives go over so many `lanes`, unless the job says otherwise.
+    Goes on from the newest checkpoint of the job's folder that rank 0 sees. `restart` counts how often the launcher of rank 0
+    started the job again; large collectives go over so many `lanes`, unless the job says otherwise. Where no step is left to
+    train, no file changes.
     """
     if job.deterministic:
         devices.repeat_exactly()
-    network = Network(job.grid, devices.current(job.device), job.patience, lanes=job.lanes or lanes)
-    with claimed(job.folder, network):
-        trainer = Trainer(job, network)
-        if network.rank == 0:
-            write_beside(job)  # only now: what the folder has, may have been refused
-        return _train(trainer, restart)
+    with Stop() as stop:
+        aside = Aside(job.patience)
+        decision = decide(job, aside, restart)
+        if decision.step >= job.steps:
+            return Ended(decision.step, "done", None)
+        network = Network(job.grid, devices.current(job.device), job.patience, lanes=job.lanes or lanes, aside=aside)
+        with claimed(job.folder, network):
+            trainer = Trainer(job, network, decision)
+            # Asked to stop while weights were loaded: there is nothing to keep.
+            if any(network.aside.gather(stop.asked)):
+                trainer.close()
+                return Ended(trainer.done, "asked to stop", None)
+            changes: dict[str, str] = {}
+            if network.rank == 0:
+                changes = changes_since(job) if decision.checkpoint is not None else {}
+                write_beside(job)  # only now: what the folder has, may have been refused
+            return _train(trainer, stop, decision, changes)
 
 
-def _train(trainer: Trainer, restart: int) -> Ended:
+def _train(trainer: Trainer, stop: Stop, decision: Decision, changes: Mapping[str, str]) -> Ended:
     job, network = trainer.job, trainer.network
-    with Stop() as stop, diary(trainer) as pages:
+    with diary(trainer) as pages:
         processes = network.aside.gather(os.getpid())
-        begin, words = ("resume", f"going on with step {trainer.done}") if trainer.done or restart else ("start", "")
-        pages.event(begin, words, step=trainer.done, restart=restart, processes=processes)
+        going_on = trainer.done or decision.attempt > 1
+        begin, words = ("resume", f"going on with step {trainer.done}") if going_on else ("start", "")
+        pages.event(
+            begin,
+            words,
+            step=trainer.done,
+            attempt=decision.attempt,
+            restart=decision.restart,
+            grid=str(job.grid),
+            settings=decision.settings_hash,
+            processes=processes,
+        )
+        if changes:
+            pages.event("change", f"changed since: {_listed(changes)}", step=trainer.done, **changes)
         try:
             ended = _steps(job, trainer, stop, pages)
         except BaseException as failure:
@@ -56,6 +83,10 @@ def _train(trainer: Trainer, restart: int) -> Ended:
         trainer.close()
         pages.event(ended.why, _last_words(ended, job), step=ended.steps)
     return ended
+
+
+def _listed(changes: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {change}" for name, change in changes.items())
 
 
 def _steps(job: Job, trainer: Trainer, stop: Stop, pages: Diary) -> Ended:

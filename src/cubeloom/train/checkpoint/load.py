@@ -25,7 +25,7 @@ from cubeloom.train.checkpoint.entries import (
     state_of,
     weights_of,
 )
-from cubeloom.train.checkpoint.manifest import check_files, read_manifest
+from cubeloom.train.checkpoint.manifest import check_files, read_manifest, wait_until_seen
 from cubeloom.train.checkpoint.shard import Shard
 
 METADATA = ".metadata"  # torch's list of what is in which file
@@ -39,6 +39,11 @@ def check_fits(checkpoint: Path, shapes: Shapes, optimizer: str | None = None) -
         _check_optimizer(checkpoint, manifest, optimizer)
     check_files(checkpoint, manifest, [METADATA])
     _check_shapes(checkpoint, shapes, FileSystemReader(checkpoint).read_metadata().state_dict_metadata)
+
+
+def files_named(checkpoint: Path) -> set[str]:
+    """The files that hold what the metadata lists."""
+    return {each.relative_path for each in FileSystemReader(checkpoint).read_metadata().storage_data.values()}
 
 
 def load_checkpoint(
@@ -73,6 +78,8 @@ def _read_together(checkpoint: Path, network: Network) -> dict[str, Any]:
     """The manifest, once each rank has found its part of the files as they were written: so that none reads them all."""
 
     def read() -> dict[str, Any]:
+        if network.rank:
+            wait_until_seen(checkpoint, "rank 0 chose")
         manifest = read_manifest(checkpoint)
         check_files(checkpoint, manifest, sorted(manifest["files"])[network.rank :: network.grid.world])
         return manifest

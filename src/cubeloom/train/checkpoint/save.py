@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from errno import ENOSPC
+from os import strerror
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +18,12 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from cubeloom.comm import Aside, Network
 from cubeloom.errors import UserError, first_line
+from cubeloom.file_errors import MAY_PASS, PAUSES, FilesFailed, failure, retried
 from cubeloom.files import replace_folder, sync_names
 from cubeloom.train.checkpoint.entries import Optimizer, Parameters, said_of, state_of, weights_of
+from cubeloom.train.checkpoint.load import METADATA, files_named
 from cubeloom.train.checkpoint.manifest import checkpoints, checksum, seal
+from cubeloom.train.checkpoint.noting import NotingFiles
 from cubeloom.train.checkpoint.shard import Shard
 
 _FULL = 2**20  # bytes free, of a disk that somebody just failed to write to
@@ -93,45 +100,70 @@ def _write(
 ) -> Path:
     final = folder / f"step-{step:08d}"
     writing = folder / f".{final.name}"
-    _by_first(network, aside, final, lambda: _make_folder(writing))
-    try:
-        save(dict(shards), storage_writer=FileSystemWriter(writing, sync_files=True), process_group=aside.group)
-    except CheckpointException as error:
-        raise not_written(final, next(iter(error.failures.values()))[0]) from error
+    what = f"the checkpoint {final} could not be written"
+    aside.follow_first(lambda: retried(what, lambda: _make_folder(writing)))
+    _save_shards(writing, shards, aside, what)
     # Each rank reads its own files back, so that none reads them all.
-    checksums = aside.gather({file.name: checksum(file) for file in writing.glob(f"__{network.rank}_*")})
+    mine = aside.agree(lambda: {file.name: checksum(file) for file in writing.glob(f"__{network.rank}_*")})
+    gathered = {name: each for theirs in aside.gather(mine) for name, each in theirs.items()}
 
     def finish() -> None:
-        seal(writing, step, progress, optimizer, {name: each for mine in checksums for name, each in mine.items()})
-        replace_folder(writing, final)
-        sync_names(folder)  # before those go that it replaces
+        checksums = {**gathered, METADATA: checksum(writing / METADATA)}
+        named = {*files_named(writing), METADATA}
+        retried(what, lambda: seal(writing, step, progress, optimizer, checksums, named))
+        retried(what, lambda: _put_in_place(writing, final))
+        retried(what, lambda: sync_names(folder))  # before those go that it replaces
         for old in checkpoints(folder)[:-keep]:
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)
+        sweep(folder)
 
-    _by_first(network, aside, final, finish)
+    aside.follow_first(finish)
     return final
 
 
-def _by_first(network: Network, aside: Aside, final: Path, work: Callable[[], None]) -> None:
-    """One rank works; all wait for it, and fail with it."""
-
-    def mine() -> None:
+def _save_shards(writing: Path, shards: Mapping[str, Shard], aside: Aside, what: str) -> None:
+    """All ranks together, and where that fails in a way that may pass, all try again together."""
+    for pause in (*PAUSES, None):
+        writer = FileSystemWriter(writing, sync_files=True)
+        writer.fs = files = NotingFiles()
         try:
-            if network.rank == 0:
-                work()
-        except OSError as error:
-            raise not_written(final, error) from error
+            save(dict(shards), storage_writer=writer, process_group=aside.group)
+            return
+        except CheckpointException as error:
+            rank, (theirs, _) = min(error.failures.items())
+            mine = files.errors[0] if files.errors else OSError(ENOSPC, strerror(ENOSPC)) if _is_full(writing) else None
+            known = aside.gather((aside.name, mine))
+            name, problem = next((each for each in known if each[1] is not None), (known[rank][0], theirs))
+            if not (isinstance(problem, OSError) and problem.errno in MAY_PASS and pause is not None):
+                raise _not_written(f"{what}: {name}", problem) from error
+            time.sleep(pause)
 
-    aside.agree(mine)
+
+def _not_written(what: str, problem: BaseException) -> UserError | FilesFailed:
+    return failure(what, problem) if isinstance(problem, OSError) else FilesFailed(f"{what}: {first_line(problem)}")
 
 
-def not_written(final: Path, error: BaseException) -> UserError:
-    # Of a full disk torch only says where in its own code it could not write.
-    free = shutil.disk_usage(final.parent).free if final.parent.exists() else None
-    words = "the disk is full" if free is not None and free < _FULL else first_line(error)
-    return UserError(f"the checkpoint {final} could not be written: {words}; those before it are whole")
+def _is_full(folder: Path) -> bool:
+    there = folder if folder.exists() else folder.parent
+    with suppress(OSError):
+        return shutil.disk_usage(there).free < _FULL
+    return False
 
 
 def _make_folder(writing: Path) -> None:
-    shutil.rmtree(writing, ignore_errors=True)
+    if writing.exists():
+        shutil.rmtree(writing)
     writing.mkdir(parents=True)
+
+
+def _put_in_place(writing: Path, final: Path) -> None:
+    if (
+        writing.exists() or not final.exists()
+    ):  # else a try before this one did it, though the file server said otherwise
+        replace_folder(writing, final)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what saves left that crashed: only one is written at a time, and none when this is called."""
+    for left in folder.glob(".step-*"):
+        shutil.rmtree(left, ignore_errors=True)
