@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from cubeloom import Grid, UserError
-from cubeloom.comm import Network
+from cubeloom.comm import CommunicationError, Network
 from cubeloom.cube import Batch, apply, initial_values
 from cubeloom.file_errors import FilesFailed
 from cubeloom.launch import RankPool
@@ -26,7 +27,8 @@ from cubeloom.models import GPTConfig, build, cut_of
 from cubeloom.pipeline import generate
 from cubeloom.runtime import Pipeline
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
-from cubeloom.train.checkpoint import checkpoints, load_checkpoint, newest, save_checkpoint, seal
+from cubeloom.train.checkpoint import checkpoints, load_checkpoint, manifest, newest, save_checkpoint, seal
+from cubeloom.train.checkpoint.noting import NotingFiles
 from cubeloom.train.checkpoint.save import _write
 from cubeloom.train.checkpoint.shard import Shard
 
@@ -147,8 +149,11 @@ def _fail_to_write(grid: Grid, folder: Path, errors: dict[int, BaseException], f
             patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
         if network.rank in errors:
             patch.setattr(FileSystemWriter, "write_data", _raise(errors[network.rank]))
-        values = {"a": Shard.of(torch.zeros(2), (2 * grid.world,), (2 * network.rank,))}
-        _write(folder, 1, values, network, network.aside, {}, {}, 2)
+        _write(folder, 1, _shards(network), network, network.aside, {}, {}, 2)
+
+
+def _shards(network: Network) -> dict[str, Shard]:
+    return {"a": Shard.of(torch.zeros(2), (2 * network.grid.world,), (2 * network.rank,))}
 
 
 def _raise(error: BaseException) -> Any:
@@ -168,12 +173,79 @@ def test_a_full_disk_is_called_one(ranks: RankPool, tmp_path: Path) -> None:
         ranks.run(2, _fail_to_write, Grid(data=2), tmp_path, {1: of_torch}, 4096)
 
 
+def _save_through_errors(grid: Grid, folder: Path, number: int, times: int) -> None:
+    """Save once, where the first writes of rank 1 fail with this error."""
+    network, calls, plain = Network(grid), [], NotingFiles.create_stream
+
+    def fail(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) <= times:
+            raise OSError(number, os.strerror(number))
+        return plain(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if network.rank == 1:
+            patch.setattr(NotingFiles, "create_stream", fail)
+        _write(folder, 1, _shards(network), network, network.aside, {}, {}, 2)
+
+
+def test_an_error_that_passes_does_not_end_the_save(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(2, _save_through_errors, Grid(data=2), tmp_path, errno.ESTALE, 2)
+    assert [each.name for each in checkpoints(tmp_path)] == ["step-00000001"]
+    said = r"could not be written: rank 1 of 2 on .*: Stale file handle"
+    with pytest.raises(FilesFailed, match=said):  # which restarts: a UserError would end the job
+        ranks.run(2, _save_through_errors, Grid(data=2), tmp_path / "never", errno.ESTALE, 99)
+    with pytest.raises(UserError, match=r"could not be written: rank 1 of 2 on .*: the disk is full"):
+        ranks.run(2, _save_through_errors, Grid(data=2), tmp_path / "full", errno.ENOSPC, 1)
+
+
+def _save_with_a_stale_list(grid: Grid, folder: Path, times: int) -> None:
+    """Save once, where rank 0 is not shown the files of rank 1 so many times."""
+    network, looks, plain = Network(grid), [], Path.iterdir
+
+    def stale(path: Path) -> list[Path]:
+        looks.append(path)
+        return [file for file in plain(path) if len(looks) > times or not file.name.startswith("__1_")]
+
+    with pytest.MonkeyPatch.context() as patch:
+        if network.rank == 0:
+            patch.setattr(Path, "iterdir", stale)
+        _write(folder, 1, _shards(network), network, network.aside, {}, {}, 2)
+
+
+def test_one_that_lacks_a_file_is_not_sealed(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(2, _save_with_a_stale_list, Grid(data=2), tmp_path, 2)
+    files = json.loads((tmp_path / "step-00000001" / "manifest.json").read_text())["files"]
+    assert sorted(files) == sorted(each.name for each in (tmp_path / "step-00000001").iterdir() if each.name in files)
+    assert "__1_0.distcp" in files
+    with pytest.raises((FilesFailed, CommunicationError), match=r"missing is what ranks wrote: __1_0.distcp"):
+        ranks.run(2, _save_with_a_stale_list, Grid(data=2), tmp_path / "never", 99)
+    assert not checkpoints(tmp_path / "never")
+
+
+def test_only_what_ranks_wrote_and_the_metadata_names_is_sealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "PAUSES", ())
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
+    for written, named, said in (
+        ("ab", "a", "the metadata does not name what ranks wrote: b"),
+        ("a", "ab", "no rank wrote what the metadata names: b"),
+        ("abc", "abc", "missing is what ranks wrote: c"),
+        ("a", "a", "nobody knows of: b"),
+    ):
+        with pytest.raises(FilesFailed, match=f"is not whole: {said}$"):
+            seal(tmp_path, 1, {}, None, dict.fromkeys(written, "0"), list(named))
+    seal(tmp_path, 1, {}, None, dict.fromkeys("ab", "0"), ["a", "b"])
+
+
 def test_a_manifest_outlives_a_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On disk before the folder that it is in can be given its name: first its text, then its own name."""
     synced: list[tuple[Path, bool]] = []
-    manifest = tmp_path / "manifest.json"
+    file = tmp_path / "manifest.json"
     monkeypatch.setattr(
-        os, "fsync", lambda file: synced.append((Path(f"/proc/self/fd/{file}").readlink(), manifest.exists()))
+        os, "fsync", lambda number: synced.append((Path(f"/proc/self/fd/{number}").readlink(), file.exists()))
     )
     seal(tmp_path, 1, {})
     assert synced == [(tmp_path / ".manifest.json.partial", False), (tmp_path, True)]
@@ -184,9 +256,9 @@ def test_an_optimizer_does_not_go_on_from_another(ranks: RankPool, tmp_path: Pat
     said = r"has the state of SGD, and the optimizer here is AdamW; go on with SGD, or begin a new run"
     with pytest.raises(UserError, match=said):
         ranks.run(1, train, On("x=1"), tmp_path, 1, 2)
-    manifest = checkpoints(tmp_path)[0] / "manifest.json"
-    unnamed = {name: value for name, value in json.loads(manifest.read_text()).items() if name != "optimizer"}
-    manifest.write_text(json.dumps(unnamed))  # as earlier versions wrote it
+    file = checkpoints(tmp_path)[0] / "manifest.json"
+    unnamed = {name: value for name, value in json.loads(file.read_text()).items() if name != "optimizer"}
+    file.write_text(json.dumps(unnamed))  # as earlier versions wrote it
     ranks.run(1, train, On("x=1"), tmp_path, 1, 2, 16, SGD)
 
 
