@@ -9,11 +9,14 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "cubeloom"
 FILE_LINES, FUNCTION_LINES = 400, 60
-# Distributed tensors and checkpoints are values and files, with nothing to do with process groups.
-VALUES = ("torch.distributed.tensor", "torch.distributed.checkpoint")
+# Distributed tensors are values, with nothing to do with process groups.
+VALUES = ("torch.distributed.tensor",)
 # What starts processes, and joins nothing.
 AGENT = ("torch.distributed.launcher", "torch.distributed.elastic")
 DEVICE_WORDS = {"cuda", "nccl", "gloo"}
+# What executes what it reads; and who may, since it reads what the user named, or what its own processes wrote in a pipe.
+EXECUTING = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "runpy", "code", "imp"}
+MAY_EXECUTE = {"settings/load.py": "runpy", "launch/pool.py": "pickle"}
 
 
 def main() -> int:
@@ -40,8 +43,26 @@ def problems(path: Path) -> Iterator[str]:
             yield f"{node.lineno} a global statement"
         if part != "comm":
             yield from outside_comm(node, (*VALUES, *AGENT) if part == "launch" else VALUES)
+        yield from executing(node, MAY_EXECUTE.get(str(path.relative_to(SOURCE))))
         if part != "launch" and isinstance(node, ast.Attribute) and node.attr == "environ":
             yield f"{node.lineno} os.environ outside launch"
+
+
+def executing(node: ast.AST, allowed: str | None) -> Iterator[str]:
+    """Nothing that is read from a file or a network may be executed: docs/security.md promises it."""
+    names: list[str] = []
+    match node:
+        case ast.Import():
+            names = [alias.name for alias in node.names if alias.name.partition(".")[0] in EXECUTING]
+        case ast.ImportFrom(module=str(module)):
+            names = [module] if module.partition(".")[0] in EXECUTING or "distributed.checkpoint" in module else []
+        case ast.Call(func=ast.Name(id="eval" | "exec" | "compile" | "__import__" as called)):
+            names = [called]
+        case ast.Attribute(value=ast.Name(id="torch" | "np" | "numpy" as package), attr="load"):
+            names = [f"{package}.load"]
+    for name in names:
+        if name != allowed:
+            yield f"{node.lineno} {name} can execute what it reads"  # type: ignore[attr-defined]
 
 
 def outside_comm(node: ast.AST, allowed: tuple[str, ...]) -> Iterator[str]:

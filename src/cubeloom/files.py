@@ -1,13 +1,20 @@
-"""Files and folders that are never seen half-written."""
+"""Files and folders that are never seen half-written; JSON that is refused where it is not what was written."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cubeloom.errors import UserError
 from cubeloom.file_errors import FULL as FULL
+from cubeloom.file_errors import retried
+
+_SEAL = "checksum"
 
 
 def replace_text(file: Path, text: str) -> None:
@@ -21,6 +28,47 @@ def replace_text(file: Path, text: str) -> None:
         beside.rename(file)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """An object; raises UserError where the file has something else."""
+    try:
+        content = json.loads(retried(f"{file} cannot be read", lambda: file.read_text(encoding="utf-8")))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is damaged: it is not JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file} is damaged: it should be a JSON object")
+    return content
+
+
+def write_sealed(file: Path, content: Mapping[str, Any]) -> None:
+    """JSON with a checksum of itself: what a program wrote for itself, and nobody should edit."""
+    replace_text(file, json.dumps({**content, _SEAL: _seal(content)}, indent=1) + "\n")
+
+
+def check_sealed(file: Path, content: dict[str, Any]) -> None:
+    """Raises UserError where what was read is not what `write_sealed` was given; takes the checksum out."""
+    if content.pop(_SEAL, None) != _seal(content):
+        raise UserError(f"{file} is damaged: it is not what was written")
+
+
+def _seal(content: Mapping[str, Any]) -> str:
+    # As it is read back: names that were numbers are text, and in another order.
+    plain = json.loads(json.dumps(content))
+    return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def checksum(file: Path) -> str:
+    def digest() -> str:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "blake2b").hexdigest()
+
+    return retried(f"{file} cannot be read", digest)
+
+
+def is_plain_name(name: object) -> bool:
+    """That of a file in the folder that names it: one that is read must not lead anywhere else."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
 def write_asked(file: Path, text: str) -> None:

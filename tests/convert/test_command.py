@@ -25,7 +25,7 @@ def test_there_and_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     capsys.readouterr()
     assert run(source, tmp_path / "ours") == 0
     said = capsys.readouterr().out
-    assert said.endswith(f"{tmp_path / 'ours'}: imported a gpt of 28 tensors, 111,104 bytes of float32, in 28 files\n")
+    assert said.endswith(f"{tmp_path / 'ours'}: imported a gpt of 28 tensors, 111,104 bytes of float32, in 1 file\n")
     assert run(tmp_path / "ours", tmp_path / "back", "--dtype", "bfloat16", "--shard-size", "10KB", "--json") == 0
     last = capsys.readouterr().out.splitlines()[-1]
     found = json.loads(last)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from cubeloom import Grid, UserError
 from cubeloom.comm import CommunicationError, Network
@@ -27,8 +23,17 @@ from cubeloom.models import GPTConfig, build, cut_of
 from cubeloom.pipeline import generate
 from cubeloom.runtime import Pipeline
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
-from cubeloom.train.checkpoint import checkpoints, load_checkpoint, manifest, newest, save_checkpoint, seal
-from cubeloom.train.checkpoint.noting import NotingFiles
+from cubeloom.train.checkpoint import (
+    checkpoints,
+    load_checkpoint,
+    manifest,
+    newest,
+    read_manifest,
+    save,
+    save_checkpoint,
+    seal,
+)
+from cubeloom.train.checkpoint.blocks import write_blocks
 from cubeloom.train.checkpoint.save import _write
 from cubeloom.train.checkpoint.shard import Shard
 
@@ -141,41 +146,14 @@ def test_one_that_lost_its_manifest_is_not_passed_over(ranks: RankPool, tmp_path
         newest(tmp_path)
 
 
-def _fail_to_write(grid: Grid, folder: Path, errors: dict[int, BaseException], free: int | None = None) -> None:
-    """Save once, where each write of these ranks fails so; `free` is what the last rank's disk then has."""
-    network = Network(grid)
-    with pytest.MonkeyPatch.context() as patch:
-        if free is not None and network.rank == grid.world - 1:
-            patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-        if network.rank in errors:
-            patch.setattr(FileSystemWriter, "write_data", _raise(errors[network.rank]))
-        _write(folder, 1, _shards(network), network, network.aside, {}, {}, 2)
-
-
 def _shards(network: Network) -> dict[str, Shard]:
     return {"a": Shard.of(torch.zeros(2), (2 * network.grid.world,), (2 * network.rank,))}
 
 
-def _raise(error: BaseException) -> Any:
-    def fail(*_: object) -> None:
-        raise error
-
-    return fail
-
-
-def test_a_full_disk_is_called_one(ranks: RankPool, tmp_path: Path) -> None:
-    """Torch says "[enforce fail at inline_container.cc:672] . unexpected pos 640 vs 576"."""
-    of_torch = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 640 vs 576\nframe #0: c10")
-    said = r"step-00000001 could not be written: rank 1 of 2 on .*: \[enforce fail at inline_container.cc:672\] . unexpected"
-    with pytest.raises(FilesFailed, match=said):
-        ranks.run(2, _fail_to_write, Grid(data=2), tmp_path, {1: of_torch})
-    with pytest.raises(UserError, match=r"could not be written: rank 1 of 2 on .*: the disk is full"):
-        ranks.run(2, _fail_to_write, Grid(data=2), tmp_path, {1: of_torch}, 4096)
-
-
 def _save_through_errors(grid: Grid, folder: Path, number: int, times: int) -> None:
     """Save once, where the first writes of rank 1 fail with this error."""
-    network, calls, plain = Network(grid), [], NotingFiles.create_stream
+    network, plain = Network(grid), write_blocks
+    calls: list[int] = []
 
     def fail(*arguments: Any) -> Any:
         calls.append(1)
@@ -185,27 +163,28 @@ def _save_through_errors(grid: Grid, folder: Path, number: int, times: int) -> N
 
     with pytest.MonkeyPatch.context() as patch:
         if network.rank == 1:
-            patch.setattr(NotingFiles, "create_stream", fail)
+            patch.setattr(save, "write_blocks", fail)
         _write(folder, 1, _shards(network), network, network.aside, {}, {}, 2)
 
 
 def test_an_error_that_passes_does_not_end_the_save(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(2, _save_through_errors, Grid(data=2), tmp_path, errno.ESTALE, 2)
     assert [each.name for each in checkpoints(tmp_path)] == ["step-00000001"]
-    said = r"could not be written: rank 1 of 2 on .*: Stale file handle"
+    said = r"step-00000001 could not be written: Stale file handle \(tried 4 times\)"
     with pytest.raises(FilesFailed, match=said):  # which restarts: a UserError would end the job
         ranks.run(2, _save_through_errors, Grid(data=2), tmp_path / "never", errno.ESTALE, 99)
-    with pytest.raises(UserError, match=r"could not be written: rank 1 of 2 on .*: the disk is full"):
+    with pytest.raises(UserError, match=r"rank 1 of 2 on .*: the checkpoint .* could not be written: the disk is full"):
         ranks.run(2, _save_through_errors, Grid(data=2), tmp_path / "full", errno.ENOSPC, 1)
 
 
 def _save_with_a_stale_list(grid: Grid, folder: Path, times: int) -> None:
     """Save once, where rank 0 is not shown the files of rank 1 so many times."""
-    network, looks, plain = Network(grid), [], Path.iterdir
+    network, plain = Network(grid), Path.iterdir
+    looks: list[Path] = []
 
     def stale(path: Path) -> list[Path]:
         looks.append(path)
-        return [file for file in plain(path) if len(looks) > times or not file.name.startswith("__1_")]
+        return [file for file in plain(path) if len(looks) > times or not file.name.startswith("rank-00001")]
 
     with pytest.MonkeyPatch.context() as patch:
         if network.rank == 0:
@@ -215,23 +194,20 @@ def _save_with_a_stale_list(grid: Grid, folder: Path, times: int) -> None:
 
 def test_one_that_lacks_a_file_is_not_sealed(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(2, _save_with_a_stale_list, Grid(data=2), tmp_path, 2)
-    files = json.loads((tmp_path / "step-00000001" / "manifest.json").read_text())["files"]
-    assert sorted(files) == sorted(each.name for each in (tmp_path / "step-00000001").iterdir() if each.name in files)
-    assert "__1_0.distcp" in files
-    with pytest.raises((FilesFailed, CommunicationError), match=r"missing is what ranks wrote: __1_0.distcp"):
+    there = sorted(each.name for each in (tmp_path / "step-00000001").iterdir() if each.name != "manifest.json")
+    assert sorted(read_manifest(tmp_path / "step-00000001")["files"]) == there and "rank-00001.safetensors" in there
+    with pytest.raises((FilesFailed, CommunicationError), match=r"missing is what ranks wrote: rank-00001.safetensors"):
         ranks.run(2, _save_with_a_stale_list, Grid(data=2), tmp_path / "never", 99)
     assert not checkpoints(tmp_path / "never")
 
 
-def test_only_what_ranks_wrote_and_the_metadata_names_is_sealed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_ranks_wrote_and_the_index_names_is_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest, "PAUSES", ())
     for name in ("a", "b"):
         (tmp_path / name).touch()
     for written, named, said in (
-        ("ab", "a", "the metadata does not name what ranks wrote: b"),
-        ("a", "ab", "no rank wrote what the metadata names: b"),
+        ("ab", "a", "the index does not name what ranks wrote: b"),
+        ("a", "ab", "no rank wrote what the index names: b"),
         ("abc", "abc", "missing is what ranks wrote: c"),
         ("a", "a", "nobody knows of: b"),
     ):
@@ -256,10 +232,6 @@ def test_an_optimizer_does_not_go_on_from_another(ranks: RankPool, tmp_path: Pat
     said = r"has the state of SGD, and the optimizer here is AdamW; go on with SGD, or begin a new run"
     with pytest.raises(UserError, match=said):
         ranks.run(1, train, On("x=1"), tmp_path, 1, 2)
-    file = checkpoints(tmp_path)[0] / "manifest.json"
-    unnamed = {name: value for name, value in json.loads(file.read_text()).items() if name != "optimizer"}
-    file.write_text(json.dumps(unnamed))  # as earlier versions wrote it
-    ranks.run(1, train, On("x=1"), tmp_path, 1, 2, 16, SGD)
 
 
 def test_damaged_and_foreign_ones_are_named_and_refused(ranks: RankPool, tmp_path: Path) -> None:
@@ -267,7 +239,7 @@ def test_damaged_and_foreign_ones_are_named_and_refused(ranks: RankPool, tmp_pat
     (whole,) = checkpoints(tmp_path)
     with pytest.raises(UserError, match=r"is of another model: embed.weight is \[64, 16\], and here \[64, 32\]"):
         ranks.run(1, train, On("x=1"), tmp_path, 1, 2, 32)
-    data = next(whole.glob("*.distcp"))
+    data = next(whole.glob("rank-*"))
     content = data.read_bytes()
     data.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(UserError, match=f"is damaged: {data.name} is not what was written"):

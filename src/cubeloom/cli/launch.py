@@ -32,7 +32,7 @@ class Slurm:
     """
 
     file: tyro.conf.Positional[Path]
-    """The job's settings; `--a.b=c` sets one of them."""
+    """The job's settings, TOML or a Python recipe (.py), which is executed; `--a.b=c` sets one of them."""
     out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """Where to write the script; printed by default."""
     nodes: int | None = None
@@ -80,7 +80,7 @@ class Kubernetes:
     """
 
     file: tyro.conf.Positional[Path]
-    """The job's settings; `--a.b=c` sets one of them."""
+    """The job's settings, TOML or a Python recipe (.py), which is executed; `--a.b=c` sets one of them."""
     out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """Where to write the manifest; printed by default."""
     image: str = "cubeloom:latest"

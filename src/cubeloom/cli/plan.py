@@ -34,7 +34,8 @@ class Plan:
     """
 
     file: tyro.conf.Positional[Path | None] = None
-    """A settings file: its model and batch, and as many devices as its grid has; --a.b=c changes them."""
+    """A settings file: its model and batch, and as many devices as its grid has; --a.b=c changes them. A Python
+    recipe (.py) is executed."""
     model: str | None = None
     """A preset, such as gpt-80b."""
     cluster: str

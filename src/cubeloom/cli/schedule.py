@@ -36,7 +36,8 @@ class Schedule:
     """
 
     name: tyro.conf.Positional[str | None] = None
-    """Which schedule, or a settings file whose job has one; leave it out to --compare several or to --load one."""
+    """Which schedule, or a settings file whose job has one; leave it out to --compare several or to --load one. A Python
+    recipe (.py) is executed."""
     stages: int | None = None
     """Workers that the model is spread over."""
     microbatches: int | None = None

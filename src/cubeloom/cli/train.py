@@ -29,7 +29,7 @@ class Train:
     """
 
     file: tyro.conf.Positional[Path]
-    """TOML, or a Python recipe."""
+    """TOML; or a Python recipe (.py), which is executed."""
     replan: bool = False
     """If there are other than the grid's number of ranks, go on with the best grid for as many."""
     ranks: int | None = None

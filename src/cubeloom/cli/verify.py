@@ -42,7 +42,8 @@ class Verify:
     """
 
     file: tyro.conf.Positional[Path | None] = None
-    """A settings file: its model, batch, grid, schedule and layout instead of the options here; --a.b=c changes them."""
+    """A settings file: its model, batch, grid, schedule and layout instead of the options here; --a.b=c changes them.
+    A Python recipe (.py) is executed."""
     model: str = "gpt-tiny"
     """A preset, such as gpt-tiny, llama-tiny or bert-tiny."""
     grid: str = "x=2,y=2,z=2"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -74,6 +74,19 @@ class Aside:
         first = dist.get_rank(self.group) == 0
         mine = self.agree(lambda: work() if first else None)
         return cast(T, self.gather(mine)[0])
+
+    def assign(self, mine: Any, rule: Callable[[Sequence[Any]], Sequence[T]]) -> T:
+        """Rank 0 sees what each rank gave, and says what each gets: for lists that are too long for all to have all."""
+        first = dist.get_rank(self.group) == 0
+        of_all: list[Any] | None = [None] * dist.get_world_size(self.group) if first else None
+        answer: list[Any] = [None]
+        try:
+            dist.gather_object(mine, of_all, group=self.group, group_dst=0)
+            answers = None if of_all is None else list(rule(of_all))
+            dist.scatter_object_list(answer, answers, group=self.group, group_src=0)
+        except RuntimeError as error:
+            raise failed("sharing out work among all ranks", error) from error
+        return cast(T, answer[0])
 
     def close(self) -> None:
         dist.destroy_process_group(self.group)

@@ -7,44 +7,34 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
-from cubeloom.errors import UserError
-from cubeloom.train.checkpoint import MASTER, METADATA, STATE, WEIGHTS, check_files, read_manifest
+from cubeloom.convert.safetensors_files import split
+from cubeloom.train.checkpoint import MASTER, STATE, WEIGHTS, check_files, read_blocks, read_index, read_manifest
+from cubeloom.train.checkpoint.index import StoredBlock, StoredTensor, write_index
+from cubeloom.train.checkpoint.manifest import MANIFEST
+from cubeloom.train.checkpoint.shard import Shard
+from cubeloom.train.checkpoint.tensor_file import TensorFile
 
-
-class Deferred(Tensor):
-    """The shape and dtype of a tensor, on the meta device; its values are asked for when they are written."""
-
-    values: Callable[[], Tensor]
-
-    @classmethod
-    def of(cls, shape: Tensor, values: Callable[[], Tensor]) -> Deferred:
-        deferred = shape.as_subclass(cls)
-        deferred.values = values
-        return deferred
-
-    def __get_tensor_shard__(self, _: MetadataIndex) -> Tensor:
-        return self.values()
+_FILE_SIZE = 1 << 30  # so that the ranks of a training have each some to check
 
 
-def write_weights(folder: Path, weights: Mapping[str, Deferred]) -> None:
-    """What torch's `save` does, without the processes. A file a tensor: torch keeps what is in a file until it is whole."""
-    planner = DefaultSavePlanner()
-    writer = FileSystemWriter(folder, single_file_per_rank=False, sync_files=True)
-    writer.set_up_storage_writer(True)
-    planner.set_up_planner({f"{WEIGHTS}{name}": tensor for name, tensor in weights.items()}, is_coordinator=True)
-    plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
-    (plan,) = writer.prepare_global_plan(plans)
-    written = writer.write_data(planner.finish_plan(plan), planner)
-    writer.finish(metadata, [written.wait()])
+def write_weights(folder: Path, weights: Mapping[str, Tensor], values: Callable[[str], Tensor]) -> int:
+    """`weights` are on the meta device; `values` is asked for each once, as it is written. Gives the number of files."""
+    index = {}
+    shards = split({f"{WEIGHTS}{name}": tensor for name, tensor in weights.items()}, _FILE_SIZE)
+    for number, shard in enumerate(shards):
+        file = TensorFile(folder / f"weights-{number:05d}.safetensors", shard)
+        for name, tensor in shard.items():
+            file.write(name, values(name.removeprefix(WEIGHTS)))
+            whole = StoredBlock(file.file.name, (0,) * tensor.dim(), tuple(tensor.shape))
+            index[name] = StoredTensor(tensor.dtype, tuple(tensor.shape), (whole,))
+        file.finish()
+    write_index(folder, index)
+    return len(shards)
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Of torch; whether it is ours its manifest says."""
-    return (folder / METADATA).is_file()
+    return (folder / MANIFEST).is_file()
 
 
 class CheckpointWeights:
@@ -54,16 +44,13 @@ class CheckpointWeights:
         manifest = read_manifest(checkpoint)
         check_files(checkpoint, manifest)
         self.progress = dict(manifest["progress"])
-        self._reader = FileSystemReader(checkpoint)
-        self._metadata = self._reader.read_metadata()
-        self._reader.set_up_storage_reader(self._metadata, True)
-        self.tensors: dict[str, Tensor] = {}
-        for name, entry in self._metadata.state_dict_metadata.items():
-            if name.startswith(WEIGHTS):
-                if not isinstance(entry, TensorStorageMetadata):
-                    raise UserError(f"the checkpoint {checkpoint} is damaged: {name} is not a tensor")
-                shape = torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
-                self.tensors[name.removeprefix(WEIGHTS)] = shape
+        self._checkpoint = checkpoint
+        self._index = read_index(checkpoint)
+        self.tensors = {
+            name.removeprefix(WEIGHTS): torch.empty(stored.shape, dtype=stored.dtype, device="meta")
+            for name, stored in self._index.items()
+            if name.startswith(WEIGHTS)
+        }
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """The whole tensor, from whichever files have blocks of it.
@@ -71,11 +58,9 @@ class CheckpointWeights:
         If `dtype` has room for more digits than the weights have, it is the optimizer's float32 weight, where there is one.
         """
         entry, master = f"{WEIGHTS}{name}", f"{STATE}{MASTER}/{name}"
-        tensor = torch.empty_like(self.tensors[name], device="cpu")
-        stored = self._metadata.state_dict_metadata.get(master)
-        if dtype is not None and dtype.itemsize > tensor.itemsize and isinstance(stored, TensorStorageMetadata):
-            entry, tensor = master, torch.empty(stored.size, dtype=stored.properties.dtype)
-        planner = DefaultLoadPlanner(flatten_state_dict=False)
-        planner.set_up_planner({entry: tensor}, self._metadata, True)
-        self._reader.read_data(planner.create_local_plan(), planner).wait()
+        if dtype is not None and dtype.itemsize > self.tensors[name].itemsize and master in self._index:
+            entry = master
+        stored = self._index[entry]
+        tensor = torch.empty(stored.shape, dtype=stored.dtype)
+        read_blocks(self._checkpoint, self._index, {entry: Shard.of(tensor, stored.shape, (0,) * len(stored.shape))})
         return tensor

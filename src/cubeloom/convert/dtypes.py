@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+from cubeloom.train.checkpoint.tensor_file import DTYPES as ALL
+
+DTYPES = {code: dtype for code, dtype in ALL.items() if dtype.is_floating_point}
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 

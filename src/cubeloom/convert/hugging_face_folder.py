@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from cubeloom.convert.dtypes import DTYPES
 from cubeloom.errors import UserError
+from cubeloom.files import read_json
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
@@ -21,7 +21,7 @@ class HuggingFaceFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config = read_json(folder / CONFIG)
+        self.config = _read(folder / CONFIG)
         self.tensors: dict[str, Tensor] = {}
         self._files: dict[str, Path] = {}
         index = _weight_map(folder)
@@ -62,16 +62,11 @@ def is_hugging_face(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        return read_json(file)
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{file} is damaged: it is not JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{file} is damaged: it should be a JSON object")
-    return content
 
 
 def _weight_map(folder: Path) -> dict[str, str] | None:
@@ -84,7 +79,7 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
             f"{folder} has neither {SINGLE} nor {INDEX}, but {others}; weights in another format must be saved as "
             "safetensors first"
         )
-    found = read_json(folder / INDEX).get("weight_map")
+    found = _read(folder / INDEX).get("weight_map")
     if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
         raise UserError(f"{folder / INDEX} is damaged: weight_map should say in which file each tensor is")
     return found

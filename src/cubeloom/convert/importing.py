@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from cubeloom.convert.checkpoint_files import Deferred, write_weights
+from cubeloom.convert.checkpoint_files import write_weights
 from cubeloom.convert.dtypes import plain
 from cubeloom.convert.hugging_face_config import read_config
 from cubeloom.convert.hugging_face_folder import HuggingFaceFolder
@@ -44,19 +43,18 @@ class Import:
     def write(self, folder: Path, wrote: Callable[[Tensor], None]) -> int:
         """Gives the number of files with tensors."""
 
-        def values(rule: Rule) -> Tensor:
-            tensor = self._join(rule, self._source.read)
+        rules = {rule.ours: rule for rule in self._rules}
+
+        def values(name: str) -> Tensor:
+            tensor = self._join(rules[name], self._source.read)
             wrote(tensor)
             return tensor
 
         checkpoint = folder / IMPORTED
         checkpoint.mkdir()
-        shapes = self.tensors
-        write_weights(
-            checkpoint, {rule.ours: Deferred.of(shapes[rule.ours], partial(values, rule)) for rule in self._rules}
-        )
+        files = write_weights(checkpoint, self.tensors, values)
         seal(checkpoint, 0, {"model": describe(self.config), "hugging_face": self._source.config})
-        return len(self.tensors)
+        return files
 
     def _shape(self, name: str) -> Tensor:
         return self._source.tensors[name]

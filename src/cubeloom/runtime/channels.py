@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,18 @@ class Shape:
 
 
 Boundary = dict[str, Shape]  # what one stage hands to the next
+
+
+def as_text(boundary: Boundary) -> bytes:
+    """As it travels: JSON, since whatever comes from a network must not be executed."""
+    return json.dumps({name: [shape.size, str(shape.dtype)] for name, shape in boundary.items()}).encode()
+
+
+def from_text(text: bytes) -> Boundary:
+    known = json.loads(text)
+    return {
+        name: Shape(tuple(size), getattr(torch, dtype.removeprefix("torch."))) for name, (size, dtype) in known.items()
+    }
 
 
 class Channels:
@@ -85,7 +97,7 @@ class Channels:
 
     def tell(self, edge: tuple[int, int], boundary: Boundary) -> None:
         """Send a description, before any message."""
-        text = pickle.dumps(boundary)
+        text = as_text(boundary)
         channel = self._channels[edge]
         channel.send(torch.tensor([len(text)], device=self._device), to=1, origin="boundary").wait()
         channel.send(torch.tensor(list(text), dtype=torch.uint8, device=self._device), to=1, origin="boundary").wait()
@@ -94,10 +106,9 @@ class Channels:
         """`known` is what will be said, in a rehearsal, whose network carries nothing."""
         channel = self._channels[edge]
         length = channel.receive(torch.zeros(1, dtype=torch.int64, device=self._device), 0, "boundary").wait()
-        size = int(length) if known is None else len(pickle.dumps(known))
+        size = int(length) if known is None else len(as_text(known))
         text = channel.receive(torch.zeros(size, dtype=torch.uint8, device=self._device), 0, "boundary").wait()
-        heard: Boundary = pickle.loads(bytes(text.tolist())) if known is None else known
-        return heard
+        return from_text(bytes(text.tolist())) if known is None else known
 
     def finish(self) -> None:
         """Await all that is still leaving."""

@@ -1,15 +1,20 @@
 """Checkpoints that any grid, schedule and number of ranks can go on from: weights, optimizer, and where training stood.
 
-    folder/step-00000100/      one checkpoint: torch.distributed.checkpoint's files, and a manifest with their checksums
+    folder/step-00000100/      one checkpoint: a safetensors file of each rank, index.json, which says in which of them each
+                               block of each tensor lies, and manifest.json with the checksums of all
     folder/.step-00000200/     one that is being written; a crash leaves it, and it is never read
 
-A checkpoint appears whole or not at all: it is written beside its place and renamed when all ranks are done.
+A checkpoint appears whole or not at all: it is written beside its place and renamed when all ranks are done. Its files hold
+numbers and JSON alone: to read one executes nothing, whoever wrote it.
 """
 
+from cubeloom.train.checkpoint.blocks import read_blocks as read_blocks
 from cubeloom.train.checkpoint.entries import MASTER as MASTER
 from cubeloom.train.checkpoint.entries import STATE as STATE
 from cubeloom.train.checkpoint.entries import WEIGHTS as WEIGHTS
-from cubeloom.train.checkpoint.load import METADATA as METADATA
+from cubeloom.train.checkpoint.index import Index as Index
+from cubeloom.train.checkpoint.index import files_of as files_of
+from cubeloom.train.checkpoint.index import read_index as read_index
 from cubeloom.train.checkpoint.load import check_fits as check_fits
 from cubeloom.train.checkpoint.load import load_checkpoint as load_checkpoint
 from cubeloom.train.checkpoint.load import load_weights as load_weights

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from cubeloom.comm import Network
 from cubeloom.cube.parameter import block_of, local_of
 from cubeloom.errors import UserError
+from cubeloom.train.checkpoint.blocks import read_blocks
 from cubeloom.train.checkpoint.entries import (
     MASTER,
     STATE,
@@ -25,10 +23,10 @@ from cubeloom.train.checkpoint.entries import (
     state_of,
     weights_of,
 )
+from cubeloom.train.checkpoint.index import INDEX, Index, read_index
 from cubeloom.train.checkpoint.manifest import check_files, read_manifest, wait_until_seen
 from cubeloom.train.checkpoint.shard import Shard
 
-METADATA = ".metadata"  # torch's list of what is in which file
 Shapes = Mapping[str, Sequence[int]]
 
 
@@ -37,13 +35,8 @@ def check_fits(checkpoint: Path, shapes: Shapes, optimizer: str | None = None) -
     manifest = read_manifest(checkpoint)
     if optimizer is not None:
         _check_optimizer(checkpoint, manifest, optimizer)
-    check_files(checkpoint, manifest, [METADATA])
-    _check_shapes(checkpoint, shapes, FileSystemReader(checkpoint).read_metadata().state_dict_metadata)
-
-
-def files_named(checkpoint: Path) -> set[str]:
-    """The files that hold what the metadata lists."""
-    return {each.relative_path for each in FileSystemReader(checkpoint).read_metadata().storage_data.values()}
+    check_files(checkpoint, manifest, [INDEX])
+    _check_shapes(checkpoint, shapes, read_index(checkpoint))
 
 
 def load_checkpoint(
@@ -52,26 +45,20 @@ def load_checkpoint(
     """Fill parameters and optimizer from a checkpoint of any grid; gives the number of steps done, and the progress."""
     manifest = _read_together(checkpoint, network)
     _check_optimizer(checkpoint, manifest, name_of(optimizer))
-    reader = FileSystemReader(checkpoint)
-    stored = reader.read_metadata().state_dict_metadata
-    weights = weights_of(parameters, network)
-    _check_shapes(checkpoint, _shapes(weights), stored)
+    stored = read_index(checkpoint)
+    _check_shapes(checkpoint, _shapes(weights_of(parameters, network)), stored)
     _make_room(parameters, optimizer, stored, float(manifest["updates"]))
-    load({**weights, **state_of(parameters, optimizer, network, stored)}, storage_reader=reader)
-    _load_masters(reader, stored, parameters, optimizer, network)
+    _read(checkpoint, stored, parameters, optimizer, network)
     return int(manifest["step"]), dict(manifest["progress"])
 
 
 def load_weights(checkpoint: Path, parameters: Parameters, optimizer: Optimizer, network: Network) -> None:
     """Fill the parameters alone, and their masters, to begin a training with weights of another."""
     _read_together(checkpoint, network)
-    reader = FileSystemReader(checkpoint)
-    found, wanted = reader.read_metadata().state_dict_metadata, (WEIGHTS, f"{STATE}{MASTER}/")
-    stored = {name: each for name, each in found.items() if name.startswith(wanted)}
-    weights = weights_of(parameters, network)
-    _check_shapes(checkpoint, _shapes(weights), stored)
-    load({**weights, **state_of(parameters, optimizer, network, stored)}, storage_reader=reader)
-    _load_masters(reader, stored, parameters, optimizer, network)
+    kept = (WEIGHTS, f"{STATE}{MASTER}/")
+    stored = {name: each for name, each in read_index(checkpoint).items() if name.startswith(kept)}
+    _check_shapes(checkpoint, _shapes(weights_of(parameters, network)), stored)
+    _read(checkpoint, stored, parameters, optimizer, network)
 
 
 def _read_together(checkpoint: Path, network: Network) -> dict[str, Any]:
@@ -87,24 +74,32 @@ def _read_together(checkpoint: Path, network: Network) -> dict[str, Any]:
     return network.aside.agree(read)
 
 
-def _load_masters(
-    reader: FileSystemReader, stored: Mapping[str, Any], parameters: Parameters, optimizer: Optimizer, network: Network
-) -> None:
+def _read(checkpoint: Path, stored: Index, parameters: Parameters, optimizer: Optimizer, network: Network) -> None:
+    """Each rank's shards; where one cannot be read, all ranks are refused."""
+    wanted = {**weights_of(parameters, network), **state_of(parameters, optimizer, network, stored)}
+    exact = _exact(stored, parameters, optimizer, network)
+
+    def read() -> None:
+        read_blocks(checkpoint, stored, wanted)
+        read_blocks(checkpoint, stored, exact)
+
+    network.aside.agree(read)
+
+
+def _exact(stored: Index, parameters: Parameters, optimizer: Optimizer, network: Network) -> dict[str, Shard]:
     """Between jobs of many digits and of few: nothing that is stored in many is rounded on its way to where it has many."""
-    masters, blocks = {}, {}
+    found = {}
     for name, parameter in parameters.items():
         part, entry = optimizer.parts[parameter], f"{STATE}{MASTER}/{name}"
         if part.master and entry not in stored:
-            masters[f"{WEIGHTS}{name}"] = shard_of(part.tensor, parameter, part, network)
+            found[f"{WEIGHTS}{name}"] = shard_of(part.tensor, parameter, part, network)
         elif not part.master and entry in stored:
             block = block_of(parameter, network)
-            blocks[entry] = Shard.of(local_of(parameter), block.shape, block.offset)
-    # Also where a rank has none: loading is done by all together.
-    load(masters, storage_reader=reader)
-    load(blocks, storage_reader=reader)
+            found[entry] = Shard.of(local_of(parameter), block.shape, block.offset)
+    return found
 
 
-def _make_room(parameters: Parameters, optimizer: Optimizer, stored: Mapping[str, Any], updates: float) -> None:
+def _make_room(parameters: Parameters, optimizer: Optimizer, stored: Index, updates: float) -> None:
     """State tensors where the checkpoint has some: an optimizer makes its own at its first step only."""
     for entry in stored:
         if not entry.startswith(STATE):
@@ -131,12 +126,12 @@ def _shapes(weights: Mapping[str, Shard]) -> Shapes:
     return {name.removeprefix(WEIGHTS): shard.whole for name, shard in weights.items()}
 
 
-def _check_shapes(checkpoint: Path, shapes: Shapes, stored: Mapping[str, Any]) -> None:
+def _check_shapes(checkpoint: Path, shapes: Shapes, stored: Index) -> None:
     for name, shape in shapes.items():
         entry = stored.get(f"{WEIGHTS}{name}")
-        if not isinstance(entry, TensorStorageMetadata):
+        if entry is None:
             raise UserError(f"the checkpoint {checkpoint} is of another model: it has no {name}")
-        if tuple(entry.size) != tuple(shape):
+        if entry.shape != tuple(shape):
             raise UserError(
-                f"the checkpoint {checkpoint} is of another model: {name} is {list(entry.size)}, and here {list(shape)}"
+                f"the checkpoint {checkpoint} is of another model: {name} is {list(entry.shape)}, and here {list(shape)}"
             )

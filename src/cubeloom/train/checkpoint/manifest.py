@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,10 +10,10 @@ from typing import Any
 
 from cubeloom.errors import UserError
 from cubeloom.file_errors import PAUSES, FilesFailed, retried
-from cubeloom.files import replace_text, sync_names
+from cubeloom.files import check_sealed, checksum, is_plain_name, read_json, sync_names, write_sealed
 
-FORMAT = 1
-_MANIFEST = "manifest.json"
+FORMAT = 2
+MANIFEST = "manifest.json"
 
 
 def seal(
@@ -28,7 +26,7 @@ def seal(
 ) -> None:
     """Make a folder whose files are all written a checkpoint: add what it says of itself, and their checksums.
 
-    `checksums` are of the files that ranks say they wrote, `named` are the files that the checkpoint's metadata names. Raises
+    `checksums` are of the files that ranks say they wrote, `named` are the files that the checkpoint's index names. Raises
     FilesFailed unless these and the files in the folder are the same.
     """
     known = checksums or {}
@@ -44,14 +42,14 @@ def seal(
         "files": {name: known.get(name) or checksum(folder / name) for name in _listed(folder, expected)},
     }
     # On disk before the folder gets its name: after a loss of power the name could be there, and an empty file under it.
-    replace_text(folder / _MANIFEST, json.dumps(manifest, indent=1))
+    write_sealed(folder / MANIFEST, manifest)
     sync_names(folder)
 
 
 def _listed(folder: Path, expected: set[str] | None) -> list[str]:
     """The names of the files there; a file server may need a moment to list what other machines wrote."""
     for pause in (*PAUSES, None):
-        found = {file.name for file in folder.iterdir() if file.name != _MANIFEST and not file.name.startswith(".nfs")}
+        found = {file.name for file in folder.iterdir() if file.name != MANIFEST and not file.name.startswith(".nfs")}
         if expected is None or found == expected:
             break
         if pause is None:
@@ -69,8 +67,8 @@ def _differences(
     extra: Iterable[str] = (),
 ) -> str:
     words = {
-        "the metadata does not name what ranks wrote": written_only,
-        "no rank wrote what the metadata names": named_only,
+        "the index does not name what ranks wrote": written_only,
+        "no rank wrote what the index names": named_only,
         "missing is what ranks wrote": missing,
         "nobody knows of": extra,
     }
@@ -84,7 +82,7 @@ def _some(names: Iterable[str]) -> str:
 
 def checkpoints(folder: Path) -> list[Path]:
     """The whole ones, oldest first."""
-    return [path for path in _folders(folder) if (path / _MANIFEST).exists()]
+    return [path for path in _folders(folder) if (path / MANIFEST).exists()]
 
 
 def newest(folder: Path) -> Path | None:
@@ -92,29 +90,41 @@ def newest(folder: Path) -> Path | None:
     found = _folders(folder) or _folders(folder / "checkpoints")
     if not found:
         return None
-    if not (found[-1] / _MANIFEST).exists():
+    if not (found[-1] / MANIFEST).exists():
         # They get their names when they are whole: somebody took it away, and whoever goes on from another should know.
-        raise damaged(found[-1], f"{_MANIFEST} is missing")
+        raise damaged(found[-1], f"{MANIFEST} is missing")
     return found[-1]
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint says of itself, once all its files are there; `check_files` says whether they are as written."""
+    file = checkpoint / MANIFEST
     if checkpoint.is_file():
         raise UserError(f"{checkpoint} is not a checkpoint of cubeloom: it is a file, not a folder")
-    if not (checkpoint / _MANIFEST).exists():
-        raise UserError(f"{checkpoint} is not a checkpoint of cubeloom: it has no {_MANIFEST}")
-    file = checkpoint / _MANIFEST
+    if not file.exists():
+        raise UserError(f"{checkpoint} is not a checkpoint of cubeloom: it has no {MANIFEST}")
     try:
-        manifest: dict[str, Any] = json.loads(retried(f"{file} cannot be read", lambda: file.read_text("utf-8")))
-    except json.JSONDecodeError as error:
-        raise damaged(checkpoint, f"{_MANIFEST}: {error}") from None
-    if manifest.get("format") != FORMAT:
-        raise UserError(f"{checkpoint} has format {manifest.get('format')}, and this version reads {FORMAT}")
+        manifest = read_json(file)
+    except UserError as error:
+        raise damaged(checkpoint, str(error)) from None
+    _check_format(checkpoint, manifest.get("format"))
+    check_sealed(file, manifest)
+    if not all(map(is_plain_name, manifest["files"])):
+        raise damaged(checkpoint, f"{MANIFEST} names files outside of it")
     for name in manifest["files"]:
         if not (checkpoint / name).exists():
             raise damaged(checkpoint, f"{name} is missing")
     return manifest
+
+
+def _check_format(checkpoint: Path, found: object) -> None:
+    if found == 1:
+        raise UserError(
+            f"{checkpoint} has format 1, of an earlier version, and this one reads {FORMAT}: to read format 1 could execute "
+            "what somebody put there. Export it with the version that wrote it, and import that here (cubeloom convert)"
+        )
+    if found != FORMAT:
+        raise UserError(f"{checkpoint} has format {found}, and this version reads {FORMAT}")
 
 
 def check_files(checkpoint: Path, manifest: Mapping[str, Any], names: Iterable[str] | None = None) -> None:
@@ -139,12 +149,4 @@ def _folders(folder: Path) -> list[Path]:
 
 def wait_until_seen(checkpoint: Path, chosen: str) -> None:
     """A file server may need a moment to show this machine a checkpoint that another one sees."""
-    retried(f"{checkpoint}, which {chosen}, cannot be seen here", (checkpoint / _MANIFEST).stat, also=(errno.ENOENT,))
-
-
-def checksum(file: Path) -> str:
-    def digest() -> str:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "blake2b").hexdigest()
-
-    return retried(f"{file} cannot be read", digest)
+    retried(f"{checkpoint}, which {chosen}, cannot be seen here", (checkpoint / MANIFEST).stat, also=(errno.ENOENT,))

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from collections.abc import Mapping
-from contextlib import suppress
-from errno import ENOSPC
-from os import strerror
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save
-
 from cubeloom.comm import Aside, Network
-from cubeloom.errors import UserError, first_line
-from cubeloom.file_errors import MAY_PASS, PAUSES, FilesFailed, failure, retried
-from cubeloom.files import replace_folder, sync_names
+from cubeloom.file_errors import retried
+from cubeloom.files import checksum, replace_folder, sync_names
+from cubeloom.train.checkpoint.blocks import assign, write_blocks
 from cubeloom.train.checkpoint.entries import Optimizer, Parameters, said_of, state_of, weights_of
-from cubeloom.train.checkpoint.load import METADATA, files_named
-from cubeloom.train.checkpoint.manifest import checkpoints, checksum, seal
-from cubeloom.train.checkpoint.noting import NotingFiles
+from cubeloom.train.checkpoint.index import INDEX, files_of, read_index
+from cubeloom.train.checkpoint.manifest import checkpoints, seal
 from cubeloom.train.checkpoint.shard import Shard
-
-_FULL = 2**20  # bytes free, of a disk that somebody just failed to write to
 
 
 def save_checkpoint(
@@ -102,14 +91,19 @@ def _write(
     writing = folder / f".{final.name}"
     what = f"the checkpoint {final} could not be written"
     aside.follow_first(lambda: retried(what, lambda: _make_folder(writing)))
-    _save_shards(writing, shards, aside, what)
-    # Each rank reads its own files back, so that none reads them all.
-    mine = aside.agree(lambda: {file.name: checksum(file) for file in writing.glob(f"__{network.rank}_*")})
-    gathered = {name: each for theirs in aside.gather(mine) for name, each in theirs.items()}
+    names, index = assign(shards, aside)
+
+    def write_mine() -> dict[str, str]:
+        mine = {name: shards[name] for name in names}
+        wrote = retried(what, lambda: write_blocks(writing, network.rank, mine, index))
+        # Each rank reads its own files back, so that none reads them all.
+        return {file.name: checksum(file) for file in wrote}
+
+    wrote = aside.gather(aside.agree(write_mine))
 
     def finish() -> None:
-        checksums = {**gathered, METADATA: checksum(writing / METADATA)}
-        named = {*files_named(writing), METADATA}
+        checksums = {name: each for theirs in wrote for name, each in theirs.items()}
+        named = {*files_of(read_index(writing)), INDEX}
         retried(what, lambda: seal(writing, step, progress, optimizer, checksums, named))
         retried(what, lambda: _put_in_place(writing, final))
         retried(what, lambda: sync_names(folder))  # before those go that it replaces
@@ -119,35 +113,6 @@ def _write(
 
     aside.follow_first(finish)
     return final
-
-
-def _save_shards(writing: Path, shards: Mapping[str, Shard], aside: Aside, what: str) -> None:
-    """All ranks together, and where that fails in a way that may pass, all try again together."""
-    for pause in (*PAUSES, None):
-        writer = FileSystemWriter(writing, sync_files=True)
-        writer.fs = files = NotingFiles()
-        try:
-            save(dict(shards), storage_writer=writer, process_group=aside.group)
-            return
-        except CheckpointException as error:
-            rank, (theirs, _) = min(error.failures.items())
-            mine = files.errors[0] if files.errors else OSError(ENOSPC, strerror(ENOSPC)) if _is_full(writing) else None
-            known = aside.gather((aside.name, mine))
-            name, problem = next((each for each in known if each[1] is not None), (known[rank][0], theirs))
-            if not (isinstance(problem, OSError) and problem.errno in MAY_PASS and pause is not None):
-                raise _not_written(f"{what}: {name}", problem) from error
-            time.sleep(pause)
-
-
-def _not_written(what: str, problem: BaseException) -> UserError | FilesFailed:
-    return failure(what, problem) if isinstance(problem, OSError) else FilesFailed(f"{what}: {first_line(problem)}")
-
-
-def _is_full(folder: Path) -> bool:
-    there = folder if folder.exists() else folder.parent
-    with suppress(OSError):
-        return shutil.disk_usage(there).free < _FULL
-    return False
 
 
 def _make_folder(writing: Path) -> None:

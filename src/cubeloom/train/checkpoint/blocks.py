@@ -1,0 +1,134 @@
+"""Writing and reading the blocks of tensors: each rank writes a file of its own, and reads what it holds of any.
+
+Nothing but sizes and numbers is stored (safetensors), so that to read a checkpoint executes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from cubeloom.comm import Aside
+from cubeloom.errors import UserError
+from cubeloom.train.checkpoint.index import INDEX, Index, StoredBlock, StoredTensor, write_index
+from cubeloom.train.checkpoint.shard import Shard
+from cubeloom.train.checkpoint.tensor_file import CODES, TensorFile
+
+
+class Held(NamedTuple):
+    """A shard without its numbers: what rank 0 has to know to say who writes it."""
+
+    name: str
+    dtype: torch.dtype
+    whole: tuple[int, ...]
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def assign(shards: Mapping[str, Shard], aside: Aside) -> tuple[list[str], Index | None]:
+    """Which of its shards this rank has to write, so that equal ones are written once; on rank 0 also the index of them all.
+
+    Called by all ranks.
+    """
+    held = [
+        Held(name, shard.local.dtype, shard.whole, shard.offset, tuple(shard.local.shape))
+        for name, shard in shards.items()
+    ]
+    found: list[Index] = []
+
+    def rule(of_all: Sequence[list[Held]]) -> list[list[str]]:
+        names, index = assigned(of_all)
+        found.append(index)
+        return names
+
+    return aside.assign(held, rule), found[0] if found else None
+
+
+def write_blocks(folder: Path, rank: int, shards: Mapping[str, Shard], index: Index | None) -> list[Path]:
+    """Write this rank's file, and the index where it has one; gives the files that it wrote."""
+    wrote = []
+    if shards:
+        file = TensorFile(folder / file_of(rank), {name: shard.local for name, shard in shards.items()})
+        for name, shard in shards.items():
+            file.write(name, shard.local)
+        file.finish()
+        wrote.append(file.file)
+    if index is not None:
+        write_index(folder, index)
+        wrote.append(folder / INDEX)
+    return wrote
+
+
+def file_of(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
+
+
+def assigned(of_all: Sequence[list[Held]]) -> tuple[list[list[str]], Index]:
+    """What each rank writes, and the index of it all. Of equal shards that rank writes one that has the least to write."""
+    holders: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
+    described: dict[tuple[str, tuple[int, ...]], Held] = {}
+    for rank, held in enumerate(of_all):
+        for each in held:
+            holders[each.name, each.offset].append(rank)
+            described[each.name, each.offset] = each
+    names: list[list[str]] = [[] for _ in of_all]
+    loads = [0] * len(of_all)
+    blocks: dict[str, list[StoredBlock]] = defaultdict(list)
+    for key, ranks in holders.items():
+        each = described[key]
+        writer = min(ranks, key=lambda rank: loads[rank])
+        loads[writer] += prod(each.shape) * each.dtype.itemsize
+        names[writer].append(each.name)
+        blocks[each.name].append(StoredBlock(file_of(writer), each.offset, each.shape))
+    wholes = {name: (each.dtype, each.whole) for (name, _), each in described.items()}
+    for name, (_, whole) in wholes.items():
+        if sum(prod(block.shape) for block in blocks[name]) != prod(whole):
+            raise AssertionError(f"the ranks do not hold the whole of {name}, or some of it twice: {blocks[name]}")
+    return names, {name: StoredTensor(*wholes[name], tuple(blocks[name])) for name in wholes}
+
+
+def read_blocks(checkpoint: Path, index: Index, wanted: Mapping[str, Shard]) -> None:
+    """Fill shards from whichever blocks are stored; of each file only the parts that are wanted are read."""
+    by_file: dict[str, list[tuple[str, StoredBlock]]] = defaultdict(list)
+    for name, shard in wanted.items():
+        for block in index[name].blocks:
+            if all(start < end for start, end in _overlap(block, shard)):
+                by_file[block.file].append((name, block))
+    for file, blocks in by_file.items():
+        try:
+            with safe_open(checkpoint / file, "pt") as opened:
+                for name, block in blocks:
+                    _check_header(opened, name, block, index[name].dtype)
+                    _copy(opened, name, block, wanted[name])
+        except SafetensorError as error:
+            raise UserError(f"{checkpoint / file} is damaged, or not a safetensors file: {error}") from None
+
+
+def _check_header(opened: safe_open, name: str, block: StoredBlock, dtype: torch.dtype) -> None:
+    stored = opened.get_slice(name)
+    there, here = (stored.get_dtype(), stored.get_shape()), (CODES[dtype], list(block.shape))
+    if there != here:
+        raise SafetensorError(f"{name} is {there} there, and {here} in {INDEX}")
+
+
+def _copy(opened: safe_open, name: str, block: StoredBlock, shard: Shard) -> None:
+    overlap = _overlap(block, shard)
+    target = shard.local[_within(overlap, shard.offset)]
+    # safetensors cuts no slices of a tensor without dimensions.
+    target.copy_(opened.get_slice(name)[_within(overlap, block.offset)] if block.shape else opened.get_tensor(name))
+
+
+def _overlap(block: StoredBlock, shard: Shard) -> list[tuple[int, int]]:
+    """In the whole tensor; empty where a start is not before its end."""
+    sides = zip(block.offset, block.shape, shard.offset, shard.local.shape, strict=True)
+    return [(max(a, b), min(a + m, b + n)) for a, m, b, n in sides]
+
+
+def _within(overlap: list[tuple[int, int]], offset: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(start - begin, end - begin) for (start, end), begin in zip(overlap, offset, strict=True))

@@ -1,0 +1,87 @@
+"""Which tensors a checkpoint has, and in which file each block of them lies: JSON, so that to read it executes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cubeloom.errors import UserError
+from cubeloom.files import is_plain_name, read_json, replace_text
+from cubeloom.train.checkpoint.tensor_file import CODES, DTYPES
+
+INDEX = "index.json"
+
+
+@dataclass(frozen=True)
+class StoredBlock:
+    """From `offset` on, in `file` under the tensor's name."""
+
+    file: str
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    blocks: tuple[StoredBlock, ...]
+    """Together the whole tensor, each number of it once."""
+
+
+Index = Mapping[str, StoredTensor]
+
+
+def files_of(index: Index) -> set[str]:
+    """The files that hold its tensors: a checkpoint needs those and the index, and no others."""
+    return {block.file for tensor in index.values() for block in tensor.blocks}
+
+
+def write_index(folder: Path, index: Index) -> None:
+    known = {
+        name: {
+            "dtype": CODES[tensor.dtype],
+            "shape": tensor.shape,
+            "blocks": [{"file": block.file, "offset": block.offset, "shape": block.shape} for block in tensor.blocks],
+        }
+        for name, tensor in index.items()
+    }
+    replace_text(folder / INDEX, json.dumps(known))
+
+
+def read_index(checkpoint: Path) -> Index:
+    """Raises UserError where it is not one; whether it is the one that was written the manifest says."""
+    known = read_json(checkpoint / INDEX)
+    try:
+        return {name: _tensor(entry) for name, entry in known.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise UserError(f"{checkpoint / INDEX} is damaged: it does not describe tensors ({what})") from None
+
+
+def _tensor(entry: Mapping[str, Any]) -> StoredTensor:
+    shape = _sizes(entry["shape"])
+    blocks = tuple(_block(each, shape) for each in entry["blocks"])
+    if sum(prod(block.shape) for block in blocks) != prod(shape):
+        raise ValueError("blocks do not add up to their tensor")
+    return StoredTensor(DTYPES[entry["dtype"]], shape, blocks)
+
+
+def _block(entry: Mapping[str, Any], whole: tuple[int, ...]) -> StoredBlock:
+    block = StoredBlock(entry["file"], _sizes(entry["offset"]), _sizes(entry["shape"]))
+    ends = (start + size for start, size in zip(block.offset, block.shape, strict=True))
+    if not is_plain_name(block.file) or any(end > most for end, most in zip(ends, whole, strict=True)):
+        raise ValueError("a block is outside of its tensor, or its file outside of the folder")
+    return block
+
+
+def _sizes(found: Any) -> tuple[int, ...]:
+    if not isinstance(found, list) or not all(type(size) is int and size >= 0 for size in found):
+        raise TypeError("a shape is a list of whole numbers")
+    return tuple(found)
