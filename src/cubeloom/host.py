@@ -36,7 +36,7 @@ def memory() -> tuple[int, int]:
 def text_of(file: Path) -> str:
     """Nothing where the system has no such file."""
     try:
-        return file.read_text()
+        return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 

@@ -43,7 +43,8 @@ class Aside:
     def __init__(self, patience: float | None = None) -> None:
         limit = _LONG if patience is None else timedelta(seconds=patience)
         self.group = dist.new_group(backend="gloo", timeout=limit)
-        self.name = name_of_rank(dist.get_rank(), dist.get_world_size())
+        self.rank = dist.get_rank()
+        self.name = name_of_rank(self.rank, dist.get_world_size())
 
     def gather(self, mine: Any) -> list[Any]:
         """What each rank gave, on every rank."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ def train(job: Job, restart: int = 0, lanes: int = 1) -> Ended:
         aside = Aside(job.patience)
         decision = decide(job, aside, restart)
         if decision.step >= job.steps:
-            return Ended(decision.step, "done", None)
+            return nothing_to_train(decision.step, aside.rank == 0)
         network = Network(job.grid, devices.current(job.device), job.patience, lanes=job.lanes or lanes, aside=aside)
         with claimed(job.folder, network):
             trainer = Trainer(job, network, decision)
@@ -55,6 +56,12 @@ def train(job: Job, restart: int = 0, lanes: int = 1) -> Ended:
                 changes = changes_since(job) if decision.checkpoint is not None else {}
                 write_beside(job)  # only now: what the folder has, may have been refused
             return _train(trainer, stop, decision, changes)
+
+
+def nothing_to_train(done: int, say: bool = True) -> Ended:
+    if say:
+        sys.stderr.write(f"{counted(done, 'step')} done before: nothing to train\n")
+    return Ended(done, "done", None)
 
 
 def _train(trainer: Trainer, stop: Stop, decision: Decision, changes: Mapping[str, str]) -> Ended:

@@ -20,7 +20,7 @@ from cubeloom.metrics import check_sinks
 from cubeloom.train.checkpoint import newest, read_manifest
 from cubeloom.train.claim import check_unclaimed
 from cubeloom.train.decision import check_begin
-from cubeloom.train.loop import Ended, train
+from cubeloom.train.loop import Ended, nothing_to_train, train
 
 
 def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | None:
@@ -43,7 +43,7 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
                 "--share-gpu lets them share"
             )
         if (done := _steps_done(job)) >= job.steps:
-            return _nothing_to_train(done)
+            return nothing_to_train(done)
         check_unclaimed(job.folder)
         with sharing(job.grid.world, job.device):
             found = elastic.start(job.grid.world, job.restarts, _rank_of_agent, job)
@@ -64,11 +64,6 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
 def _steps_done(job: Job) -> int:
     found = newest(job.folder)
     return 0 if found is None else int(read_manifest(found)["step"])
-
-
-def _nothing_to_train(done: int) -> Ended:
-    sys.stderr.write(f"{counted(done, 'step')} done before: nothing to train\n")
-    return Ended(done, "done", None)
 
 
 def _rank_of_launcher(job: Job, here: Membership) -> Ended:
