@@ -48,27 +48,7 @@ def why_not() -> str:
         return f"this machine makes no network namespaces: {made.stderr.strip()}"
     try:
         _run("ip", "-n", name, "link", "add", "try0", "type", "veth", "peer", "name", "try1")
-        _run(
-            "ip",
-            "netns",
-            "exec",
-            name,
-            *[
-                "tc",
-                "qdisc",
-                "add",
-                "dev",
-                "try0",
-                "root",
-                "tbf",
-                "rate",
-                "1gbit",
-                "burst",
-                "512kb",
-                "latency",
-                "100ms",
-            ],
-        )
+        _run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "try0", *_shaped("1gbit"))
         _run("unshare", "--mount", "--uts", "true")
     except subprocess.CalledProcessError as error:
         return f"{' '.join(error.cmd)}: {error.stderr.strip()}"
@@ -94,8 +74,7 @@ class Host:
         for interface in ("eth0", "lo"):
             _run("ip", "-n", self.space, "link", "set", interface, "up")
         if box.rate is not None:
-            shape = ("root", "tbf", "rate", box.rate, "burst", "512kb", "latency", "100ms")
-            _run("ip", "netns", "exec", self.space, "tc", "qdisc", "add", "dev", "eth0", *shape)
+            _run("ip", "netns", "exec", self.space, "tc", "qdisc", "add", "dev", "eth0", *_shaped(box.rate))
 
     def start(self, command: Sequence[str], log: Path, variables: Mapping[str, str] | None = None) -> int:
         """Start a process on the host, which writes to the log; gives its number on this machine."""
@@ -178,6 +157,10 @@ class Box:
         spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.split()
         links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout.split()
         return [each for each in (*spaces, *links) if self.mark in each]
+
+
+def _shaped(rate: str) -> tuple[str, ...]:
+    return "root", "tbf", "rate", rate, "burst", "512kb", "latency", "100ms"
 
 
 def _run(*command: str) -> None:

@@ -225,5 +225,6 @@ def test_thirty_faults(undisturbed: Undisturbed, tmp_path: Path) -> None:
         end = ENDS[run // 2 % len(ENDS)] if run % 2 or not some else None
         for words in _disturb(tmp_path, undisturbed, grid, each, some, end, seed + run):
             count += 1
-            (tmp_path / "faults.txt").open("a").write(f"{words}\n")
+            with (tmp_path / "faults.txt").open("a", encoding="utf-8") as told:
+                told.write(f"{words}\n")
         run += 1
