@@ -32,7 +32,8 @@ GRIDS = [("data=2", 1), ("z=2", 1), ("pipe=2", 1), ("data=3", 1), ("pipe=2,data=
 NAMES_ALL = re.compile(r"rank \d+ of \d+ on (host\d+): \S.*")
 
 Chance = random.Random
-Fault = Callable[[BoxedJob, Chance], None]
+Fault = Callable[[BoxedJob, Chance], Host | None]
+"""Gives the host all of whose processes it killed for good: that one cannot say anything."""
 
 
 def _job(folder: Path, grid: str) -> Job:
@@ -90,18 +91,21 @@ def cut_a_link(boxed: BoxedJob, chance: Chance) -> None:
 GOES_ON: list[Fault] = [kill_a_rank, stop_a_rank, kill_an_agent, replace_a_host, cut_a_link]
 
 
-def kill_the_first_host(boxed: BoxedJob, _: Chance) -> None:
+def kill_the_first_host(boxed: BoxedJob, _: Chance) -> Host:
     """Where agents meet: those of other hosts cannot meet again."""
     boxed.box.hosts[0].kill()
+    return boxed.box.hosts[0]
 
 
 def kill_the_first_agent(boxed: BoxedJob, _: Chance) -> None:
     send(boxed.agents[boxed.box.hosts[0]], signal.SIGKILL)
 
 
-def lose_a_host(boxed: BoxedJob, chance: Chance) -> None:
+def lose_a_host(boxed: BoxedJob, chance: Chance) -> Host:
     """And none comes in its place."""
-    _not_the_first(boxed, chance).kill()
+    host = _not_the_first(boxed, chance)
+    host.kill()
+    return host
 
 
 def fill_a_disk(boxed: BoxedJob, chance: Chance) -> None:
@@ -152,12 +156,13 @@ def _disturb(
             for place, fault in enumerate([*faults, *([end] if end else [])]):
                 at = place * stretch + chance.randint(1, stretch)
                 boxed.until(lambda at=at: boxed.steps() >= at, f"step {at} was done", RESUMES)  # type: ignore[misc]
-                fault(boxed, chance)
+                told_before = {host: boxed.log_of(host).stat().st_size for host in boxed.agents}
+                killed = fault(boxed, chance)
                 told.append(f"{grid}, {fault.__name__} at step {at}")
                 if fault is end:
                     took = boxed.until(boxed.ended, "all hosts have ended", _limit(fault))
                     told[-1] += f": all ended after {took:.0f} s"
-                    _assert_told(boxed, fault)
+                    _assert_told(boxed, fault, killed, told_before)
                 elif fault is not cut_a_link:
                     before = len(boxed.log().events)
                     took = boxed.until(lambda before=before: _resumed(boxed, before), "it went on", RESUMES)  # type: ignore[misc]
@@ -186,13 +191,11 @@ def _limit(fault: Fault) -> float:
     return RESUMES + (JOIN if fault is lose_a_host else 180 if fault is fill_a_disk else 0)
 
 
-def _assert_told(boxed: BoxedJob, fault: Fault) -> None:
-    """Every host that was not killed names itself, its rank and the reason."""
+def _assert_told(boxed: BoxedJob, fault: Fault, killed: Host | None, before: dict[Host, int]) -> None:
+    """Since then every host that was not killed has named itself, a rank of its own and the reason."""
     for host in boxed.agents:
-        words = boxed.log_of(host).read_text(errors="replace")
-        killed = fault in (kill_the_first_host, lose_a_host) and not NAMES_ALL.search(words)
-        named = {match[1] for match in NAMES_ALL.finditer(words)}
-        assert killed or named, words
+        words = boxed.log_of(host).read_bytes()[before[host] :].decode(errors="replace")
+        assert host is killed or host.name in {match[1] for match in NAMES_ALL.finditer(words)}, f"{host.name}: {words}"
     if fault is fill_a_disk:
         assert "could not be written: the disk is full" in boxed.words() or "cannot be seen here" in boxed.words()
 

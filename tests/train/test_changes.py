@@ -99,7 +99,8 @@ def test_a_signal_while_a_checkpoint_loads_stops_all_ranks(ranks: RankPool, tmp_
     ranks.run(2, train, made)
     before = read_log(made.folder / "metrics.jsonl")
     asked = ranks.run(2, _train_and_be_asked_while_loading, replace(made, steps=4))
-    assert asked == [Ended(2, "asked to stop", None)] * 2
+    assert [(each.steps, each.why, each.loss) for each in asked] == [(2, "asked to stop", None)] * 2
+    assert asked[0].asked[0].startswith("rank 1 of 2 on ") and len(asked[0].asked) == 1
     assert read_log(made.folder / "metrics.jsonl") == before
 
 

@@ -13,6 +13,7 @@ import torch
 
 from cubeloom.comm import Network, devices
 from cubeloom.errors import first_line
+from cubeloom.file_errors import retried
 from cubeloom.files import replace_text
 from cubeloom.job import Job
 from cubeloom.metrics import Metrics, Record, flops_per_token, mfu, peak_of, progress, write_report
@@ -96,7 +97,8 @@ class Diary:
         rows = [row for row in self._network.aside.gather(spans) if row is not None]
         if self._metrics is not None:
             kept = {"step": step, "unit": "s", "schedule": self._schedule, "workers": rows}
-            replace_text(self._job.folder / TIMELINE, json.dumps(kept))
+            file = self._job.folder / TIMELINE
+            retried(f"cannot write {file}", lambda: replace_text(file, json.dumps(kept)))
 
 
 @contextmanager

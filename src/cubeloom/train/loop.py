@@ -28,6 +28,8 @@ class Ended:
     steps: int
     why: Literal["done", "early stop", "asked to stop"]
     loss: float | None  # of the last step
+    asked: tuple[str, ...] = ()
+    """The ranks that were asked to stop."""
 
 
 def train(job: Job, restart: int = 0, lanes: int = 1) -> Ended:
@@ -48,9 +50,9 @@ def train(job: Job, restart: int = 0, lanes: int = 1) -> Ended:
         with claimed(job.folder, network):
             trainer = Trainer(job, network, decision)
             # Asked to stop while weights were loaded: there is nothing to keep.
-            if any(network.aside.gather(stop.asked)):
+            if asked := _asked(network, stop):
                 trainer.close()
-                return Ended(trainer.done, "asked to stop", None)
+                return Ended(trainer.done, "asked to stop", None, asked)
             changes: dict[str, str] = {}
             if network.rank == 0:
                 changes = changes_since(job) if decision.checkpoint is not None else {}
@@ -114,8 +116,14 @@ def _steps(job: Job, trainer: Trainer, stop: Stop, pages: Diary) -> Ended:
             trainer.save()
             pages.event("checkpoint", step=trainer.done)
         if asked or enough:
-            return Ended(trainer.done, "asked to stop" if asked else "early stop", loss)
+            why: Literal["asked to stop", "early stop"] = "asked to stop" if asked else "early stop"
+            return Ended(trainer.done, why, loss, _asked(trainer.network, stop))
     return Ended(trainer.done, "done", loss)
+
+
+def _asked(network: Network, stop: Stop) -> tuple[str, ...]:
+    aside = network.aside
+    return tuple(name for name, asked in aside.gather((aside.name, stop.asked)) if asked)
 
 
 def _evaluate(job: Job, trainer: Trainer) -> tuple[float | None, bool]:

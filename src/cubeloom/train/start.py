@@ -76,6 +76,9 @@ def _rank_of_launcher(job: Job, here: Membership) -> Ended:
         if blames_others(error) or isinstance(error, FilesFailed):
             raise SystemExit(1) from None  # a trace would say nothing more
         raise
+    if ended.why == "asked to stop":
+        by = f"{ended.asked[0]} was asked to" if ended.asked else "it was asked to"
+        sys.stderr.write(f"{name_of_rank(here.rank, here.world)}: stopped after {counted(ended.steps, 'step')}: {by}\n")
     return ended
 
 

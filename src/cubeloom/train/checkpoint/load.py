@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from cubeloom.comm import Network
 from cubeloom.cube.parameter import block_of, local_of
 from cubeloom.errors import UserError
+from cubeloom.file_errors import retried
 from cubeloom.train.checkpoint.blocks import read_blocks
 from cubeloom.train.checkpoint.entries import (
     MASTER,
@@ -80,8 +82,8 @@ def _read(checkpoint: Path, stored: Index, parameters: Parameters, optimizer: Op
     exact = _exact(stored, parameters, optimizer, network)
 
     def read() -> None:
-        read_blocks(checkpoint, stored, wanted)
-        read_blocks(checkpoint, stored, exact)
+        for shards in (wanted, exact):
+            retried(f"{checkpoint} cannot be read", partial(read_blocks, checkpoint, stored, shards))
 
     network.aside.agree(read)
 
