@@ -43,7 +43,7 @@ def _job(folder: Path, grid: str) -> Job:
         dtype="float64",
         patience=PATIENCE,
         grace=5,
-        restarts=9,
+        restarts=6,
         model=ModelSettings(preset="gpt-tiny", vocab=64, positions=8, hidden=16, layers=4, heads=4, dropout=0.1),
         batch=Batch(12, 8),
         grid=Grid.parse(grid),

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,16 +33,17 @@ class Ended:
     """The ranks that were asked to stop."""
 
 
-def train(job: Job, restart: int = 0, lanes: int = 1) -> Ended:
+def train(job: Job, restart: int = 0, lanes: int = 1, stop: Stop | None = None) -> Ended:
     """Train until the last step, or until validation gets no better, or until somebody asks us to stop.
 
     Goes on from the newest checkpoint of the job's folder that rank 0 sees. `restart` counts how often the launcher of rank 0
-    started the job again; large collectives go over so many `lanes`, unless the job says otherwise. Where no step is left to
-    train, no file changes.
+    started the job again; large collectives go over so many `lanes`, unless the job says otherwise. `stop` says when somebody
+    asks, by default from now on. Where no step is left to train, no file changes.
     """
     if job.deterministic:
         devices.repeat_exactly()
-    with Stop() as stop:
+    with ExitStack() as stack:
+        stop = stop or stack.enter_context(Stop())
         aside = Aside(job.patience)
         decision = decide(job, aside, restart)
         if decision.step >= job.steps:

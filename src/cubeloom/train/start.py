@@ -21,6 +21,7 @@ from cubeloom.train.checkpoint import newest, read_manifest
 from cubeloom.train.claim import check_unclaimed
 from cubeloom.train.decision import check_begin
 from cubeloom.train.loop import Ended, nothing_to_train, train
+from cubeloom.train.stop import Stop
 
 
 def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | None:
@@ -76,9 +77,6 @@ def _rank_of_launcher(job: Job, here: Membership) -> Ended:
         if blames_others(error) or isinstance(error, FilesFailed):
             raise SystemExit(1) from None  # a trace would say nothing more
         raise
-    if ended.why == "asked to stop":
-        by = f"{ended.asked[0]} was asked to" if ended.asked else "it was asked to"
-        sys.stderr.write(f"{name_of_rank(here.rank, here.world)}: stopped after {counted(ended.steps, 'step')}: {by}\n")
     return ended
 
 
@@ -111,8 +109,14 @@ def _tell(here: Membership, error: Exception) -> None:
 
 
 def _join_and_train(job: Job, here: Membership, lanes: int, agent: int | None = None) -> Ended:
-    with Minder(name_of_rank(here.rank, here.world), job.grace, agent):
-        join(here, job.device, job.patience)
-        ended = train(job, here.restart, lanes)
-        world.leave()
+    name = name_of_rank(here.rank, here.world)
+    with Minder(name, job.grace, agent):
+        join(here, job.device, job.patience)  # where a SIGTERM ends us: there is nothing to keep
+        with Stop() as stop:
+            ended = train(job, here.restart, lanes, stop)
+            if agent is not None and ended.asked:  # of several machines each should say why it ended
+                sys.stderr.write(
+                    f"{name}: stopped after {counted(ended.steps, 'step')}: {ended.asked[0]} was asked to\n"
+                )
+            world.leave()
         return ended
