@@ -114,3 +114,13 @@ def test_attempts_are_counted_by_what_the_run_recorded(ranks: RankPool, tmp_path
         ("resume", 2, 2),
         ("resume", 3, 3),
     ]
+
+
+def test_a_run_that_lost_its_checkpoints_does_not_begin_anew_in_silence(ranks: RankPool, tmp_path: Path) -> None:
+    made = job(tmp_path / "run", steps=6)
+    ranks.run(1, train, made)
+    before = (made.folder / "metrics.jsonl").read_text()
+    made.checkpoints.rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"metrics.jsonl tells of checkpoints, and this machine sees none in"):
+        ranks.run(1, train, replace(made, steps=8))
+    assert (made.folder / "metrics.jsonl").read_text() == before

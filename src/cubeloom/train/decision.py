@@ -18,7 +18,7 @@ from cubeloom.errors import UserError
 from cubeloom.file_errors import retried
 from cubeloom.job import Job
 from cubeloom.metrics.log import NAME as METRICS
-from cubeloom.metrics.log import read_log
+from cubeloom.metrics.log import Event, read_log
 from cubeloom.metrics.run import BEGINNINGS
 from cubeloom.settings import write
 from cubeloom.train.beside import code_versions
@@ -58,9 +58,11 @@ def decide(job: Job, aside: Aside, restart: int = 0) -> Decision:
 
 
 def check_begin(job: Job) -> None:
-    """That what the job goes on from, or begins with, is of its model."""
+    """That what the job goes on from, or begins with, is there and of its model."""
     shapes = {name: parameter.shape for name, parameter in job.skeleton().named_parameters()}
     found, start = newest(job.folder), job.model.start
+    if found is None:
+        _check_not_lost(job.folder)
     if found is not None:
         check_fits(found, shapes, KINDS[job.optimizer.name].__name__)
     elif start is not None:
@@ -83,10 +85,25 @@ def _decide(job: Job, restart: int) -> Decision:
     )
 
 
+def _check_not_lost(folder: Path) -> None:
+    """A run that had checkpoints would begin anew in silence, and forget its curve."""
+    saved = 0  # in this attempt: the first may not have come to its end, and a second is only begun behind it
+    for event in _events(folder):
+        saved = 0 if event.name in BEGINNINGS else saved + (event.name == "checkpoint")
+        if saved > 1 or (event.name == "resume" and event.step):
+            raise UserError(
+                f"{folder / METRICS} tells of checkpoints, and this machine sees none in {folder}: bring them back, or begin "
+                "a new run in another folder"
+            )
+
+
 def _attempts(folder: Path) -> int:
+    return sum(event.name in BEGINNINGS for event in _events(folder))
+
+
+def _events(folder: Path) -> tuple[Event, ...]:
     file = folder / METRICS
-    events = retried(f"{file} cannot be read", lambda: read_log(file)).events
-    return sum(event.name in BEGINNINGS for event in events)
+    return retried(f"{file} cannot be read", lambda: read_log(file)).events
 
 
 def _check_same(decision: Decision, job: Job) -> None:
