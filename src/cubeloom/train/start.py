@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from dataclasses import replace
+from typing import NoReturn
 
 from cubeloom.comm import blames_others, devices, world
 from cubeloom.errors import UserError, counted
@@ -71,13 +73,22 @@ def _rank_of_launcher(job: Job, here: Membership) -> Ended:
     """The life of a process that torchrun, srun or another launcher started."""
     try:
         # Its agent may be killed; other launchers end their ranks themselves, or none is there.
-        ended = _join_and_train(job, here, lanes=1, agent=os.getppid() if here.agent else None)
+        return _join_and_train(job, here, lanes=1, agent=os.getppid() if here.agent else None)
+    except UserError as error:
+        sys.stderr.write(f"cubeloom: {error}\n")
+        _end(2)
     except Exception as error:
         _tell(here, error)
-        if blames_others(error) or isinstance(error, FilesFailed):
-            raise SystemExit(1) from None  # a trace would say nothing more
-        raise
-    return ended
+        if not (blames_others(error) or isinstance(error, FilesFailed)):  # else a trace would say nothing more
+            traceback.print_exc()
+        _end(1)
+
+
+def _end(code: int) -> NoReturn:
+    """At once: the end of Python destroys process groups, and waits there for ranks that are gone or stopped."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _rank_of_agent(refusals: elastic.Refusals, job: Job) -> Ended:
@@ -92,10 +103,10 @@ def _rank_of_agent(refusals: elastic.Refusals, job: Job) -> Ended:
         ended = _join_and_train(job, here, devices.lanes(job.device, here.world))
     except UserError as error:
         elastic.refuse(refusals, error)
-        raise
+        _end(2)
     except Exception as error:
         _tell(here, error)
-        raise
+        _end(1)
     if ended.why == "asked to stop":
         elastic.stop(refusals)
     return ended
@@ -103,9 +114,8 @@ def _rank_of_agent(refusals: elastic.Refusals, job: Job) -> Ended:
 
 def _tell(here: Membership, error: Exception) -> None:
     """One line: of many ranks, all may fail."""
-    if not isinstance(error, UserError):  # whose words the command says
-        what = f"{type(error).__name__}: {error}".splitlines()[0]  # some have no words
-        sys.stderr.write(f"{name_of_rank(here.rank, here.world)}: {what}\n")
+    what = f"{type(error).__name__}: {error}".splitlines()[0]  # some have no words
+    sys.stderr.write(f"{name_of_rank(here.rank, here.world)}: {what}\n")
 
 
 def _join_and_train(job: Job, here: Membership, lanes: int, agent: int | None = None) -> Ended:
