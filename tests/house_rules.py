@@ -49,9 +49,28 @@ def problems(path: Path, ours: set[str]) -> Iterator[str]:
             yield from outside_comm(node, (*VALUES, *AGENT) if part in ("launch", PRIVATE) else VALUES)
         if not private_allowed:
             yield from private(node, ours)
+        yield from by_locale(node)
         yield from executing(node, MAY_EXECUTE.get(str(path.relative_to(SOURCE))))
         if part != "launch" and isinstance(node, ast.Attribute) and node.attr == "environ":
             yield f"{node.lineno} os.environ outside launch"
+
+
+def by_locale(node: ast.AST) -> Iterator[str]:
+    """Text is UTF-8, whatever the machine's language is."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="read_text" | "write_text" as name), args=args, keywords=words):
+            wanted = 0 if name == "read_text" else 1
+            if len(args) <= wanted and not any(word.arg == "encoding" for word in words):
+                yield f"{node.lineno} {name} without an encoding"
+        case ast.Call(func=ast.Attribute(attr="open") | ast.Name(id="open"), args=args, keywords=words):
+            modes = [arg.value for arg in args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+            binary = any("b" in mode for mode in modes if set(mode) <= set("rwxab+t"))
+            if not binary and not any(word.arg == "encoding" for word in words) and not _is_os(node.func):
+                yield f"{node.lineno} open without an encoding"
+
+
+def _is_os(called: ast.expr) -> bool:
+    return isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "os"
 
 
 def executing(node: ast.AST, allowed: str | None) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from cubeloom.errors import UserError
+from cubeloom.file_errors import FULL as FULL
+from cubeloom.file_errors import retried
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the system says where no more can be written."""
 _SEAL = "checksum"
 
 
@@ -38,7 +37,7 @@ def replace_bytes(file: Path, content: bytes) -> None:
 def read_json(file: Path) -> dict[str, Any]:
     """An object; raises UserError where the file has something else."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(retried(f"{file} cannot be read", lambda: file.read_text(encoding="utf-8")))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is damaged: it is not JSON ({error})") from None
     if not isinstance(content, dict):
@@ -64,8 +63,11 @@ def _seal(content: Mapping[str, Any]) -> str:
 
 
 def checksum(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "blake2b").hexdigest()
+    def digest() -> str:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "blake2b").hexdigest()
+
+    return retried(f"{file} cannot be read", digest)
 
 
 def is_plain_name(name: object) -> bool:

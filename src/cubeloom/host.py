@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 from importlib import metadata
 from pathlib import Path
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def name_of_rank(rank: int, world: int) -> str:
+    """As messages name it, which come from many machines."""
+    return f"rank {rank} of {world} on {platform.node()}"
 
 
 def cores() -> int:
@@ -30,7 +36,7 @@ def memory() -> tuple[int, int]:
 def text_of(file: Path) -> str:
     """Nothing where the system has no such file."""
     try:
-        return file.read_text()
+        return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import tempfile
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubeloom.data import Request, TokenFile, chunks, prepare
-from cubeloom.data.writer import is_validation
+from cubeloom.data.writer import Writer, is_validation
 from cubeloom.errors import UserError
 
 from .files import STORIES, contents, json_lines, parquet_file
@@ -63,6 +65,35 @@ def test_validation_is_the_same_share_of_documents_and_comes_last(tmp_path: Path
     assert (meta.training.documents, meta.validation.documents) == (45, 5)
     assert documents(file)[45:] == [f"document {number}" for number in (9, 19, 29, 39, 49)]
     assert len(file.validation) == meta.validation.tokens == meta.tokens - len(file.training)
+
+
+@pytest.mark.parametrize(("share", "tokens"), [(0.1, 100), (0.0, 0)])
+def test_of_a_single_text_file_validation_is_the_end(tmp_path: Path, share: float, tokens: int) -> None:
+    (tmp_path / "a.txt").write_text("x" * 900 + "y" * 99, "utf-8")
+    file = prepare(Request(inputs=(tmp_path / "a.txt",), validation=share), tmp_path / "out").file
+    assert (file.meta.training.tokens, file.meta.validation.tokens) == (1000 - tokens, tokens)
+    assert file.meta.training.documents == 1 and file.meta.validation.documents == (tokens > 0)
+    assert bytes(file.tokens[:-1].astype("u1")) == b"x" * 900 + b"y" * 99
+    assert [int(end) for end in file.documents[:]] == ([900, 1000] if tokens else [1000])
+
+
+def test_an_error_of_the_disk_keeps_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hours of work, perhaps: the same command goes on."""
+    monkeypatch.setattr(chunks, "CHUNK", 100)
+    request, calls, plain = Request(inputs=sources(tmp_path), validation=0.2), [0], Writer.add
+    whole = contents(prepare(request, tmp_path / "whole").file.folder)
+
+    def fail(writer: Writer, *arguments: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 3:
+            raise OSError(errno.EIO, "Input/output error")
+        plain(writer, *arguments)
+
+    monkeypatch.setattr(Writer, "add", fail)
+    with pytest.raises(UserError, match="Input/output error; the same command goes on from here"):
+        prepare(request, tmp_path / "out")
+    done = prepare(request, tmp_path / "out")
+    assert done.how == "resumed" and contents(done.file.folder) == whole
 
 
 @given(share=st.fractions(0, Fraction(99, 100), max_denominator=1000), count=st.integers(0, 200))

@@ -109,6 +109,9 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     request = Request(inputs=(json_lines(tmp_path / "a.jsonl", STORIES),))
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match="is full; nothing was kept"):
+    with pytest.raises(UserError, match="is full; with more room the same command goes on"):
         prepare(request, tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+    assert not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    prepare(request, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "out"]

@@ -33,6 +33,9 @@ sources = [{folder = "/data/tokens"}]
 """
 
 
+SHARED_MEMORY = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "My job_1.toml"
@@ -66,7 +69,11 @@ def test_a_train_job_of_kubeflow(file: Path) -> None:
     assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": 4}, "requests": {"nvidia.com/gpu": 4}}
     assert trainer["env"][0]["valueFrom"] == {"configMapKeyRef": {"name": "my-job-1", "key": "job.toml"}}
     assert trainer["args"][0].endswith("--no-python cubeloom train /tmp/job.toml")
-    assert "runtimePatches" not in train_job["spec"]
+    assert {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"} in trainer["env"]
+    [patch] = train_job["spec"]["runtimePatches"]
+    pod = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["volumes"] == [SHARED_MEMORY]
+    assert pod["containers"][0]["volumeMounts"] == [{"name": "shared-memory", "mountPath": "/dev/shm"}]
     assert "namespace" not in train_job["metadata"]
 
 
@@ -76,8 +83,8 @@ def test_a_volume_for_the_run(file: Path) -> None:
     [node] = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     pod = node["template"]["spec"]["template"]["spec"]
     assert (node["name"], pod["containers"][0]["name"]) == ("node", "node")
-    assert pod["volumes"] == [{"name": "work", "persistentVolumeClaim": {"claimName": "runs"}}]
-    assert pod["containers"][0]["volumeMounts"] == [{"name": "work", "mountPath": "/mnt/my runs"}]
+    assert pod["volumes"] == [SHARED_MEMORY, {"name": "work", "persistentVolumeClaim": {"claimName": "runs"}}]
+    assert pod["containers"][0]["volumeMounts"][1:] == [{"name": "work", "mountPath": "/mnt/my runs"}]
     assert train_job["spec"]["trainer"]["args"][0].startswith("cd '/mnt/my runs' && ")
     assert "resourcesPerNode" not in train_job["spec"]["trainer"]
 

@@ -59,6 +59,7 @@ def test_a_script_has_one_task_a_rank(file: Path) -> None:
         "#SBATCH --nodes=2",
         "#SBATCH --ntasks-per-node=8",
         "#SBATCH --gpus-per-node=8",
+        "#SBATCH --cpus-per-task=8",
         "#SBATCH --time=24:00:00",
         "#SBATCH --signal=USR1@180",
         "#SBATCH --requeue",
@@ -66,7 +67,10 @@ def test_a_script_has_one_task_a_rank(file: Path) -> None:
         "export OMP_NUM_THREADS=1",
     ):
         assert line in lines
-    assert f"srun --kill-on-bad-exit=0 --wait=60 cubeloom train '{file}' --grid.data=4 --device=cuda" in text
+    assert (
+        f"srun --cpus-per-task=8 --kill-on-bad-exit=0 --wait=60 cubeloom train '{file}' --grid.data=4 --device=cuda"
+        in text
+    )
     # sbatch reads options up to the first command.
     assert max(place for place, line in enumerate(lines) if line.startswith("#SBATCH")) < lines.index(
         f"cd -- {Path.cwd()} || exit"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -92,10 +94,38 @@ def test_the_file_stays_whole_when_forgetting_fails(tmp_path: Path, monkeypatch:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", no_room)
-    with pytest.raises(UserError, match=r"cannot write .*metrics.jsonl: No space left"):
+    with pytest.raises(UserError, match=r"cannot write .*metrics.jsonl: the disk is full \(No space left"):
         Metrics(tmp_path, PLAIN, 0)
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
     assert (tmp_path / "metrics.jsonl").read_text() == before
+
+
+def test_records_of_other_versions_stay(tmp_path: Path) -> None:
+    """One that has a field more, one that lacks one with a default, and a line that only a later version can read."""
+    file = tmp_path / "metrics.jsonl"
+    newer, older = {**record(0).as_json(), "temperature": 71.5}, record(1).as_json()
+    del older["validation"]
+    strange = {"step": 2, "kind": "histogram"}
+    file.write_text("".join(json.dumps(each) + "\n" for each in (newer, older, strange, {**newer, "step": 3})))
+    assert [each.step for each in read_log(file).records] == [0, 1, 3]
+    Metrics(tmp_path, PLAIN, 3).close()
+    assert lines(tmp_path) == [newer, older, strange]
+
+
+def test_a_line_is_written_once_through_errors_that_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, calls = os.write, []
+
+    def stale(file: int, data: bytes) -> int:
+        calls.append(file)
+        if len(calls) in (1, 3):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return plain(file, data[:20])  # a disk may also take less than it is given
+
+    with Metrics(tmp_path, PLAIN, 0) as metrics:
+        monkeypatch.setattr(os, "write", stale)
+        metrics.write(record(0))
+        monkeypatch.undo()
+    assert lines(tmp_path) == [record(0).as_json()]
 
 
 def test_every_keeps_some_steps_the_remarkable_ones_and_the_last(tmp_path: Path) -> None:

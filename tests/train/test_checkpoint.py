@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from cubeloom import Grid, UserError
-from cubeloom.comm import Network
+from cubeloom.comm import CommunicationError, Network
 from cubeloom.cube import Batch, apply, initial_values
+from cubeloom.file_errors import FilesFailed
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, cut_of
 from cubeloom.pipeline import generate
 from cubeloom.runtime import Pipeline
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
-from cubeloom.train.checkpoint import checkpoints, load_checkpoint, newest, save_checkpoint, seal
-from cubeloom.train.checkpoint.save import not_written
+from cubeloom.train.checkpoint import (
+    checkpoints,
+    load_checkpoint,
+    manifest,
+    newest,
+    read_manifest,
+    save,
+    save_checkpoint,
+    seal,
+)
+from cubeloom.train.checkpoint.blocks import write_blocks
+from cubeloom.train.checkpoint.save import _write
+from cubeloom.train.checkpoint.shard import Shard
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -112,6 +124,7 @@ def test_any_grid_goes_on_from_any_other(ranks: RankPool, tmp_path: Path, saved:
 
 def test_only_the_newest_are_kept(ranks: RankPool, tmp_path: Path) -> None:
     for last in (1, 2, 3):
+        (tmp_path / f".step-0000000{last + 3}").mkdir()  # of a save that was killed
         ranks.run(2, train, On("x=2"), tmp_path, last - 1, last)
     assert [each.name for each in checkpoints(tmp_path)] == ["step-00000002", "step-00000003"]
     assert not list(tmp_path.glob(".step*"))
@@ -134,22 +147,82 @@ def test_one_that_lost_its_manifest_is_not_passed_over(ranks: RankPool, tmp_path
         newest(tmp_path)
 
 
-def test_a_full_disk_is_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch says "[enforce fail at inline_container.cc:672] . unexpected pos 640 vs 576"."""
-    of_torch = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 640 vs 576\nframe #0: c10")
-    assert "written: [enforce fail at inline_container.cc:672] . unexpected pos 640 vs 576; those" in str(
-        not_written(tmp_path / "step-00000001", of_torch)
-    )
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
-    assert "could not be written: the disk is full; those" in str(not_written(tmp_path / "step-00000001", of_torch))
+def _shards(network: Network) -> dict[str, Shard]:
+    return {"a": Shard.of(torch.zeros(2), (2 * network.grid.world,), (2 * network.rank,))}
+
+
+def _save_through_errors(grid: Grid, folder: Path, number: int, times: int) -> None:
+    """Save once, where the first writes of rank 1 fail with this error."""
+    network, plain = Network(grid), write_blocks
+    calls: list[int] = []
+
+    def fail(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) <= times:
+            raise OSError(number, os.strerror(number))
+        return plain(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if network.rank == 1:
+            patch.setattr(save, "write_blocks", fail)
+        _write(folder, 1, _shards(network), network, network.aside, {}, {}, 2)
+
+
+def test_an_error_that_passes_does_not_end_the_save(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(2, _save_through_errors, Grid(data=2), tmp_path, errno.ESTALE, 2)
+    assert [each.name for each in checkpoints(tmp_path)] == ["step-00000001"]
+    said = r"step-00000001 could not be written: Stale file handle \(tried 4 times\)"
+    with pytest.raises(FilesFailed, match=said):  # which restarts: a UserError would end the job
+        ranks.run(2, _save_through_errors, Grid(data=2), tmp_path / "never", errno.ESTALE, 99)
+    with pytest.raises(UserError, match=r"rank 1 of 2 on .*: the checkpoint .* could not be written: the disk is full"):
+        ranks.run(2, _save_through_errors, Grid(data=2), tmp_path / "full", errno.ENOSPC, 1)
+
+
+def _save_with_a_stale_list(grid: Grid, folder: Path, times: int) -> None:
+    """Save once, where rank 0 is not shown the files of rank 1 so many times."""
+    network, plain = Network(grid), Path.iterdir
+    looks: list[Path] = []
+
+    def stale(path: Path) -> list[Path]:
+        looks.append(path)
+        return [file for file in plain(path) if len(looks) > times or not file.name.startswith("rank-00001")]
+
+    with pytest.MonkeyPatch.context() as patch:
+        if network.rank == 0:
+            patch.setattr(Path, "iterdir", stale)
+        _write(folder, 1, _shards(network), network, network.aside, {}, {}, 2)
+
+
+def test_one_that_lacks_a_file_is_not_sealed(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(2, _save_with_a_stale_list, Grid(data=2), tmp_path, 2)
+    there = sorted(each.name for each in (tmp_path / "step-00000001").iterdir() if each.name != "manifest.json")
+    assert sorted(read_manifest(tmp_path / "step-00000001")["files"]) == there and "rank-00001.safetensors" in there
+    with pytest.raises((FilesFailed, CommunicationError), match=r"missing is what ranks wrote: rank-00001.safetensors"):
+        ranks.run(2, _save_with_a_stale_list, Grid(data=2), tmp_path / "never", 99)
+    assert not checkpoints(tmp_path / "never")
+
+
+def test_only_what_ranks_wrote_and_the_index_names_is_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "PAUSES", ())
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
+    for written, named, said in (
+        ("ab", "a", "the index does not name what ranks wrote: b"),
+        ("a", "ab", "no rank wrote what the index names: b"),
+        ("abc", "abc", "missing is what ranks wrote: c"),
+        ("a", "a", "nobody knows of: b"),
+    ):
+        with pytest.raises(FilesFailed, match=f"is not whole: {said}$"):
+            seal(tmp_path, 1, {}, None, dict.fromkeys(written, "0"), list(named))
+    seal(tmp_path, 1, {}, None, dict.fromkeys("ab", "0"), ["a", "b"])
 
 
 def test_a_manifest_outlives_a_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On disk before the folder that it is in can be given its name: first its text, then its own name."""
     synced: list[tuple[Path, bool]] = []
-    manifest = tmp_path / "manifest.json"
+    file = tmp_path / "manifest.json"
     monkeypatch.setattr(
-        os, "fsync", lambda file: synced.append((Path(f"/proc/self/fd/{file}").readlink(), manifest.exists()))
+        os, "fsync", lambda number: synced.append((Path(f"/proc/self/fd/{number}").readlink(), file.exists()))
     )
     seal(tmp_path, 1, {})
     assert synced == [(tmp_path / ".manifest.json.partial", False), (tmp_path, True)]

@@ -43,6 +43,8 @@ class Slurm:
     """The limit, as Slurm writes it; the job is queued again if that was too short."""
     notice: int = 180
     """Seconds before the limit at which ranks are told to write a checkpoint and stop."""
+    cpus_per_rank: int | None = None
+    """Cores of each rank: 8 by default where it has a GPU, else 2."""
     partition: str | None = None
     account: str | None = None
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
@@ -64,6 +66,7 @@ class Slurm:
             gpus=job.device != devices.CPU,
             folder=Path.cwd(),
             programs=Path(sys.executable).parent,
+            cpus_per_rank=self.cpus_per_rank or (2 if job.device == devices.CPU else 8),
             time=self.time,
             notice=self.notice,
             partition=self.partition,

@@ -3,28 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
-from cubeloom.comm.failure import failed
+from cubeloom.comm.failure import CommunicationError, failed
 from cubeloom.errors import UserError
+from cubeloom.host import name_of_rank
 
 T = TypeVar("T")
 
 _LONG = timedelta(hours=1)  # a disk may be slow
 
 
+@dataclass(frozen=True)
+class _Failed:
+    rank: str
+    refused: bool  # starting again does not help
+    words: str
+
+
+def _joint(failures: list[_Failed], world: int) -> UserError | CommunicationError:
+    """One error for all ranks. What all ranks say alike is nobody's in particular."""
+    first = next((each for each in failures if each.refused), failures[0])
+    alone = len(failures) < world or len({each.words for each in failures}) > 1
+    words = f"{first.rank}: {first.words}" if alone else first.words
+    return UserError(words) if first.refused else CommunicationError(words)
+
+
 class Aside:
     """All ranks, joined through their hosts: whatever the device does, these messages do not queue behind its own.
 
-    For one thread of each rank: messages of two would be taken for each other's.
+    For one thread of each rank: messages of two would be taken for each other's. No wait for another rank lasts longer than
+    `patience` seconds.
     """
 
-    def __init__(self) -> None:
-        self.group = dist.new_group(backend="gloo", timeout=_LONG)
+    def __init__(self, patience: float | None = None) -> None:
+        limit = _LONG if patience is None else timedelta(seconds=patience)
+        self.group = dist.new_group(backend="gloo", timeout=limit)
+        self.rank = dist.get_rank()
+        self.name = name_of_rank(self.rank, dist.get_world_size())
 
     def gather(self, mine: Any) -> list[Any]:
         """What each rank gave, on every rank."""
@@ -46,16 +67,25 @@ class Aside:
         return all(torch.equal(own, each) for each in found)
 
     def agree(self, work: Callable[[], T]) -> T:
-        """What this rank's work gives, once all have done theirs; where one is refused, all are."""
+        """What this rank's work gives, once all have done theirs; where that of one fails, all fail, and say whose it was."""
         found, failure = None, None
         try:
             found = work()
-        except UserError as error:
+        except Exception as error:
             failure = error
-        for each in self.gather(failure):
-            if each is not None:
-                raise each
+        told = None if failure is None else _Failed(self.name, isinstance(failure, UserError), str(failure))
+        failures = [each for each in self.gather(told) if each is not None]
+        if failure is not None and not isinstance(failure, UserError):
+            raise failure
+        if failures:
+            raise _joint(failures, dist.get_world_size(self.group))
         return cast(T, found)
+
+    def follow_first(self, work: Callable[[], T]) -> T:
+        """What rank 0's work gives, on every rank; where it is refused, all are."""
+        first = dist.get_rank(self.group) == 0
+        mine = self.agree(lambda: work() if first else None)
+        return cast(T, self.gather(mine)[0])
 
     def assign(self, mine: Any, rule: Callable[[Sequence[Any]], Sequence[T]]) -> T:
         """Rank 0 sees what each rank gave, and says what each gets: for lists that are too long for all to have all."""

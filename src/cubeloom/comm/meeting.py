@@ -6,6 +6,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from torch.distributed import DistStoreError
+
+from cubeloom.comm.failure import CommunicationError
 from cubeloom.comm.watch import end_rank
 
 LEAST = 60.0  # seconds: a rank that has just begun may still be importing
@@ -24,5 +27,8 @@ def meeting(who: str, what: str, patience: float | None, end: Callable[[str], No
     limit.start()
     try:
         yield
+    except DistStoreError as error:
+        # A group whose own limit is shorter: the rank that did not come makes it fail in torch's words.
+        raise CommunicationError(f"{who}: {what}: not all ranks came within {patience:g} s") from error
     finally:
         limit.cancel()

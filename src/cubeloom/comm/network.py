@@ -34,7 +34,7 @@ class Network:
 
     `patience`: no wait for another rank may last longer, in seconds; by default torch's own limit holds. On a GPU waits
     are the stream's, not ours: there a `watch` looks after them. `wire` slows all communication down, for measurements.
-    Large collectives are cut over `lanes` communicators.
+    Large collectives are cut over `lanes` communicators. `aside` is one that the ranks have already.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class Network:
         patience: float | None = None,
         wire: Wire | None = None,
         lanes: int = 1,
+        aside: Aside | None = None,
     ) -> None:
         if not dist.is_initialized():
             raise UserError("join a process group first: run under `cubeloom`, torchrun, or cubeloom.launch.run")
@@ -61,6 +62,7 @@ class Network:
         self._limit = self.watch or (timedelta(seconds=patience) if patience else None)
         ranks = torch.tensor([grid.rank(grid_coordinates) for grid_coordinates in _all_coordinates(grid)])
         self._patience = patience
+        self._aside = aside
         with self._meeting("axes"):
             self.mesh = DeviceMesh(
                 self.device.type,
@@ -189,12 +191,12 @@ class Network:
     @cached_property
     def aside(self) -> Aside:
         """All ranks once more, to hand each other what is no tensor. First asked for by all ranks together."""
-        return self.another_aside()
+        return self._aside or self.another_aside()
 
     def another_aside(self) -> Aside:
         """For another thread; made by all ranks together."""
         with self._meeting("aside"):
-            return Aside()
+            return Aside(self._patience)
 
     def _meeting(self, groups: str) -> AbstractContextManager[None]:
         return meeting(f"rank {self.rank}", f"making the groups of {self.grid}, {groups}", self._patience)

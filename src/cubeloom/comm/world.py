@@ -14,6 +14,7 @@ from torch.distributed import TCPStore as TCPStore  # type: ignore[attr-defined]
 
 from cubeloom import torch_private
 from cubeloom.comm.devices import BACKENDS, Kind
+from cubeloom.comm.failure import failed
 
 LOCAL = "127.0.0.1"
 
@@ -36,9 +37,14 @@ def host(port: int = 0) -> TCPStore:
     return TCPStore(LOCAL, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
-def visit(port: int, address: str = LOCAL) -> TCPStore:
-    """The meeting point at this port, seen from a rank."""
-    return TCPStore(LOCAL if is_local(address) else address, port, is_master=False, wait_for_workers=False)
+def visit(port: int, address: str = LOCAL, timeout: float = 300) -> TCPStore:
+    """The meeting point at this port, seen from a rank; raises CommunicationError where nobody answers for so long."""
+    address = LOCAL if is_local(address) else address
+    try:
+        limit = timedelta(seconds=timeout)
+        return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
+    except RuntimeError as error:
+        raise failed(f"meeting the other ranks at {address}:{port}", error) from error
 
 
 def within(store: Store, name: str) -> Store:

@@ -45,7 +45,7 @@ class Export:
         """Gives the number of files with tensors."""
         (usual, _), *_ = Counter(plain(tensor.dtype) for tensor in self.tensors.values()).most_common()
         config = write_config(self.config, usual, self._source.progress.get("hugging_face", {}))
-        (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         files = SafetensorsFiles(folder, self.tensors, self._shard_size)
         for rule in self._rules:
             parts = rule.layout.split(self._cast(self._source.read(rule.ours, self._dtype)))

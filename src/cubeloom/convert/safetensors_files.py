@@ -26,7 +26,9 @@ class SafetensorsFiles:
         self.files = [each.file for each in self._opened]
         self._places = {name: each for each, shard in zip(self._opened, shards, strict=True) for name in shard}
         if len(shards) > 1:
-            (folder / INDEX).write_text(json.dumps(self._index(tensors), indent=2, sort_keys=True) + "\n")
+            (folder / INDEX).write_text(
+                json.dumps(self._index(tensors), indent=2, sort_keys=True) + "\n", encoding="utf-8"
+            )
 
     def write(self, name: str, tensor: Tensor) -> None:
         self._places[name].write(name, tensor)

@@ -129,6 +129,8 @@ def _parquet(source: Source, start: Place, field: str) -> Iterator[Chunk]:
                     pieces = [Piece(_string(value, field, f"{source.path} row {at}"), True) for at, value in values]
                     yield Chunk(pieces, Place(row), source.bytes * row // file.metadata.num_rows)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk's, and not the file's
         raise UserError(f"{source.path} is not a readable Parquet file: {first_line(error)}") from None
 
 

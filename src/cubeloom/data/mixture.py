@@ -45,6 +45,13 @@ class Mixture:
             out[which == index] = self.streams[index].samples(own[which == index])
         return out
 
+    def needed(self, count: int) -> list[int]:
+        """How many samples of each stream the first so many are."""
+        which, own = self.source(torch.arange(count))
+        return [
+            int(own[which == index].max()) + 1 if (which == index).any() else 0 for index in range(len(self.streams))
+        ]
+
     def source(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """The stream that gives each sample, and its number in that stream."""
         turns, within = numbers // len(self._stream), numbers % len(self._stream)

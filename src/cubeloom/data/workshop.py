@@ -16,11 +16,12 @@ _LOCK = "lock"
 
 @contextmanager
 def workshop(out: Path) -> Iterator[Path]:
-    """A folder for one process at a time. It stays if the process is interrupted, and goes if the request is refused."""
+    """A folder for one process at a time. It stays if the process is interrupted or a file cannot be read or written, so that
+    the same command goes on; it goes if the request is refused."""
     folder = out.with_name(f".{out.name}.partial")
     try:
         folder.mkdir(exist_ok=True)
-        lock = (folder / _LOCK).open("w")
+        lock = (folder / _LOCK).open("w", encoding="utf-8")
     except OSError as error:
         raise _explained(error, out) from None
     with lock:
@@ -31,7 +32,6 @@ def workshop(out: Path) -> Iterator[Path]:
         try:
             yield folder
         except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
             raise _explained(error, out) from None
         except UserError:
             shutil.rmtree(folder, ignore_errors=True)
@@ -54,5 +54,5 @@ def publish(folder: Path, out: Path) -> None:
 
 def _explained(error: OSError, out: Path) -> UserError:
     if error.errno in FULL:
-        return UserError(f"the disk of {out.parent} is full; nothing was kept")
-    return UserError(f"cannot write {out}: {error}")
+        return UserError(f"the disk of {out.parent} is full; with more room the same command goes on from here")
+    return UserError(f"cannot write {out}: {error}; the same command goes on from here")

@@ -98,6 +98,8 @@ class Writer:
 
     def finish(self) -> None:
         """Append validation to training. Its own files stay: as long as there is a journal this can be done again."""
+        if self.state.document == 1 and self._validation:
+            self._cut_only_document()
         shift = self.state.training.tokens
         for name, dtype in ((TOKENS, None), (DOCUMENTS, ENDS)):
             part = self._files[VALIDATION + name]
@@ -106,6 +108,16 @@ class Writer:
                 shifted = data if dtype is None else (np.frombuffer(data, dtype) + np.uint64(shift)).tobytes()
                 self._files[name].write(shifted)
         self._save()
+
+    def _cut_only_document(self) -> None:
+        """Of a single text file validation gets the end: so many of its tokens."""
+        total = self.state.training.tokens
+        cut = total - int(total * self._validation)
+        # Each time at the same place, whatever an interrupted try left there.
+        self._files[DOCUMENTS].seek(0)
+        self._files[DOCUMENTS].write(np.array([cut, total] if cut < total else [total], ENDS).tobytes())
+        if cut < total:
+            self.state = replace(self.state, training=Part(cut, 1), validation=Part(total - cut, 1))
 
     def _save(self) -> None:
         for file in self._files.values():

@@ -8,7 +8,7 @@ from pathlib import Path
 from cubeloom.comm import devices
 from cubeloom.errors import UserError
 from cubeloom.job.job import Job
-from cubeloom.job.samples import samples_of
+from cubeloom.job.samples import check_validation, samples_of
 from cubeloom.job.settings import RECOMPUTE
 from cubeloom.pipeline import Updates
 from cubeloom.runtime.recorded import check_recordable
@@ -22,7 +22,7 @@ def check(job: Job, device_here: bool = True) -> None:
     job.learning_rate(0)
     samples_of(job, "training")
     if job.evaluation.every is not None:
-        samples_of(job, "validation")
+        check_validation(job)
     if layout.schedule.updates is not Updates.FLUSH and (job.optimizer.zero or job.optimizer.clip > 0):
         raise UserError(
             f"schedule.name = {job.schedule.name!r} updates weights within a step: it takes no optimizer.zero, and "

@@ -46,6 +46,9 @@ class Job:
     """Only operations that give the same bits each time."""
     patience: float = 300
     """Seconds that a rank waits for another before it ends the job."""
+    grace: float = 25
+    """Seconds that a rank has after a SIGTERM to end its step and write a checkpoint; then it is killed. Launchers themselves
+    kill what has not ended, torch's after 30 s."""
     lanes: int | None = None
     """Communicators over which large sums and gathers are cut; by default two where ranks share a GPU, otherwise one."""
     restarts: int = 3
@@ -69,6 +72,7 @@ class Job:
         within("steps", self.steps)
         within("restarts", self.restarts, least=0)
         patience("patience", self.patience)
+        patience("grace", self.grace)
         if self.lanes is not None:
             within("lanes", self.lanes, most=LANES)
         within("batch.samples", self.batch.samples, most=SAMPLES)

@@ -16,6 +16,8 @@ Decay = Literal["constant", "linear", "cosine", "wsd"]
 class Rate:
     """From 0 to `peak` over `warmup` steps, then down to `floor` at the last step.
 
+    A floor of 0 would be reached one step after the last: a step with rate 0 would train nothing.
+
     - `constant`: never down;
     - `linear`, `cosine`: from the end of the warm-up on;
     - `wsd` (warm-up, stable, decay): at the peak until the last `cooldown` of the steps, then down in a line.
@@ -45,7 +47,7 @@ class Rate:
         start = self.warmup
         if self.decay == "wsd":
             start = max(start, self.steps - math.ceil(self.cooldown * self.steps))
-        done = max(0.0, (step - start + 1) / (self.steps - start))
+        done = max(0.0, (step - start + 1) / (self.steps - start + (self.floor == 0)))
         match self.decay:
             case "constant":
                 share = 1.0

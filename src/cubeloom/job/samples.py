@@ -6,11 +6,30 @@ from typing import Literal
 
 from cubeloom.data import Mixture, Samples, TokenFile
 from cubeloom.data.random_tokens import RandomTokens
-from cubeloom.errors import UserError
+from cubeloom.data.stream import Stream
+from cubeloom.errors import UserError, counted
 from cubeloom.job.job import Job
 from cubeloom.models import GPTConfig, LlamaConfig
 
 Part = Literal["training", "validation"]
+
+
+def check_validation(job: Job) -> None:
+    """That validation has as many samples as are asked for: the first would be counted again in silence."""
+    samples, wanted = samples_of(job, "validation"), job.evaluation.batches * job.batch.samples
+    streams = (
+        [samples] if isinstance(samples, Stream) else list(samples.streams) if isinstance(samples, Mixture) else []
+    )
+    needed = samples.needed(wanted) if isinstance(samples, Mixture) else [wanted]
+    for stream, need in zip(streams, needed, strict=False):
+        if need > stream.windows:
+            fit = wanted * stream.windows // need // job.batch.samples
+            instead = f"evaluation.batches = {fit} would do" if fit else "batch.samples is more than it has"
+            raise UserError(
+                f"evaluation.batches = {job.evaluation.batches} needs {counted(need, 'sample')} of {stream.name}, which has "
+                f"{counted(stream.windows, 'sample')} of {stream.sequence} tokens for validation: {instead}; or prepare it "
+                "with a larger --validation"
+            )
 
 
 def samples_of(job: Job, part: Part) -> Samples:

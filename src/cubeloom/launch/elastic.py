@@ -122,7 +122,7 @@ def _giving_signals_back() -> Iterator[None]:
 
 def refuse(refusals: Refusals, error: UserError) -> None:
     """Leave word that beginning again would not help."""
-    (refusals / "refused").write_text(str(error))
+    (refusals / "refused").write_text(str(error), encoding="utf-8")
 
 
 def stop(refusals: Refusals) -> NoReturn:
@@ -141,6 +141,6 @@ def stop(refusals: Refusals) -> NoReturn:
 def refused(refusals: Refusals) -> None:
     """Raise what ranks left word of, if one did: there is nothing to begin again."""
     if (refusals / "refused").exists():
-        raise UserError((refusals / "refused").read_text())
+        raise UserError((refusals / "refused").read_text(encoding="utf-8"))
     if (refusals / "stopped").exists():
         raise Interrupted("a rank was asked to stop")

@@ -35,13 +35,15 @@ class Membership:
     """Where the ranks meet: the machine of rank 0."""
     port: int
     restart: int = 0
-    """How often this job was begun again."""
+    """How often this job was begun again, as the launcher of this machine counts it: others may count differently."""
     by: Launcher
     """`pod` is one process a machine, as a Kubernetes PyTorchJob without torchrun starts them."""
     hosted: bool = False
     """Somebody already listens at the port (torchrun's agent); otherwise rank 0 has to."""
     one_machine: bool = False
     """All ranks are on this machine: nobody else has to reach them."""
+    agent: bool = False
+    """Torch's agent started this process, and is its parent."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world:
@@ -95,6 +97,7 @@ def _by_torch(variables: Variables) -> Membership:
         by="torchrun" if "LOCAL_RANK" in variables else "pod",
         hosted=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         one_machine=variables.get("LOCAL_WORLD_SIZE") == variables["WORLD_SIZE"],
+        agent="TORCHELASTIC_RUN_ID" in variables,
     )
 
 

@@ -99,6 +99,9 @@ class TrainJob:
             "      # Ranks are processes: one thread each, or they fight for the cores.",
             "      - name: OMP_NUM_THREADS",
             '        value: "1"',
+            "      # A pod that replaces another must find the rest: else torch's agents keep the address of the one before.",
+            "      - name: TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+            '        value: "1"',
             '    command: ["bash", "-c"]',
             "    args:",
             f"      - {_text(self.script())}",
@@ -123,8 +126,12 @@ class TrainJob:
         return ["    resourcesPerNode:", "      requests:", each, "      limits:", each]
 
     def _volume(self) -> list[str]:
-        if self.claim is None:
-            return []
+        """Shared memory, of which a pod has 64 MB by itself, too little for NCCL; and the claim."""
+        volumes = ["- name: shared-memory", "  emptyDir:", "    medium: Memory"]
+        mounts = ["- name: shared-memory", "  mountPath: /dev/shm"]
+        if self.claim is not None:
+            volumes += ["- name: work", "  persistentVolumeClaim:", f"    claimName: {_text(self.claim)}"]
+            mounts += ["- name: work", f"  mountPath: {_text(self.mount)}"]
         return [
             "  # Trainer 2.2 and later; before, the same stood under podTemplateOverrides.",
             "  runtimePatches:",
@@ -139,14 +146,11 @@ class TrainJob:
             "                    template:",
             "                      spec:",
             "                        volumes:",
-            "                          - name: work",
-            "                            persistentVolumeClaim:",
-            f"                              claimName: {_text(self.claim)}",
+            *(f"                          {line}" for line in volumes),
             "                        containers:",
             "                          - name: node",
             "                            volumeMounts:",
-            "                              - name: work",
-            f"                                mountPath: {_text(self.mount)}",
+            *(f"                              {line}" for line in mounts),
         ]
 
 

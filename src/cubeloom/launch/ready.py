@@ -11,6 +11,8 @@ import torch
 
 from cubeloom import torch_private
 from cubeloom.comm import devices, world
+from cubeloom.comm.attempt import name_attempt
+from cubeloom.comm.meeting import LEAST
 from cubeloom.errors import UserError
 from cubeloom.host import cores
 from cubeloom.launch.environment import Membership
@@ -51,9 +53,10 @@ def join(here: Membership, device: devices.Kind, patience: float) -> None:
         for name, value in devices.wiring(device, here.local_rank, shared=False).items():
             os.environ.setdefault(name, value)  # who set it knows better
     if here.hosted:
-        # The agent's meeting point outlives a restart, with the addresses of ranks that are dead: take none of those.
-        attempt = f"restart {here.restart} of {here.world} ranks"
-        world.join(world.visit(here.port, here.address), attempt, here.rank, here.world, device, patience)
+        longest = max(patience, LEAST)
+        store = world.visit(here.port, here.address, longest)
+        attempt = name_attempt(store, here.rank, here.world, longest)
+        world.join(store, attempt, here.rank, here.world, device, patience)
         return
     if alone:
         store = world.host(here.port) if here.rank == 0 else world.visit(here.port)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cubeloom.errors import UserError
+from cubeloom.limits import within
 
 INTERRUPTED = 75
 """What a rank exits with that was told to stop and has written a checkpoint: sysexits.h's "try again later"."""
@@ -30,6 +31,8 @@ class SlurmScript:
     """Where ranks begin, so that relative paths mean what they mean here."""
     programs: Path
     """The folder with the `cubeloom` command, put first on the path."""
+    cpus_per_rank: int = 1
+    """Slurm gives a task one core unless it is asked for more: threads for data, checkpoints and messages then share it."""
     time: str = "24:00:00"
     partition: str | None = None
     account: str | None = None
@@ -42,6 +45,7 @@ class SlurmScript:
         for option, value in (("partition", self.partition), ("account", self.account)):
             if value is not None and not re.fullmatch(r"[\w.,@+-]+", value, re.ASCII):
                 raise UserError(f"--{option} {value!r} is no name of one: letters, digits and . , @ + - _")
+        within("--cpus-per-rank", self.cpus_per_rank)
         if self.notice < 1 or seconds(self.time) <= self.notice + _EARLY:
             raise UserError(
                 f"--time {self.time}: ranks are told to stop {self.notice} s before the end, or up to {_EARLY} s earlier, and "
@@ -60,6 +64,7 @@ class SlurmScript:
             f"#SBATCH --nodes={self.nodes}",
             "# One task a rank" + (", and one GPU." if self.gpus else "."),
             f"#SBATCH --ntasks-per-node={self.ranks_per_node}",
+            f"#SBATCH --cpus-per-task={self.cpus_per_rank}",
             *([f"#SBATCH --gpus-per-node={self.ranks_per_node}"] if self.gpus else []),
             "# So many seconds before the limit, ranks are told to write a checkpoint and stop.",
             f"#SBATCH --time={self.time}",
@@ -87,7 +92,8 @@ class SlurmScript:
             f"# A step that fails is begun again from the last checkpoint, {self.restarts} times.",
             "# Input that cannot work (2) never will. Once a rank has ended, the others have a minute to end too.",
             f"for attempt in {{0..{self.restarts}}}; do",
-            f"    srun --kill-on-bad-exit=0 --wait=60 {shlex.join(self.command)}",
+            # Since Slurm 22.05 a step does not take this from the job.
+            f"    srun --cpus-per-task={self.cpus_per_rank} --kill-on-bad-exit=0 --wait=60 {shlex.join(self.command)}",
             "    code=$?",
             f"    case $code in 0 | 2 | {INTERRUPTED}) break ;; esac",
             '    echo "attempt $attempt ended with $code" >&2',

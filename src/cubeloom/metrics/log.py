@@ -66,12 +66,18 @@ def forget_from(file: Path, step: int) -> None:
     """
     if not file.exists():
         return
-    kept = [
-        text
-        for text, line in _lines(file)
-        if isinstance(line, Event) or (isinstance(line, Record) and line.step < step)
-    ]
+    kept = [text for text, _ in _lines(file) if _stays(text, step)]
     replace_text(file, "".join(f"{text}\n" for text in kept))
+
+
+def _stays(text: str, step: int) -> bool:
+    """Also a line that only another version of this program can read: nothing but its step is asked for."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return False
+    at = values.get("step") if isinstance(values, dict) else None
+    return isinstance(values, dict) and ("event" in values or type(at) is not int or at < step)
 
 
 def _lines(file: Path) -> Iterator[tuple[str, Record | Event | None]]:

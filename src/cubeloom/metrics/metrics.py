@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cubeloom.errors import UserError
+from cubeloom.file_errors import retried
 from cubeloom.job.settings import MetricsSettings
 from cubeloom.metrics.log import NAME, Event, forget_from
 from cubeloom.metrics.record import Record, finite
@@ -22,12 +24,12 @@ class Metrics:
         self._every = settings.every
         self._left_out: Record | None = None
         check_sinks(settings)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            forget_from(folder / NAME, first_step)
-            self._file = (folder / NAME).open("a", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"cannot write {folder / NAME}: {error.strerror}") from None
+        self._path = folder / NAME
+        self._closed = False
+        retried(f"cannot write {self._path}", lambda: folder.mkdir(parents=True, exist_ok=True))
+        retried(f"cannot write {self._path}", lambda: forget_from(self._path, first_step))
+        self._open: int | None = None
+        self._append(b"")
         self._sinks = make_sinks(folder, settings, first_step)
 
     def write(self, record: Record) -> None:
@@ -46,11 +48,12 @@ class Metrics:
         self._line(Event(name, time.time(), plain).as_json())
 
     def close(self) -> None:
-        if self._file.closed:
+        if self._closed:
             return
+        self._closed = True
         if self._left_out is not None:
             self._keep(self._left_out)
-        self._file.close()
+        self._shut()
         for sink in self._sinks:
             sink.close()
 
@@ -68,5 +71,27 @@ class Metrics:
 
     def _line(self, values: dict[str, Any]) -> None:
         """In one piece and at once: whoever reads along sees it, and a crash can cut off no more than the last line."""
-        self._file.write(json.dumps(values, allow_nan=False, default=str) + "\n")
-        self._file.flush()
+        self._append((json.dumps(values, allow_nan=False, default=str) + "\n").encode())
+
+    def _append(self, data: bytes) -> None:
+        left = data
+
+        def write() -> None:
+            """What is left, in a file that is opened anew after an error: a file server may have forgotten the open one."""
+            nonlocal left
+            try:
+                if self._open is None:
+                    self._open = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+                while left:
+                    left = left[os.write(self._open, left) :]
+            except OSError:
+                self._shut()
+                raise
+
+        retried(f"cannot write {self._path}", write)
+
+    def _shut(self) -> None:
+        if self._open is not None:
+            opened, self._open = self._open, None
+            with suppress(OSError):
+                os.close(opened)

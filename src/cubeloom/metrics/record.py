@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 
@@ -43,12 +43,16 @@ class Record:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Record:
-        """The inverse, but that an infinite number comes back as NaN. Raises ValueError where a field is missing."""
-        names = [field.name for field in fields(cls)]
-        missing = [name for name in names if name not in values]
+        """The inverse, but that an infinite number comes back as NaN. Raises ValueError where it is no record of a step.
+
+        Versions of a record differ in this: a newer one has fields that an older one lacks, each with a default. So what is not
+        known here is left out, and what is missing has its default.
+        """
+        needed = [field.name for field in fields(cls) if field.default is MISSING]
+        missing = [name for name in needed if name not in values]
         if missing or type(values["step"]) is not int:
             raise ValueError(f"not a record of a step: {missing or 'step is not a number'}")
-        found = {name: values[name] for name in names}
+        found = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         for name in ("loss", "learning_rate", "seconds", "tokens_per_s"):
             found[name] = math.nan if found[name] is None else float(found[name])
         return cls(**found)

@@ -16,7 +16,7 @@ from cubeloom import show
 from cubeloom.files import write_asked
 from cubeloom.metrics.chart import LEFT, WIDTH, Chart
 from cubeloom.metrics.charts import charts
-from cubeloom.metrics.run import Run, read_run
+from cubeloom.metrics.run import BEGINNINGS, Run, read_run
 from cubeloom.units import bytes_, count
 
 NAME = "report.html"
@@ -61,7 +61,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     job, records = run.job, run.log.records
     pipeline = f", {job.schedule.name}" if job.grid.pipe > 1 else ""
     yield "model", f"{job.model.preset}, {job.dtype}, on {job.grid.world} × {job.device}"
-    yield "grid", f"{job.grid}{pipeline}"
+    yield "grid", _grids(run) or f"{job.grid}{pipeline}"
     done = records[-1].step + 1 if records else 0
     yield "steps", f"{done:,} of {job.steps:,}; {run.state}"
     if run.log.unread:
@@ -80,6 +80,17 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     yield "peak memory of a rank", bytes_(memory) if memory is not None else "not measured"
     yield "updates skipped", str(sum(record.skipped is not None for record in records))
     yield "restarts", str(run.restarts)
+
+
+def _grids(run: Run) -> str:
+    """Where attempts had different ones: each with the first step that it trained."""
+    began = [(event.fields.get("grid"), event) for event in run.log.events if event.name in BEGINNINGS]
+    if len({grid for grid, _ in began if grid is not None}) < 2:
+        return ""
+    changes = [(grid, event) for place, (grid, event) in enumerate(began) if not place or began[place - 1][0] != grid]
+    return "; ".join(
+        f"{grid} from step {event.step} (attempt {event.fields.get('attempt')})" for grid, event in changes
+    )
 
 
 def _charts(found: Sequence[Chart]) -> str:

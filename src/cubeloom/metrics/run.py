@@ -13,7 +13,8 @@ from cubeloom.metrics import log, timeline
 from cubeloom.metrics.log import Log
 from cubeloom.metrics.timeline import MeasuredStep
 
-_BEGINNINGS = ("start", "resume")
+BEGINNINGS = ("start", "resume")
+"""Events with which an attempt begins."""
 _ENDS = {
     "done": "ended",
     "early stop": "ended early",
@@ -34,7 +35,7 @@ class Run:
     def state(self) -> str:
         """How it stands, by what was recorded since it last began."""
         names = [event.name for event in self.log.events]
-        began = max((place for place, name in enumerate(names) if name in _BEGINNINGS), default=0)
+        began = max((place for place, name in enumerate(names) if name in BEGINNINGS), default=0)
         ends = [_ENDS[name] for name in names[began:] if name in _ENDS]
         return ends[-1] if ends else "no end was recorded: it still runs, or was stopped"
 

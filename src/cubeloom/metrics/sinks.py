@@ -76,16 +76,16 @@ class WeightsAndBiases:
     def __init__(self, folder: Path, project: str, first_step: int) -> None:
         wandb = importlib.import_module("wandb")
         known, settings = folder / "wandb-id", folder / "settings.toml"
-        name = known.read_text().strip() if first_step and known.exists() else None
+        name = known.read_text(encoding="utf-8").strip() if first_step and known.exists() else None
         self._run: Any = wandb.init(
             project=project,
             dir=str(folder),
             name=folder.name,
             id=name,
             resume="allow",
-            config=tomllib.loads(settings.read_text()) if settings.exists() else None,
+            config=tomllib.loads(settings.read_text(encoding="utf-8")) if settings.exists() else None,
         )
-        known.write_text(f"{self._run.id}\n")
+        known.write_text(f"{self._run.id}\n", encoding="utf-8")
 
     def write(self, record: Record) -> None:
         self._run.log(dict(scalars(record)), step=record.step)

@@ -37,7 +37,7 @@ def _toml(file: Path, inside: tuple[Path, ...] = ()) -> Values:
         circle = " -> ".join(each.name for each in (*inside, file))
         raise UserError(f"settings extend each other in a circle: {circle}")
     try:
-        values = tomllib.loads(file.read_text())
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"no settings at {file}") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -8,10 +8,12 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from cubeloom.errors import UserError
+from cubeloom.data import TokenFile
+from cubeloom.file_errors import retried
 from cubeloom.files import replace_text
 from cubeloom.host import version
 from cubeloom.job import Job
@@ -21,30 +23,52 @@ SETTINGS, ENVIRONMENT = "settings.toml", "environment.json"
 
 
 def write_beside(job: Job) -> None:
-    try:
+    def keep() -> None:
         job.folder.mkdir(parents=True, exist_ok=True)
         replace_text(job.folder / SETTINGS, write(job))
-        replace_text(job.folder / ENVIRONMENT, json.dumps(_environment(), indent=1) + "\n")
-    except OSError as error:
-        raise UserError(f"folder = {str(job.folder)!r} cannot be written to: {error.strerror}") from None
+        replace_text(job.folder / ENVIRONMENT, json.dumps(environment(job), indent=1) + "\n")
+
+    retried(f"folder = {str(job.folder)!r} cannot be written to", keep)
+
+
+def settings_before(folder: Path) -> str:
+    """Those of the attempt before; nothing where there was none, or it left nothing that can be read."""
+    with suppress(OSError, ValueError):
+        return (folder / SETTINGS).read_text(encoding="utf-8")
+    return ""
+
+
+def environment_before(folder: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        found = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def from_run(run: Path, path: Path) -> Path:
     """A path of a run's settings, which begins where the run was begun; or here, where that is not known or has moved away."""
-    with suppress(OSError, ValueError, KeyError):
-        there = Path(json.loads((run / ENVIRONMENT).read_text())["directory"]) / path
+    with suppress(KeyError, TypeError):
+        there = Path(environment_before(run)["directory"]) / path
         if there.exists():
             return there
     return path
 
 
-def _environment() -> dict[str, str]:
+def code_versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cubeloom": version("cubeloom") or "not installed",
+    }
+
+
+def environment(job: Job) -> dict[str, Any]:
     return {
         "command": " ".join(sys.argv),
         "directory": str(Path.cwd()),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cubeloom": version("cubeloom") or "not installed",
+        **code_versions(),
+        # The tokens' own hashes: another text under the same name is another run.
+        "data": {str(each.folder): TokenFile(each.folder).meta.sha256 for each in job.data.sources},
     }

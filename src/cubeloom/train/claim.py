@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cubeloom.comm import Network
 from cubeloom.errors import UserError
+from cubeloom.file_errors import retried
 
 _LOCK = ".lock"
 LEASE = 120.0
@@ -38,11 +39,12 @@ def check_unclaimed(folder: Path) -> None:
 
 def _hold(folder: Path) -> int:
     """The open file that claims the folder: the system ends the claim with the process that has it open."""
-    try:
+
+    def opened() -> int:
         folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise UserError(f"folder = {str(folder)!r} cannot be written to: {error.strerror}") from None
+        return os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+
+    file = retried(f"folder = {str(folder)!r} cannot be written to", opened)
     try:
         _lock(file, folder)
     except UserError:

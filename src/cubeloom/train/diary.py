@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 
 from cubeloom.comm import Network, devices
+from cubeloom.errors import first_line
+from cubeloom.file_errors import retried
 from cubeloom.files import replace_text
 from cubeloom.job import Job
 from cubeloom.metrics import Metrics, Record, flops_per_token, mfu, peak_of, progress, write_report
@@ -94,7 +97,8 @@ class Diary:
         rows = [row for row in self._network.aside.gather(spans) if row is not None]
         if self._metrics is not None:
             kept = {"step": step, "unit": "s", "schedule": self._schedule, "workers": rows}
-            replace_text(self._job.folder / TIMELINE, json.dumps(kept))
+            file = self._job.folder / TIMELINE
+            retried(f"cannot write {file}", lambda: replace_text(file, json.dumps(kept)))
 
 
 @contextmanager
@@ -102,4 +106,12 @@ def diary(trainer: Trainer) -> Iterator[Diary]:
     with ExitStack() as stack:
         yield Diary(trainer, stack)
     if trainer.network.rank == 0:
-        write_report(trainer.job.folder)
+        _report(trainer.job)
+
+
+def _report(job: Job) -> None:
+    """The training has ended well, whatever becomes of its page."""
+    try:
+        write_report(job.folder)
+    except Exception as error:
+        sys.stderr.write(f"no report was written: {first_line(error)}; `cubeloom report {job.folder}` tries again\n")

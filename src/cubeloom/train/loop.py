@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
-from cubeloom.comm import Network, devices
+from cubeloom.comm import Aside, Network, devices
 from cubeloom.errors import counted
 from cubeloom.job import Job
 from cubeloom.train.beside import write_beside
+from cubeloom.train.changes import changes_since
 from cubeloom.train.claim import claimed
+from cubeloom.train.decision import Decision, decide
 from cubeloom.train.diary import Diary, diary
 from cubeloom.train.stop import Stop
 from cubeloom.train.trainer import Stepped, Trainer
@@ -24,30 +29,63 @@ class Ended:
     steps: int
     why: Literal["done", "early stop", "asked to stop"]
     loss: float | None  # of the last step
+    asked: tuple[str, ...] = ()
+    """The ranks that were asked to stop."""
 
 
-def train(job: Job, restart: int = 0, lanes: int = 1) -> Ended:
+def train(job: Job, restart: int = 0, lanes: int = 1, stop: Stop | None = None) -> Ended:
     """Train until the last step, or until validation gets no better, or until somebody asks us to stop.
 
-    Goes on from the newest checkpoint of the job's folder. `restart` counts how often the job has been begun before;
-    large collectives go over so many `lanes`, unless the job says otherwise.
+    Goes on from the newest checkpoint of the job's folder that rank 0 sees. `restart` counts how often the launcher of rank 0
+    started the job again; large collectives go over so many `lanes`, unless the job says otherwise. `stop` says when somebody
+    asks, by default from now on. Where no step is left to train, no file changes.
     """
     if job.deterministic:
         devices.repeat_exactly()
-    network = Network(job.grid, devices.current(job.device), job.patience, lanes=job.lanes or lanes)
-    with claimed(job.folder, network):
-        trainer = Trainer(job, network)
-        if network.rank == 0:
-            write_beside(job)  # only now: what the folder has, may have been refused
-        return _train(trainer, restart)
+    with ExitStack() as stack:
+        stop = stop or stack.enter_context(Stop())
+        aside = Aside(job.patience)
+        decision = decide(job, aside, restart)
+        if decision.step >= job.steps:
+            return nothing_to_train(decision.step, aside.rank == 0)
+        network = Network(job.grid, devices.current(job.device), job.patience, lanes=job.lanes or lanes, aside=aside)
+        with claimed(job.folder, network):
+            trainer = Trainer(job, network, decision)
+            # Asked to stop while weights were loaded: there is nothing to keep.
+            if asked := _asked(network, stop):
+                trainer.close()
+                return Ended(trainer.done, "asked to stop", None, asked)
+            changes: dict[str, str] = {}
+            if network.rank == 0:
+                changes = changes_since(job) if decision.checkpoint is not None else {}
+                write_beside(job)  # only now: what the folder has, may have been refused
+            return _train(trainer, stop, decision, changes)
 
 
-def _train(trainer: Trainer, restart: int) -> Ended:
+def nothing_to_train(done: int, say: bool = True) -> Ended:
+    if say:
+        sys.stderr.write(f"{counted(done, 'step')} done before: nothing to train\n")
+    return Ended(done, "done", None)
+
+
+def _train(trainer: Trainer, stop: Stop, decision: Decision, changes: Mapping[str, str]) -> Ended:
     job, network = trainer.job, trainer.network
-    with Stop() as stop, diary(trainer) as pages:
+    with diary(trainer) as pages:
         processes = network.aside.gather(os.getpid())
-        begin, words = ("resume", f"going on with step {trainer.done}") if trainer.done or restart else ("start", "")
-        pages.event(begin, words, step=trainer.done, restart=restart, processes=processes)
+        going_on = trainer.done or decision.attempt > 1
+        begin, words = ("resume", f"going on with step {trainer.done}") if going_on else ("start", "")
+        pages.event(
+            begin,
+            words,
+            step=trainer.done,
+            attempt=decision.attempt,
+            restart=decision.restart,
+            grid=str(job.grid),
+            settings=decision.settings_hash,
+            processes=processes,
+        )
+        if changes:
+            pages.event("change", f"changed since: {_listed(changes)}", step=trainer.done, **changes)
         try:
             ended = _steps(job, trainer, stop, pages)
         except BaseException as failure:
@@ -56,6 +94,10 @@ def _train(trainer: Trainer, restart: int) -> Ended:
         trainer.close()
         pages.event(ended.why, _last_words(ended, job), step=ended.steps)
     return ended
+
+
+def _listed(changes: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {change}" for name, change in changes.items())
 
 
 def _steps(job: Job, trainer: Trainer, stop: Stop, pages: Diary) -> Ended:
@@ -76,8 +118,14 @@ def _steps(job: Job, trainer: Trainer, stop: Stop, pages: Diary) -> Ended:
             trainer.save()
             pages.event("checkpoint", step=trainer.done)
         if asked or enough:
-            return Ended(trainer.done, "asked to stop" if asked else "early stop", loss)
+            why: Literal["asked to stop", "early stop"] = "asked to stop" if asked else "early stop"
+            return Ended(trainer.done, why, loss, _asked(trainer.network, stop))
     return Ended(trainer.done, "done", loss)
+
+
+def _asked(network: Network, stop: Stop) -> tuple[str, ...]:
+    aside = network.aside
+    return tuple(name for name, asked in aside.gather((aside.name, stop.asked)) if asked)
 
 
 def _evaluate(job: Job, trainer: Trainer) -> tuple[float | None, bool]:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from dataclasses import replace
+from typing import NoReturn
 
-from cubeloom.comm import devices, world
+from cubeloom.comm import blames_others, devices, world
 from cubeloom.errors import UserError, counted
+from cubeloom.file_errors import FilesFailed
+from cubeloom.host import name_of_rank
 from cubeloom.job import Job, check
 from cubeloom.launch import elastic
 from cubeloom.launch.environment import Membership, current, membership
+from cubeloom.launch.minder import Minder
 from cubeloom.launch.ready import check_startable, join, make_ready, tell_where_on_signal
 from cubeloom.launch.share_gpu import sharing
 from cubeloom.metrics import check_sinks
-from cubeloom.train.checkpoint import check_fits, newest
+from cubeloom.train.checkpoint import newest, read_manifest
 from cubeloom.train.claim import check_unclaimed
-from cubeloom.train.loop import Ended, train
-from cubeloom.train.optimizers import KINDS
+from cubeloom.train.decision import check_begin
+from cubeloom.train.loop import Ended, nothing_to_train, train
+from cubeloom.train.stop import Stop
 
 
 def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | None:
@@ -28,9 +35,9 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
     tell_where_on_signal()
     check(job)
     check_sinks(job.metrics)
-    _check_begin(job)
     here = membership(current())
     if here is None:
+        check_begin(job)  # else rank 0 does
         check_startable(job.grid.world)
         have = devices.count(job.device)
         if job.device != devices.CPU and job.grid.world > have and not share_gpu:
@@ -38,6 +45,8 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
                 f"the grid {job.grid} has {counted(job.grid.world, 'rank')}, and this machine {counted(have, 'GPU')}; "
                 "--share-gpu lets them share"
             )
+        if (done := _steps_done(job)) >= job.steps:
+            return nothing_to_train(done)
         check_unclaimed(job.folder)
         with sharing(job.grid.world, job.device):
             found = elastic.start(job.grid.world, job.restarts, _rank_of_agent, job)
@@ -52,21 +61,38 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
             f"the grid {job.grid} needs {counted(job.grid.world, 'rank')}, and {here.by} started {here.world}; "
             f"change the grid, start {job.grid.world}, or let --replan choose"
         )
-    return _join_and_train(job, here, lanes=1)
+    return _rank_of_launcher(job, here)
 
 
-def _check_begin(job: Job) -> None:
-    """That what the job goes on from, or begins with, is of its model."""
-    shapes = {name: parameter.shape for name, parameter in job.skeleton().named_parameters()}
-    found, start = newest(job.folder), job.model.start
-    if found is not None:
-        check_fits(found, shapes, KINDS[job.optimizer.name].__name__)
-    elif start is not None:
-        check_fits(newest(start) or start, shapes)
+def _steps_done(job: Job) -> int:
+    found = newest(job.folder)
+    return 0 if found is None else int(read_manifest(found)["step"])
+
+
+def _rank_of_launcher(job: Job, here: Membership) -> Ended:
+    """The life of a process that torchrun, srun or another launcher started."""
+    try:
+        # Its agent may be killed; other launchers end their ranks themselves, or none is there.
+        return _join_and_train(job, here, lanes=1, agent=os.getppid() if here.agent else None)
+    except UserError as error:
+        sys.stderr.write(f"cubeloom: {error}\n")
+        _end(2)
+    except Exception as error:
+        _tell(here, error)
+        if not (blames_others(error) or isinstance(error, FilesFailed)):  # else a trace would say nothing more
+            traceback.print_exc()
+        _end(1)
+
+
+def _end(code: int) -> NoReturn:
+    """At once: the end of Python destroys process groups, and waits there for ranks that are gone or stopped."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _rank_of_agent(refusals: elastic.Refusals, job: Job) -> Ended:
-    """The life of a process that the agent started."""
+    """The life of a process that our own agent started."""
     tell_where_on_signal()
     elastic.refused(refusals)
     here = membership(current())
@@ -77,18 +103,30 @@ def _rank_of_agent(refusals: elastic.Refusals, job: Job) -> Ended:
         ended = _join_and_train(job, here, devices.lanes(job.device, here.world))
     except UserError as error:
         elastic.refuse(refusals, error)
-        raise
+        _end(2)
     except Exception as error:
-        what = f"{type(error).__name__}: {error}".splitlines()[0]  # some have no words
-        sys.stderr.write(f"rank {here.rank} of {here.world}: {what}\n")
-        raise
+        _tell(here, error)
+        _end(1)
     if ended.why == "asked to stop":
         elastic.stop(refusals)
     return ended
 
 
-def _join_and_train(job: Job, here: Membership, lanes: int) -> Ended:
-    join(here, job.device, job.patience)
-    ended = train(job, here.restart, lanes)
-    world.leave()
-    return ended
+def _tell(here: Membership, error: Exception) -> None:
+    """One line: of many ranks, all may fail."""
+    what = f"{type(error).__name__}: {error}".splitlines()[0]  # some have no words
+    sys.stderr.write(f"{name_of_rank(here.rank, here.world)}: {what}\n")
+
+
+def _join_and_train(job: Job, here: Membership, lanes: int, agent: int | None = None) -> Ended:
+    name = name_of_rank(here.rank, here.world)
+    with Minder(name, job.grace, agent):
+        join(here, job.device, job.patience)  # where a SIGTERM ends us: there is nothing to keep
+        with Stop() as stop:
+            ended = train(job, here.restart, lanes, stop)
+            if agent is not None and ended.asked:  # of several machines each should say why it ended
+                sys.stderr.write(
+                    f"{name}: stopped after {counted(ended.steps, 'step')}: {ended.asked[0]} was asked to\n"
+                )
+            world.leave()
+        return ended

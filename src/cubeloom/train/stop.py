@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from types import FrameType
 from typing import Self
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-# An agent that ends its ranks kills them after 30 s. By then we are gone, also where a step waits for a rank that has died.
-_GRACE = 25.0
 
 
 class Stop:
-    """While it is entered, `asked` says whether a signal has come: an end of time from Slurm, a Ctrl-C, a closed terminal."""
+    """While it is entered, `asked` says whether a signal has come: an end of time from Slurm, a Ctrl-C, a closed terminal.
+
+    A rank that does not get to the end of its step is the minder's to end.
+    """
 
     def __init__(self) -> None:
         self.asked = False
-        self._patience: threading.Timer | None = None
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -28,14 +27,8 @@ class Stop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def _hear(self, number: int, _frame: FrameType | None) -> None:
+    def _hear(self, _number: int, _frame: FrameType | None) -> None:
         self.asked = True
-        if number == signal.SIGTERM and self._patience is None:
-            self._patience = threading.Timer(_GRACE, os._exit, (128 + number,))
-            self._patience.daemon = True
-            self._patience.start()

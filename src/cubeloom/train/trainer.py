@@ -24,10 +24,10 @@ from cubeloom.train.checkpoint import (
     CheckpointWriter,
     load_checkpoint,
     load_weights,
-    newest,
     save_checkpoint,
 )
 from cubeloom.train.clipping import bind, norm_of, pieces
+from cubeloom.train.decision import Decision, decide
 from cubeloom.train.guard import Guard
 from cubeloom.train.optimizers import optimizer_of
 from cubeloom.train.sharded_optimizer import ShardedOptimizer
@@ -60,7 +60,8 @@ class UnderWay:
 class Trainer:
     """`step` trains on the next batch. Called in the same order by all ranks."""
 
-    def __init__(self, job: Job, network: Network) -> None:
+    def __init__(self, job: Job, network: Network, decision: Decision | None = None) -> None:
+        """Goes on from what rank 0 decided; by default it decides here."""
         self.job = job
         self.network = network
         self._rate = job.learning_rate
@@ -82,21 +83,19 @@ class Trainer:
         self.parameters = self.pipeline.parameters
         self.optimizer = optimizer_of(job.optimizer, self.parameters, self.pipeline.gradients)
         self._share = job.grid.share(network.coordinates, job.batch.samples)
-        self.done, progress = self._take_up()
+        self.done, progress = self._take_up(decision or decide(job, network.aside))
         # The best loss on validation, and how many since were no better.
         self._best: list[float] = progress.get("best", [])
         self._guard = Guard(job.guard, progress.get("norms", ()))
         self._loader = Loader(samples_of(job, "training"), job.batch.samples, self._share, progress.get("position", 0))
         self._writer = CheckpointWriter(job.checkpoints, network, job.checkpoint.keep)
 
-    def _take_up(self) -> tuple[int, dict[str, Any]]:
+    def _take_up(self, decision: Decision) -> tuple[int, dict[str, Any]]:
         """Fill the weights; how many steps are done, and what was in progress."""
-        found = newest(self.job.folder)
-        if found is not None:
-            return load_checkpoint(found, self.parameters, self.optimizer, self.network)
-        if self.job.model.start is not None:
-            start = newest(self.job.model.start) or self.job.model.start
-            load_weights(start, self.parameters, self.optimizer, self.network)
+        if decision.checkpoint is not None:
+            return load_checkpoint(decision.checkpoint, self.parameters, self.optimizer, self.network)
+        if decision.start is not None:
+            load_weights(decision.start, self.parameters, self.optimizer, self.network)
         return 0, {}
 
     def step(self) -> Stepped:

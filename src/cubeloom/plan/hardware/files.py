@@ -87,7 +87,7 @@ def _cluster(path: Path) -> Cluster:
 
 def _table(path: Path, kind: str) -> Mapping[str, Any]:
     try:
-        whole = tomllib.loads(path.read_text())
+        whole = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:

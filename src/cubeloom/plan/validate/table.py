@@ -77,7 +77,7 @@ def read_times(path: Path) -> Floats:
 
 def _read(path: Path, titles: tuple[str, ...]) -> dict[str, Floats]:
     try:
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             missing = [title for title in titles if title not in (reader.fieldnames or ())]
             if missing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from cubeloom.comm import Network
 from cubeloom.cube.parameter import block_of, local_of
 from cubeloom.errors import UserError
+from cubeloom.file_errors import retried
 from cubeloom.train.checkpoint.blocks import read_blocks
 from cubeloom.train.checkpoint.entries import (
     MASTER,
@@ -25,7 +27,7 @@ from cubeloom.train.checkpoint.entries import (
     weights_of,
 )
 from cubeloom.train.checkpoint.index import INDEX, Index, index_of
-from cubeloom.train.checkpoint.manifest import check_files, read_manifest
+from cubeloom.train.checkpoint.manifest import check_files, read_manifest, wait_until_seen
 from cubeloom.train.checkpoint.shard import Shard
 
 Shapes = Mapping[str, Sequence[int]]
@@ -66,6 +68,8 @@ def _read_together(checkpoint: Path, network: Network) -> dict[str, Any]:
     """The manifest, once each rank has found its part of the files as they were written: so that none reads them all."""
 
     def read() -> dict[str, Any]:
+        if network.rank:
+            wait_until_seen(checkpoint, "rank 0 chose")
         manifest = read_manifest(checkpoint)
         check_files(checkpoint, manifest, sorted(manifest["files"])[network.rank :: network.grid.world])
         return manifest
@@ -79,8 +83,8 @@ def _read(checkpoint: Path, stored: Index, parameters: Parameters, optimizer: Op
     exact = _exact(stored, parameters, optimizer, network)
 
     def read() -> None:
-        read_blocks(checkpoint, stored, wanted)
-        read_blocks(checkpoint, stored, exact)
+        for shards in (wanted, exact):
+            retried(f"{checkpoint} cannot be read", partial(read_blocks, checkpoint, stored, shards))
 
     network.aside.agree(read)
 

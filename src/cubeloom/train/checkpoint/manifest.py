@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from cubeloom.errors import UserError
+from cubeloom.file_errors import PAUSES, FilesFailed, retried
 from cubeloom.files import check_sealed, checksum, is_plain_name, read_json, sync_names, write_sealed
 
 FORMAT = 2
@@ -19,19 +22,62 @@ def seal(
     progress: Mapping[str, Any],
     optimizer: Mapping[str, Any] | None = None,
     checksums: Mapping[str, str] | None = None,
+    named: Iterable[str] | None = None,
 ) -> None:
-    """Make a folder whose files are all written a checkpoint: add what it says of itself, and their checksums."""
+    """Make a folder whose files are all written a checkpoint: add what it says of itself, and their checksums.
+
+    `checksums` are of the files that ranks say they wrote, `named` are the files that the checkpoint's index names. Raises
+    FilesFailed unless these and the files in the folder are the same.
+    """
     known = checksums or {}
+    expected = None if named is None else set(named)
+    if expected is not None and expected != set(known):
+        said = _differences(written_only=set(known) - expected, named_only=expected - set(known))
+        raise FilesFailed(f"{folder} is not whole: {said}")
     manifest = {
         "format": FORMAT,
         "step": step,
         **(optimizer or {"updates": 0.0}),
         "progress": dict(progress),
-        "files": {file.name: known.get(file.name) or checksum(file) for file in _files(folder)},
+        "files": {name: known.get(name) or checksum(folder / name) for name in _listed(folder, expected)},
     }
     # On disk before the folder gets its name: after a loss of power the name could be there, and an empty file under it.
     write_sealed(folder / MANIFEST, manifest)
     sync_names(folder)
+
+
+def _listed(folder: Path, expected: set[str] | None) -> list[str]:
+    """The names of the files there; a file server may need a moment to list what other machines wrote."""
+    for pause in (*PAUSES, None):
+        found = {file.name for file in folder.iterdir() if file.name != MANIFEST and not file.name.startswith(".nfs")}
+        if expected is None or found == expected:
+            break
+        if pause is None:
+            raise FilesFailed(
+                f"{folder} is not whole: {_differences(missing=expected - found, extra=found - expected)}"
+            )
+        time.sleep(pause)
+    return sorted(found)
+
+
+def _differences(
+    written_only: Iterable[str] = (),
+    named_only: Iterable[str] = (),
+    missing: Iterable[str] = (),
+    extra: Iterable[str] = (),
+) -> str:
+    words = {
+        "the index does not name what ranks wrote": written_only,
+        "no rank wrote what the index names": named_only,
+        "missing is what ranks wrote": missing,
+        "nobody knows of": extra,
+    }
+    return "; ".join(f"{what}: {_some(names)}" for what, names in words.items() if names)
+
+
+def _some(names: Iterable[str]) -> str:
+    first, rest = sorted(names)[:8], sorted(names)[8:]
+    return ", ".join(first) + (f" and {len(rest)} more" if rest else "")
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -53,12 +99,12 @@ def newest(folder: Path) -> Path | None:
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint says of itself, once all its files are there; `check_files` says whether they are as written."""
     file = checkpoint / MANIFEST
+    if checkpoint.is_file():
+        raise UserError(f"{checkpoint} is not a checkpoint of cubeloom: it is a file, not a folder")
+    if not file.exists():
+        raise UserError(f"{checkpoint} is not a checkpoint of cubeloom: it has no {MANIFEST}")
     try:
         manifest = read_json(file)
-    except FileNotFoundError:
-        raise UserError(f"{checkpoint} is not a checkpoint of cubeloom: it has no {MANIFEST}") from None
-    except NotADirectoryError:
-        raise UserError(f"{checkpoint} is not a checkpoint of cubeloom: it is a file, not a folder") from None
     except UserError as error:
         raise damaged(checkpoint, str(error)) from None
     _check_format(checkpoint, manifest.get("format"))
@@ -111,5 +157,6 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*"))
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.name != MANIFEST)
+def wait_until_seen(checkpoint: Path, chosen: str) -> None:
+    """A file server may need a moment to show this machine a checkpoint that another one sees."""
+    retried(f"{checkpoint}, which {chosen}, cannot be seen here", (checkpoint / MANIFEST).stat, also=(errno.ENOENT,))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cubeloom.comm import Aside, Network
-from cubeloom.errors import UserError, first_line
+from cubeloom.file_errors import retried
 from cubeloom.files import checksum, replace_folder, sync_names
 from cubeloom.train.checkpoint.blocks import assign, write_blocks
 from cubeloom.train.checkpoint.entries import Optimizer, Parameters, said_of, state_of, weights_of
+from cubeloom.train.checkpoint.index import INDEX, files_of, read_index
 from cubeloom.train.checkpoint.manifest import checkpoints, seal
 from cubeloom.train.checkpoint.shard import Shard
-
-_FULL = 2**20  # bytes free, of a disk that somebody just failed to write to
 
 
 def save_checkpoint(
@@ -90,50 +89,46 @@ def _write(
 ) -> Path:
     final = folder / f"step-{step:08d}"
     writing = folder / f".{final.name}"
-    _by_first(network, aside, final, lambda: _make_folder(writing))
+    what = f"the checkpoint {final} could not be written"
+    aside.follow_first(lambda: retried(what, lambda: _make_folder(writing)))
     names, index = assign(shards, aside)
 
     def write_mine() -> dict[str, str]:
-        try:
-            wrote = write_blocks(writing, network.rank, {name: shards[name] for name in names}, index)
-            # Each rank reads its own files back, so that none reads them all.
-            return {file.name: checksum(file) for file in wrote}
-        except OSError as error:
-            raise not_written(final, error) from error
+        mine = {name: shards[name] for name in names}
+        wrote = retried(what, lambda: write_blocks(writing, network.rank, mine, index))
+        # Each rank reads its own files back, so that none reads them all.
+        return {file.name: checksum(file) for file in wrote}
 
-    checksums = aside.gather(aside.agree(write_mine))
+    wrote = aside.gather(aside.agree(write_mine))
 
     def finish() -> None:
-        seal(writing, step, progress, optimizer, {name: each for mine in checksums for name, each in mine.items()})
-        replace_folder(writing, final)
-        sync_names(folder)  # before those go that it replaces
+        checksums = {name: each for theirs in wrote for name, each in theirs.items()}
+        named = {*files_of(read_index(writing)), INDEX}
+        retried(what, lambda: seal(writing, step, progress, optimizer, checksums, named))
+        retried(what, lambda: _put_in_place(writing, final))
+        retried(what, lambda: sync_names(folder))  # before those go that it replaces
         for old in checkpoints(folder)[:-keep]:
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)
+        sweep(folder)
 
-    _by_first(network, aside, final, finish)
+    aside.follow_first(finish)
     return final
 
 
-def _by_first(network: Network, aside: Aside, final: Path, work: Callable[[], None]) -> None:
-    """One rank works; all wait for it, and fail with it."""
-
-    def mine() -> None:
-        try:
-            if network.rank == 0:
-                work()
-        except OSError as error:
-            raise not_written(final, error) from error
-
-    aside.agree(mine)
-
-
-def not_written(final: Path, error: BaseException) -> UserError:
-    # Of a full disk torch only says where in its own code it could not write.
-    free = shutil.disk_usage(final.parent).free if final.parent.exists() else None
-    words = "the disk is full" if free is not None and free < _FULL else first_line(error)
-    return UserError(f"the checkpoint {final} could not be written: {words}; those before it are whole")
-
-
 def _make_folder(writing: Path) -> None:
-    shutil.rmtree(writing, ignore_errors=True)
+    if writing.exists():
+        shutil.rmtree(writing)
     writing.mkdir(parents=True)
+
+
+def _put_in_place(writing: Path, final: Path) -> None:
+    if (
+        writing.exists() or not final.exists()
+    ):  # else a try before this one did it, though the file server said otherwise
+        replace_folder(writing, final)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what saves left that crashed: only one is written at a time, and none when this is called."""
+    for left in folder.glob(".step-*"):
+        shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,60 @@
+"""Which attempt of a job its ranks belong to.
+
+An agent's store outlives a restart, with the addresses of ranks that are dead, and agents of several machines count restarts
+each for itself. So rank 0 gives each attempt a name of its own, and makes sure that the others are alive to hear it.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from datetime import timedelta
+
+from torch.distributed import DistStoreError
+
+from cubeloom.comm.failure import CommunicationError
+from cubeloom.comm.world import TCPStore
+
+_CALL = "cubeloom attempt"  # the name that rank 0 gave last
+_LOOK = timedelta(seconds=0.25)
+
+
+def name_attempt(store: TCPStore, rank: int, world: int, patience: float) -> str:
+    """A name that all ranks of this attempt get, and none of another attempt in the same store.
+
+    Rank 0 announces a new name. Every other rank answers the newest name with a value of its own, and is in when rank 0
+    repeats this value: so it never takes the name of an attempt that is over, and nobody takes it for a rank that is dead.
+    """
+    deadline = time.monotonic() + patience
+    if rank == 0:
+        return _call(store, world, patience)
+    mine = uuid.uuid4().hex
+    while time.monotonic() < deadline:
+        try:
+            store.wait([_CALL], _LOOK)
+            name = store.get(_CALL).decode()
+            store.set(f"{name}/{rank}", mine)
+            store.wait([f"{name}/all"], _LOOK)
+        except DistStoreError:
+            continue
+        if mine in store.get(f"{name}/all").decode().split():
+            return name
+        time.sleep(_LOOK.total_seconds())  # an attempt that is over: rank 0 of this one has still to come
+    raise CommunicationError(f"rank {rank} waited {patience:g} s for rank 0 to begin the attempt, and it did not come")
+
+
+def _call(store: TCPStore, world: int, patience: float) -> str:
+    name = uuid.uuid4().hex
+    answers = [f"{name}/{rank}" for rank in range(1, world)]
+    store.set(_CALL, name)
+    try:
+        if answers:
+            store.wait(answers, timedelta(seconds=patience))
+    except DistStoreError:
+        absent = [rank for rank, answer in enumerate(answers, 1) if not store.check([answer])]
+        named = ", ".join(map(str, absent[:8])) + (", …" if len(absent) > 8 else "")
+        raise CommunicationError(
+            f"of {world} ranks {len(absent)} did not come within {patience:g} s: {named}"
+        ) from None
+    store.set(f"{name}/all", " ".join(store.get(answer).decode() for answer in answers))
+    return name

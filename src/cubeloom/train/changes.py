@@ -1,0 +1,34 @@
+"""What is different from the attempt before: a curve that goes on with another seed, grid or data should say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cubeloom.job import Job
+from cubeloom.settings import write
+from cubeloom.train.beside import code_versions, environment, environment_before, settings_before
+from cubeloom.train.decision import differences, flat
+
+_CODE_AND_DATA = (*code_versions(), "data")
+
+
+def changes_since(job: Job) -> dict[str, str]:
+    """By setting, `old → new`: all settings, the versions of the code, and the hashes of the data; empty if all is the same."""
+    before, now = environment_before(job.folder), environment(job)
+    if (text := settings_before(job.folder)) == "":
+        return {}
+    found = differences(flat(text), flat(write(job)))
+    found |= differences(_code_and_data(before), _code_and_data(now)) if before else {}
+    return {name: f"{old} → {new}" for name, (old, new) in found.items()}
+
+
+def _code_and_data(environment: dict[str, Any]) -> dict[str, Any]:
+    """Of runs that earlier versions began, only what they noted."""
+    return {name: _short(environment[name]) for name in _CODE_AND_DATA if name in environment}
+
+
+def _short(value: Any) -> Any:
+    """Files by the first digits of their hashes."""
+    if isinstance(value, dict):
+        return {name: _short(each) for name, each in value.items()}
+    return value[:12] if isinstance(value, str) else value

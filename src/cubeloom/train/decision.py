@@ -1,0 +1,139 @@
+"""What an attempt begins with: rank 0 decides it, and the other ranks take that or stop.
+
+Each rank reads files by itself, and machines may see different ones: a file server shows an old list, a settings file was not
+copied everywhere. So none of them chooses for itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cubeloom.comm import Aside
+from cubeloom.errors import UserError
+from cubeloom.file_errors import retried
+from cubeloom.job import Job
+from cubeloom.metrics.log import NAME as METRICS
+from cubeloom.metrics.log import Event, read_log
+from cubeloom.metrics.run import BEGINNINGS
+from cubeloom.settings import write
+from cubeloom.train.beside import code_versions
+from cubeloom.train.checkpoint import check_fits, newest, read_manifest
+from cubeloom.train.optimizers import KINDS
+
+_MOST = 5  # differences that a message names
+
+
+@dataclass(frozen=True)
+class Decision:
+    checkpoint: Path | None
+    """That of this run to go on from."""
+    start: Path | None
+    """That of another run, or of an import, whose weights this run begins with."""
+    step: int
+    """How many are done."""
+    settings: str
+    """All of the job's, as TOML."""
+    versions: Mapping[str, str]
+    """Of the programs that train."""
+    attempt: int
+    """From 1, over all commands that trained in this folder."""
+    restart: int
+    """How often the launcher of rank 0 started this attempt's command again."""
+
+    @property
+    def settings_hash(self) -> str:
+        return hashlib.sha256(self.settings.encode()).hexdigest()[:16]
+
+
+def decide(job: Job, aside: Aside, restart: int = 0) -> Decision:
+    """Called by all ranks. Raises UserError on all of them where one was given another job or has other programs."""
+    decision = aside.follow_first(lambda: _decide(job, restart))
+    aside.agree(lambda: _check_same(decision, job))
+    return decision
+
+
+def check_begin(job: Job) -> None:
+    """That what the job goes on from, or begins with, is there and of its model."""
+    shapes = {name: parameter.shape for name, parameter in job.skeleton().named_parameters()}
+    found, start = newest(job.folder), job.model.start
+    if found is None:
+        _check_not_lost(job.folder)
+    if found is not None:
+        check_fits(found, shapes, KINDS[job.optimizer.name].__name__)
+    elif start is not None:
+        check_fits(newest(start) or start, shapes)
+
+
+def _decide(job: Job, restart: int) -> Decision:
+    check_begin(job)
+    checkpoint, start = newest(job.folder), None
+    if checkpoint is None and job.model.start is not None:
+        start = newest(job.model.start) or job.model.start
+    return Decision(
+        checkpoint,
+        start,
+        0 if checkpoint is None else int(read_manifest(checkpoint)["step"]),
+        write(job),
+        code_versions(),
+        1 + _attempts(job.folder),
+        restart,
+    )
+
+
+def _check_not_lost(folder: Path) -> None:
+    """A run that had checkpoints would begin anew in silence, and forget its curve."""
+    saved = 0  # in this attempt: the first may not have come to its end, and a second is only begun behind it
+    for event in _events(folder):
+        saved = 0 if event.name in BEGINNINGS else saved + (event.name == "checkpoint")
+        if saved > 1 or (event.name == "resume" and event.step):
+            raise UserError(
+                f"{folder / METRICS} tells of checkpoints, and this machine sees none in {folder}: bring them back, or begin "
+                "a new run in another folder"
+            )
+
+
+def _attempts(folder: Path) -> int:
+    return sum(event.name in BEGINNINGS for event in _events(folder))
+
+
+def _events(folder: Path) -> tuple[Event, ...]:
+    file = folder / METRICS
+    return retried(f"{file} cannot be read", lambda: read_log(file)).events
+
+
+def _check_same(decision: Decision, job: Job) -> None:
+    found = differences(flat(decision.settings), flat(write(job)))
+    found |= differences(dict(decision.versions), code_versions())
+    if found:
+        said = "; ".join(
+            f"{name} is {here}, and {there} on rank 0" for name, (there, here) in list(found.items())[:_MOST]
+        )
+        rest = f"; and {len(found) - _MOST} more" if len(found) > _MOST else ""
+        raise UserError(f"not what rank 0 trains: {said}{rest}; give all ranks the same settings and programs")
+
+
+def flat(toml: str) -> dict[str, Any]:
+    """`a.b` for each setting of a file; empty for one that cannot be read."""
+    try:
+        return _flat(tomllib.loads(toml), "")
+    except tomllib.TOMLDecodeError:
+        return {}
+
+
+def _flat(values: Mapping[str, Any], path: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= _flat(value, f"{path}{name}.") if isinstance(value, dict) else {f"{path}{name}": value}
+    return found
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What differs, with what it was and is; `unset` where one of them does not say."""
+    names = [*before, *(name for name in now if name not in before)]
+    pairs = {name: (before.get(name, "unset"), now.get(name, "unset")) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
