@@ -33,7 +33,7 @@ from cubeloom.models import build, config, cut_of
 PLANES = (4, 8, 16, 32, 64, 128, 256)
 MODELS = ["gpt-80b", "unet-7.5b", "unet-28b"]
 SAMPLES = 256
-BF16 = Words(2)
+BF16 = Words(2, "model")  # as the paper's
 
 
 @dataclass(frozen=True)

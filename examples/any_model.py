@@ -42,12 +42,10 @@ def train(grid: Grid | None) -> list[float]:
     losses = []
     for _ in range(5):
         optimizer.zero_grad()
-        loss = model(**inputs).loss
-        if state is not None:
-            loss = mean_over_batch(loss, state)
+        loss = model(**inputs).loss  # of this rank's samples; gradients are those of the whole batch
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
+        losses.append((loss if state is None else mean_over_batch(loss.detach(), state)).item())
     return losses
 
 

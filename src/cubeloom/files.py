@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -35,7 +36,9 @@ def replace_bytes(file: Path, content: bytes) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """An object; raises UserError where the file has something else."""
+    """An object; raises UserError where the file has something else, and FileNotFoundError where there is none."""
+    if not file.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
     try:
         content = json.loads(retried(f"{file} cannot be read", lambda: file.read_text(encoding="utf-8")))
     except (ValueError, RecursionError) as error:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import time
 
 from cubeloom import Grid
 from cubeloom.comm import Network, devices
-from launch.listening import listening, reachable, wait_until
+from launch.listening import listening, reachable
 from on_a_gpu import NEEDS_GPU, GpuRanks
 
 pytestmark = NEEDS_GPU
 
 
-def _work(seen: Path) -> None:
+def _work() -> None:
     network = Network(Grid(x=2), devices.current("cuda"))
     network.aside.gather(network.rank)
     network.barrier()
-    wait_until(seen)
+    time.sleep(1)  # to be looked at: ranks of a pool may have listened before
 
 
-def test_ranks_with_gpus_listen_on_the_loopback_alone(gpu_ranks: GpuRanks, tmp_path: Path) -> None:
-    with listening(tmp_path / "seen", processes=2) as found:
-        gpu_ranks(2).run(2, _work, tmp_path / "seen")
+def test_ranks_with_gpus_listen_on_the_loopback_alone(gpu_ranks: GpuRanks) -> None:
+    with listening() as found:
+        gpu_ranks(2).run(2, _work)
     assert len(found) > 2 and not reachable(set().union(*found.values())), found

@@ -92,9 +92,9 @@ class Scheme:
     rest: Rest
 
     def moved(self, shape: Shape, item: int) -> Moved:
-        """The library's closed form, summed over the block's layers; `item` is the bytes of a number."""
+        """The library's closed form, summed over the block's layers; `item` is the bytes of a number, gradients' too."""
         total = Moved()
-        words, start = Words(item), self.grid.coordinates(0)
+        words, start = Words(item, "model"), self.grid.coordinates(0)
         for form in forms(skeleton(shape), shape.cut(), self.grid, self.rest):
             everything = sum(layer_volume(form, self.grid, shape.batch, words, start).values(), Fraction(0))
             if isinstance(form, LinearForm):

@@ -59,7 +59,7 @@ class Meta:
         file = folder / META
         try:
             known = read_json(file)
-        except OSError as error:
+        except FileNotFoundError as error:
             raise UserError(f"{folder} is not a folder of tokens: {META} cannot be read ({error.strerror})") from None
         if known.get("format") != FORMAT:
             raise UserError(f"{folder} is not a folder of tokens: {META} is of another program")

@@ -89,9 +89,11 @@ def _run(model: nn.Module, tokens: bool) -> Seen:
 
         return note
 
-    for name, module in model.named_modules():
-        if not list(module.children()):
-            module.register_forward_hook(watch(name))
+    hooks = [
+        module.register_forward_hook(watch(name))
+        for name, module in model.named_modules()
+        if not list(module.children())
+    ]
     meta = torch.zeros(2, 4, dtype=torch.long, device="meta")
     with torch.no_grad():
         if not tokens:
@@ -100,6 +102,8 @@ def _run(model: nn.Module, tokens: bool) -> Seen:
             model(meta, meta, next_sentence=meta[:, 0])
         else:
             model(meta, meta)
+    for hook in hooks:
+        hook.remove()
     return seen
 
 
