@@ -78,13 +78,16 @@ class BoxedJob:
         began = time.monotonic()
         while not ready():
             if time.monotonic() - began > timeout:
+                for rank in (rank for host in self.agents for rank in self.ranks(host)):
+                    send(rank, signal.SIGUSR2)  # it prints where its threads are
+                time.sleep(2)
                 raise TimeoutError(f"waited {timeout:g} s until {what}\n{self.words()}")
             time.sleep(0.05)
         return time.monotonic() - began
 
     def words(self) -> str:
         found = [*self._file.parent.glob(f"{self.job.folder.name}-*.log")]
-        return "\n".join(f"== {each.name}\n{each.read_text(errors='replace')[-3000:]}" for each in sorted(found))
+        return "\n".join(f"== {each.name}\n{each.read_text(errors='replace')[-8000:]}" for each in sorted(found))
 
     def end(self) -> None:
         for host in self.box.hosts:
