@@ -157,8 +157,10 @@ def one_step(row: Row) -> Seen:
     # With ones everywhere each result is the length of the sum that made it: nothing is missing and nothing is twice there.
     assert torch.equal(y, torch.full_like(y, K))
     assert torch.equal(x.grad, torch.full_like(x, N))
+    # Of gradients the mean over the ranks of data and z is taken, of all the rows that they have.
+    rows = M / (row.grid.data * row.grid.z)
     assert isinstance(weight.grad, DTensor) and torch.equal(
-        weight.grad.to_local(), torch.full_like(weight.to_local(), M)
+        weight.grad.to_local(), torch.full_like(weight.to_local(), rows)
     )
     words = [sum(ledger.by_axis().values(), Fraction(0)) / 8 for ledger in (forward, backward)]
     return Seen(tuple(weight.to_local().shape), tuple(y.shape), *words)
