@@ -13,6 +13,7 @@ FILE_LINES, FUNCTION_LINES = 400, 60
 VALUES = ("torch.distributed.tensor",)
 # What starts processes, and joins nothing.
 AGENT = ("torch.distributed.launcher", "torch.distributed.elastic")
+ALSO = {"launch": AGENT, "torch_private.py": (*AGENT, "torch.distributed.distributed_c10d")}
 DEVICE_WORDS = {"cuda", "nccl", "gloo"}
 # What executes what it reads; and who may, since it reads what the user named, or what its own processes wrote in a pipe.
 EXECUTING = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "runpy", "code", "imp"}
@@ -46,7 +47,7 @@ def problems(path: Path, ours: set[str]) -> Iterator[str]:
         if isinstance(node, ast.Global):
             yield f"{node.lineno} a global statement"
         if part != "comm":
-            yield from outside_comm(node, (*VALUES, *AGENT) if part in ("launch", PRIVATE) else VALUES)
+            yield from outside_comm(node, (*VALUES, *ALSO.get(part, ())))
         if not private_allowed:
             yield from private(node, ours)
         yield from by_locale(node)

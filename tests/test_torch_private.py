@@ -294,3 +294,31 @@ def test_the_agent_waits_at_our_gate_and_tells_the_exit_codes() -> None:
             elastic_launch(config, _one_is_killed)(1)
     assert made == ["forkserver"] * 2
     assert ended[-1][1] == -signal.SIGKILL
+
+
+def stuck(rank: int, port: int, told: Any) -> None:
+    """Rank 1 does not come to what rank 0 asks for."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    private.limit_waits(dist.group.WORLD, 1.0)
+    if rank == 1:
+        told.wait(60)
+        os._exit(0)
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    try:
+        scatter(torch.empty(2), torch.ones(4), async_op=True).wait()
+    except RuntimeError as error:
+        os._exit(3 if "imed out" in str(error) else 4)
+    finally:
+        told.set()
+
+
+def test_a_reduce_scatter_heeds_its_group_s_limit() -> None:
+    context = multiprocessing.get_context("spawn")
+    store, told = world.host(), context.Event()
+    both = [context.Process(target=stuck, args=(rank, store.port, told)) for rank in range(2)]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join(90)
+    assert [each.exitcode for each in both] == [3, 0]

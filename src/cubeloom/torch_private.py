@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -161,6 +162,13 @@ def distributed_like(local: Tensor, like: Tensor) -> Tensor:
     if meta.dtype is not local.dtype:
         spec = DTensorSpec(spec.mesh, spec.placements, TensorMeta(meta.shape, meta.stride, local.dtype))
     return DTensor(local, spec, requires_grad=False)
+
+
+def limit_waits(group: Any, seconds: float) -> None:
+    """No operation of the group may last longer. gloo's reduce-scatter heeds this alone, and not the limit of a `wait`."""
+    from torch.distributed.distributed_c10d import _set_pg_timeout
+
+    _set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 def forget_layouts() -> None:

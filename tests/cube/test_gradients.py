@@ -26,6 +26,7 @@ from cubeloom.launch import RankPool
 from cubeloom.models import build, cut_of
 from cubeloom.pipeline import generate
 from cubeloom.runtime import Pipeline
+from grids import rest_is_long
 
 SAMPLES = 8
 X = torch.linspace(-1, 1, SAMPLES * 16, dtype=torch.float64).sin().view(SAMPLES, 16)
@@ -233,8 +234,13 @@ def losses(grid: Grid | None, optimizer: str, weights: str, before: bool) -> lis
     return found
 
 
-@pytest.mark.parametrize("weights", ["kept", "freed"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "weights"),
+    rest_is_long(
+        [(optimizer, weights) for optimizer in OPTIMIZERS for weights in ("kept", "freed")],
+        [("single", "kept"), ("foreach", "freed"), ("fused", "kept"), ("fused", "freed")],
+    ),
+)
 def test_gathered_weights_never_outlive_an_update(ranks: RankPool, optimizer: str, weights: str) -> None:
     (expected,) = ranks.run(1, losses, None, optimizer, weights, False)
     for before in (False, True):
@@ -293,8 +299,13 @@ def treated(grid: Grid, treatment: str) -> float:
     return difference(model, serial, network)
 
 
-@pytest.mark.parametrize("grid", ["data=2", "x=2,z=2"])
-@pytest.mark.parametrize("treatment", ["to", "deepcopy", "compile", "load"])
+@pytest.mark.parametrize(
+    ("treatment", "grid"),
+    rest_is_long(
+        [(treatment, grid) for treatment in ("to", "deepcopy", "compile", "load") for grid in ("data=2", "x=2,z=2")],
+        [("to", "data=2"), ("to", "x=2,z=2"), ("deepcopy", "x=2,z=2"), ("compile", "data=2"), ("load", "x=2,z=2")],
+    ),
+)
 def test_gradients_are_reduced_whatever_was_done_to_the_model(ranks: RankPool, treatment: str, grid: str) -> None:
     on = Grid.parse(grid)
     assert max(ranks.run(on.world, treated, on, treatment)) < 1e-12

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from cubeloom import torch_private
 from cubeloom.comm import devices, world
 from cubeloom.comm.aside import Aside
 from cubeloom.comm.axis import Axis
@@ -69,6 +70,8 @@ class Network:
                 ranks.view([grid.size(axis) for axis in MESH_AXES]),
                 mesh_dim_names=MESH_AXES,
             )
+        for name in MESH_AXES:
+            self._limit_waits(self.mesh.get_group(name))
         self.cube_mesh = self.mesh[CUBE]
         self.models: WeakSet[Any] = WeakSet()  # that are cut over it, for who must know all of a model
         self._lanes = lanes
@@ -126,6 +129,10 @@ class Network:
         lines = [self._line(rank, (source, target), ()) for rank in range(self.grid.world)]
         return self._join("pipe", lines, lanes=1)
 
+    def _limit_waits(self, group: dist.ProcessGroup) -> None:
+        if isinstance(self._limit, timedelta):
+            torch_private.limit_waits(group, self._limit.total_seconds())
+
     def _line(self, rank: int, workers: tuple[int, ...], names: tuple[str, ...]) -> list[int]:
         """The ranks at these places of the pipe axis that else differ from `rank` only along the axes named."""
         here = self.grid.coordinates(rank)
@@ -151,6 +158,8 @@ class Network:
             with self._meeting(name):
                 groups = [dist.new_group(sorted(line)) for _ in range(lanes or self._lanes)]
             if self.rank in line:
+                for group in groups:
+                    self._limit_waits(group)
                 mine = Axis(name, list(line), line.index(self.rank), groups, self._recorder, self._limit)
         return mine
 
