@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from cubeloom.comm import Network
@@ -14,18 +15,24 @@ def agreement(network: Network, chain: Chain) -> AnyRank | None:
     """Called by all ranks at the end of a backward; None where there is nobody to agree with."""
     if network.grid.world == 1 or network.rehearsed:
         return None
+    chain.begin_log()
+    return _Agreement(network, chain)
 
-    def any_rank(names: list[set[str]]) -> list[set[str]]:
-        gathers = chain.take_log()
+
+@dataclass(frozen=True)
+class _Agreement:
+    network: Network
+    chain: Chain
+
+    def __call__(self, names: list[set[str]]) -> list[set[str]]:
+        gathers, aside = self.chain.take_log(), self.network.aside
         mine = repr(([sorted(some) for some in names], gathers))
-        if network.aside.alike(blake2b(mine.encode(), digest_size=16).digest()):
+        if aside.alike(blake2b(mine.encode(), digest_size=16).digest()):
             return names
-        found: list[tuple[list[set[str]], list[str]]] = network.aside.gather((names, gathers))
+        found: list[tuple[list[set[str]], list[str]]] = aside.gather((names, gathers))
         for rank, (_, theirs) in enumerate(found):
             _check(found[0][1], theirs, rank)
         return [set().union(*alike) for alike in zip(*(sets for sets, _ in found), strict=True)]
-
-    return any_rank
 
 
 def _check(first: list[str], other: list[str], rank: int) -> None:

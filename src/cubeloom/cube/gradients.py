@@ -109,7 +109,8 @@ class Gradients:
 
     def __deepcopy__(self, memo: dict[int, object]) -> Gradients:
         """For a copy of the model: the same reductions for its parameters. Nothing that is under way is copied."""
-        made = Gradients("float32" if self._wide else "model", self._any_rank, self.buckets.limit)
+        any_rank = deepcopy(self._any_rank, memo)
+        made = Gradients("float32" if self._wide else "model", any_rank, self.buckets.limit)
         memo[id(self)] = made
         for parameter, reduction in self._reductions.items():
             made.register(deepcopy(parameter, memo), reduction)

@@ -30,11 +30,12 @@ class Chain:
         self._order: list[tuple[str, Weight]] = []  # by layer: two may share a weight
         self._needed: dict[str, bool] = {}  # whether the layer's backward needs the weight
         self._place = 0
-        self._log: list[str] = []  # layers that used sharded weights since ranks last compared
+        self._log: list[str] | None = None  # layers that used sharded weights since ranks last compared, if they do
 
     def forward(self, layer: str, weight: Weight, backward_needs_it: bool | None) -> None:
         """`weight` is being used: start gathering the one that came after it last time."""
-        self._log.append(layer)
+        if self._log is not None:
+            self._log.append(layer)
         if backward_needs_it is not None:
             self._needed[layer] = backward_needs_it
         use = (layer, weight)
@@ -54,8 +55,13 @@ class Chain:
             if self._needed.get(before):
                 its_weight.prefetch("backward")
 
+    def begin_log(self) -> None:
+        """From now on remember which layers used sharded weights; somebody takes it from time to time."""
+        self._log = []
+
     def take_log(self) -> list[str]:
         """The layers that used sharded weights since this was last asked, in their order."""
+        assert self._log is not None
         log, self._log = self._log, []
         return log
 
