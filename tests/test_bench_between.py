@@ -8,6 +8,7 @@ import pytest
 from bench.between import Between
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_steps_and_what_lies_between_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert Between(steps=3)() == 0

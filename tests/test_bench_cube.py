@@ -107,6 +107,7 @@ def test_a_count_that_is_not_the_closed_form_fails(
     assert "COUNTED AND CLOSED FORM DIFFER: 1-D Megatron" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_it_runs_on_real_processes_and_all_bytes_agree() -> None:
     """A few seconds on two cores that have nothing else to do."""
     done = run_script(BENCH, "--quick")

@@ -25,7 +25,8 @@ def test_there_are_enough_and_all_kinds() -> None:
     assert titles >= {"1f1b", "gpipe", "zb-h1", "chimera direct", "chimera-zb"}
 
 
-@pytest.mark.parametrize("decomposition", [PIPED, pytest.param(CUBED, marks=pytest.mark.long)], ids=str)
+@pytest.mark.long
+@pytest.mark.parametrize("decomposition", [PIPED, CUBED], ids=str)
 def test_both_times_are_there(ranks: RankPool, decomposition: Decomposition) -> None:
     row = compare(ranks, decomposition, 1)
     assert row.predicted > 0 and row.measured > 0
@@ -34,6 +35,7 @@ def test_both_times_are_there(ranks: RankPool, decomposition: Decomposition) -> 
     assert all(step.late >= 0 for step in row.steps)
 
 
+@pytest.mark.long
 def test_a_program_has_all_that_the_rank_communicates() -> None:
     """Every collective of the rehearsed ledger is in the emulated rank's step, and every one is awaited."""
     job = experiment(PIPED, predicted(PIPED).grid)

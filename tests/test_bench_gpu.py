@@ -26,6 +26,7 @@ from cubeloom.comm import devices
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.mark.long
 def test_every_recipe_is_timed_and_trains_alike(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["one", "--cpu", "--quick", "--recipes", *RECIPES]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])

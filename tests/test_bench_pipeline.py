@@ -17,6 +17,7 @@ def test_every_family_is_timed() -> None:
         assert {schedule.name for schedule in schedules(workers)} == set(FAMILIES)
 
 
+@pytest.mark.long
 def test_a_step_of_waits_lasts_at_least_as_long_as_simulated(ranks: RankPool) -> None:
     schedule = generate("chimera", 4, 4)
     costs = Costs.like(schedule, FORWARD, FORWARD, FORWARD)
@@ -26,6 +27,7 @@ def test_a_step_of_waits_lasts_at_least_as_long_as_simulated(ranks: RankPool) ->
     assert timings_table([Timing(schedule, simulated, measured)]).row_count == 1
 
 
+@pytest.mark.long
 def test_both_runtimes_do_the_same_steps(ranks: RankPool) -> None:
     line = overhead_line(2, 4, ranks.run(2, overheads, 2, 4, 1))
     assert line.startswith("1F1B, 2 ranks, 4 micro-batches") and "ratio" in line

@@ -11,6 +11,7 @@ from rich.console import Console
 pytestmark = pytest.mark.timeout(180)
 
 
+@pytest.mark.long
 def test_plans_are_trained_beside_torch_s_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     Planned(cpu=True, quick=True, steps=2)(Console(width=150))
     out = capsys.readouterr().out

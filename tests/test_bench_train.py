@@ -8,6 +8,7 @@ import pytest
 from bench.train import Bench
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_checkpoints_and_waiting_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert Bench(quick=True, json=True)() == 0

@@ -12,6 +12,7 @@ from cubeloom.models import GPTConfig
 pytestmark = pytest.mark.timeout(60)
 
 
+@pytest.mark.long
 def test_every_setting_is_measured_on_both_ranks(ranks: RankPool) -> None:
     size = GPTConfig(vocab=32, positions=8, hidden=16, layers=1, heads=2)
     for each in ranks.run(2, measure, "sharded", size, Batch(8, 8), SETTINGS, 1):

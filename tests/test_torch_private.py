@@ -308,9 +308,8 @@ def stuck(rank: int, port: int, told: Any) -> None:
     try:
         scatter(torch.empty(2), torch.ones(4), async_op=True).wait()
     except RuntimeError as error:
-        os._exit(3 if "imed out" in str(error) else 4)
-    finally:
         told.set()
+        os._exit(3 if "imed out" in str(error) else 4)
 
 
 def test_a_reduce_scatter_heeds_its_group_s_limit() -> None:

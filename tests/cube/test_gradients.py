@@ -231,6 +231,10 @@ def losses(grid: Grid | None, optimizer: str, weights: str, before: bool) -> lis
                 model.up.weight.mul_(0.5)
         if step == 3:
             model.load_state_dict(state)
+        if step == 4:
+            with torch.no_grad():
+                model.up(data[0])  # starts to gather the next layer's weight, which then changes
+                model.down.weight.mul_(0.5)
     return found
 
 

@@ -51,7 +51,7 @@ def test_attention_on_a_cut_of_its_heads_or_sequences(core: AttentionCore, parts
     torch.testing.assert_close(by_sequences, whole, rtol=0, atol=1e-12)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler itself imports
 def test_rotary_positions_turn_alike_when_compiled() -> None:
     """Angles are float32: computed by the compiler, their last digits would be far from the last ones of float64."""

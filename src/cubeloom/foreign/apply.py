@@ -19,6 +19,7 @@ from cubeloom.cube.weight import Weight
 from cubeloom.errors import UserError
 from cubeloom.foreign.known import product_of, sizes_of
 from cubeloom.foreign.layers import ForeignLinear
+from cubeloom.foreign.loss import average_losses
 from cubeloom.foreign.placed import WHOLE_AXES, Placed, bias_axes
 from cubeloom.foreign.whole import read_locally
 
@@ -35,6 +36,7 @@ def replace_layers(module: nn.Module, layers: Iterable[Placed], network: Network
         if not isinstance(each, ForeignLinear):
             maker.leave_whole(each)
     maker.place_buffers()
+    average_losses(module, state)
     network.models.add(module)
     return state
 

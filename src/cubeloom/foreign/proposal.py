@@ -27,6 +27,7 @@ class Proposal:
     layers: tuple[Placed, ...]
     whole: tuple[Whole, ...]
     item: int
+    losses: int = 0  # inside the model, whose targets ranks count together
 
     def volume(self) -> Volume:
         """Bytes that a rank receives along each axis in one forward and backward, with the sum of gradients and the loss."""
@@ -34,7 +35,7 @@ class Proposal:
         return add(
             *(layer_volume(layer, self.grid, words) for layer in self.layers),
             *(whole_volume(each, self.grid, words) for each in self.whole),
-            loss_volume(self.grid),
+            *(1 + self.losses) * [loss_volume(self.grid)],
         )
 
     def data_parallel_volume(self) -> Volume:

@@ -45,7 +45,7 @@ def cut(module: nn.Module, grid: Grid, example: Example) -> Proposal:
     layers, left = place(seen, known, refused, grid, item)
     whole = tuple(_whole(module, {layer.name for layer in layers}, left, seen.used))
     _refuse_idle_axes(type(module).__name__, known, layers, whole, grid)
-    return Proposal(type(module).__name__, grid, tuple(layers), whole, item)
+    return Proposal(type(module).__name__, grid, tuple(layers), whole, item, seen.losses)
 
 
 def _refuse_idle_axes(

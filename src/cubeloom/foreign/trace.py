@@ -21,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from cubeloom.foreign.flow import Flow
 from cubeloom.foreign.known import Sizes
+from cubeloom.foreign.loss import COUNTING
 from cubeloom.foreign.operations import is_harmless, name_of, why_not
 from cubeloom.torch_private import tree_leaves, tree_map
 
@@ -44,6 +45,7 @@ class Seen:
     given_whole: set[str] = field(default_factory=set)  # layers that took what is no layer's
     strange: dict[str, str] = field(default_factory=dict)  # layers that cannot be cut, and why
     used: set[int] = field(default_factory=set)  # ids of parameters
+    losses: int = 0  # whose targets ranks count together
 
 
 def trace(module: nn.Module, layers: Mapping[str, Sizes], example: Example) -> Seen:
@@ -116,10 +118,14 @@ class _Watch(TorchFunctionMode):
         self._owners = {id(own): name for layer, (name, _) in self._layers.items() for own in layer.parameters()}
         self._flows: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of tensors
         self._inside = 0  # layers
+        self._module, self._forwards = module, 0  # of the module itself, that are running
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        handles = []
+        handles = [
+            self._module.register_forward_pre_hook(lambda *_: self._begin(1)),
+            self._module.register_forward_hook(lambda *_: self._begin(-1)),
+        ]
         for layer in self._layers:
             handles.append(layer.register_forward_pre_hook(self._enter, with_kwargs=True))
             handles.append(layer.register_forward_hook(self._leave, with_kwargs=True))
@@ -128,6 +134,9 @@ class _Watch(TorchFunctionMode):
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _begin(self, forwards: int) -> None:
+        self._forwards += forwards
 
     def finish(self) -> None:
         """Tensors that are still there are held by somebody."""
@@ -142,6 +151,8 @@ class _Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         name = name_of(function)
+        if self._forwards and name in COUNTING and result.dim() == 0 and not self.again:
+            self.seen.losses += 1
         if not is_harmless(name):
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
             self._note_parameters(tensors)
