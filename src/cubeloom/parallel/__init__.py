@@ -1,0 +1,1 @@
+"""Layouts, and what follows from them."""
