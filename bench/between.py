@@ -21,12 +21,12 @@ from unittest.mock import patch
 import tyro
 
 from cubeloom import Grid
-from cubeloom.cube import Batch
-from cubeloom.job import Job, check
-from cubeloom.job.settings import LayoutSettings, ModelSettings, OptimizerSettings, ScheduleSettings
 from cubeloom.launch import run
 from cubeloom.launch.share_gpu import sharing
+from cubeloom.parallel import Batch
 from cubeloom.train.diary import Diary
+from cubeloom.train.job import Job, check
+from cubeloom.train.job.settings import LayoutSettings, ModelSettings, OptimizerSettings, ScheduleSettings
 from cubeloom.train.loop import train
 from cubeloom.train.trainer import Trainer
 

@@ -19,7 +19,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from cubeloom.baselines import (
+from cubeloom.comm.ledger import plain
+from cubeloom.launch import RankPool
+from cubeloom.parallel import resolve, step_volume
+from cubeloom.tools.baselines import (
     Scheme,
     Shape,
     best_grid,
@@ -30,11 +33,8 @@ from cubeloom.baselines import (
     schemes,
     summa_words,
 )
-from cubeloom.baselines.block import Passes, count_block, count_summa, moved_of
-from cubeloom.baselines.schemes import Moved, cube_side, skeleton, summa_moved
-from cubeloom.comm.ledger import plain
-from cubeloom.cube import resolve, step_volume
-from cubeloom.launch import RankPool
+from cubeloom.tools.baselines.block import Passes, count_block, count_summa, moved_of
+from cubeloom.tools.baselines.schemes import Moved, cube_side, skeleton, summa_moved
 
 SMALL = Shape(samples=24, sequence=16, hidden=96, heads=24)
 RANKS = 8

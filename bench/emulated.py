@@ -4,8 +4,8 @@
 
 For each decomposition the planner says how long a step takes on a cluster of eight slow devices. Then as many processes run
 that step: the true program of each rank, with waits for what its device computes and for what its network carries
-(`bench/emulated_program.py`, `cubeloom.emulate`). Exit 1 if a prediction is more than 5 % off, or if the decomposition that the
-planner finds fastest is more than 3 % slower than the one that was.
+(`bench/emulated_program.py`, `cubeloom.tools.emulate`). Exit 1 if a prediction is more than 5 % off, or if the decomposition
+that the planner finds fastest is more than 3 % slower than the one that was.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.emulated_program import programs
+from cubeloom.base.grid import Grid
 from cubeloom.comm import Network
-from cubeloom.cube import Batch, Rest
-from cubeloom.cube.cut import Activations, Inputs, Weights
-from cubeloom.emulate import EmulatedRank, Program, Stepped
-from cubeloom.grid import Grid
 from cubeloom.launch import RankPool
 from cubeloom.models.gpt import GPTConfig
+from cubeloom.parallel import Batch, Rest
+from cubeloom.parallel.cut import Activations, Inputs, Weights
 from cubeloom.pipeline import Schedule
 from cubeloom.pipeline.sync import Sync, synchronised
 from cubeloom.plan.closed.schedules import Shape, shapes
@@ -44,7 +43,8 @@ from cubeloom.plan.search.found import Plan
 from cubeloom.plan.search.refine import placed, refined
 from cubeloom.plan.search.space import Task
 from cubeloom.plan.simulate import schedule_of
-from cubeloom.verify import Experiment
+from cubeloom.tools.emulate import EmulatedRank, Program, Stepped
+from cubeloom.tools.verify import Experiment
 
 MODEL = GPTConfig(vocab=4096, positions=256, hidden=1024, layers=8, heads=16, tied=False)
 SAMPLES, SEQUENCE = 16, 256

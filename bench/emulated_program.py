@@ -1,8 +1,8 @@
 """What each rank of a job does in a step, timed on an emulated device: the true program, rehearsed, with its operators priced.
 
-One rank of every place in the pipeline is run on tensors without values (`cubeloom.rehearse`). Its communications, their order
-and where it waits for each are the program's own; between them every operator that torch is asked for is given the seconds
-that the device takes for it: a product by its three sizes, attention by its own, all others by the bytes they read and write.
+One rank of every place in the pipeline is run on tensors without values (`cubeloom.tools.rehearse`). Its communications, their
+order and where it waits for each are the program's own; between them every operator that torch is asked for is given the
+seconds that the device takes for it: a product by its three sizes, attention by its own, others by the bytes they touch.
 Nothing here knows how a planner adds these up.
 """
 
@@ -19,16 +19,16 @@ from torch.utils._pytree import tree_leaves
 
 from cubeloom.comm import Network, world
 from cubeloom.comm.recording_backend import Call, Tape, Wait, rehearsed
-from cubeloom.emulate.events import Await, Compute, Event, Line, Program, Start, joined
 from cubeloom.plan import costs
 from cubeloom.plan.closed.compute import optimizer
 from cubeloom.plan.hardware import Cluster, Dtype
-from cubeloom.rehearse.boundaries import boundaries
-from cubeloom.rehearse.program import empty_values
-from cubeloom.rehearse.roles import line_of
-from cubeloom.rehearse.without_values import without_values
-from cubeloom.verify import Experiment
-from cubeloom.verify.live import Live, build
+from cubeloom.tools.emulate.events import Await, Compute, Event, Line, Program, Start, joined
+from cubeloom.tools.rehearse.boundaries import boundaries
+from cubeloom.tools.rehearse.program import empty_values
+from cubeloom.tools.rehearse.roles import line_of
+from cubeloom.tools.rehearse.without_values import without_values
+from cubeloom.tools.verify import Experiment
+from cubeloom.tools.verify.live import Live, build
 
 _SUMS = ("gradients", "parameters")  # of replicas: they have links of their own
 _aten = torch.ops.aten

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from cubeloom import Grid
 from cubeloom.comm import Network, devices
-from cubeloom.cube import Rest
 from cubeloom.launch import run
 from cubeloom.launch.share_gpu import sharing
+from cubeloom.parallel import Rest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `bench` is found also where this file is run by its name
 from bench import energy, overlap, traced

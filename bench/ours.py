@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from bench.peers.gpt import Size
 from bench.peers.timing import Step
 from cubeloom.comm import Network, devices
-from cubeloom.cube import Batch, Rest, apply
-from cubeloom.cube.gradients import Gradients
-from cubeloom.cube.parameter import Block
-from cubeloom.job.settings import OptimizerSettings
 from cubeloom.models import GPTConfig, build, cut_of
+from cubeloom.parallel import Batch, Rest, apply
+from cubeloom.parallel.gradients import Gradients
+from cubeloom.parallel.parameter import Block
+from cubeloom.parallel.weave import Weave
 from cubeloom.pipeline import generate
-from cubeloom.runtime import Pipeline
-from cubeloom.runtime.recorded import GraphRecord
+from cubeloom.pipeline.runtime import Pipeline
+from cubeloom.pipeline.runtime.recorded import GraphRecord
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
+from cubeloom.train.job.settings import OptimizerSettings
 from cubeloom.train.optimizers import optimizer_of
-from cubeloom.weave import Weave
 
 
 def number_type(kind: devices.Kind) -> torch.dtype:

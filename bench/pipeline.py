@@ -24,14 +24,14 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from cubeloom import Grid
 from cubeloom.comm import Network
-from cubeloom.cube import CubeState, Rest
-from cubeloom.cube.gradients import Gradients
-from cubeloom.emulate import EmulatedPipeline
 from cubeloom.launch import RankPool
+from cubeloom.parallel import CubeState, Rest
+from cubeloom.parallel.gradients import Gradients
 from cubeloom.pipeline import Action, Costs, Schedule, generate, simulate
-from cubeloom.runtime.channels import Channels, Shape
-from cubeloom.runtime.interpreter import Interpreter
-from cubeloom.runtime.stage import Carry, Stage
+from cubeloom.pipeline.runtime.channels import Channels, Shape
+from cubeloom.pipeline.runtime.interpreter import Interpreter
+from cubeloom.pipeline.runtime.stage import Carry, Stage
+from cubeloom.tools.emulate import EmulatedPipeline
 
 FORWARD = 0.03  # seconds; a whole backward takes twice that
 WIDTH = 8  # of the stage that computes next to nothing

@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cubeloom.grid import Grid
+from cubeloom.base.grid import Grid
 from cubeloom.plan.closed.carried import carry, loads
 from cubeloom.plan.closed.peak import memory
 from cubeloom.plan.closed.schedules import SHAPES

@@ -29,17 +29,17 @@ from bench.peers import schedules, sharded
 from bench.peers.gpt import Size
 from bench.peers.timing import Step, Timed, slowest, take_turns
 from cubeloom import Grid, UserError
+from cubeloom.base.grid import AXES, grids
 from cubeloom.cli.calibrate import Calibrate
 from cubeloom.comm import Network, devices
-from cubeloom.grid import AXES, grids
-from cubeloom.job import Job, check
-from cubeloom.job.settings import ModelSettings, OptimizerSettings
 from cubeloom.launch import RankPool
 from cubeloom.launch.share_gpu import sharing
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model.derive import derive
 from cubeloom.plan.search import Answer, Plan, search
-from cubeloom.rehearse.plans import job_of as planned_job
+from cubeloom.tools.rehearse.plans import job_of as planned_job
+from cubeloom.train.job import Job, check
+from cubeloom.train.job.settings import ModelSettings, OptimizerSettings
 from cubeloom.train.trainer import Trainer
 
 SIZE = Size(layers=24, hidden=1024, heads=16, sequence=1024, samples=8)

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from bench.peers.schedules import Stacked
 from cubeloom.comm import Network
-from cubeloom.cube import Batch, Rest
-from cubeloom.cube.parameter import Block
 from cubeloom.models import CrossEntropy, GPTConfig
 from cubeloom.models.cuts import gpt_cut
 from cubeloom.models.gpt import Block as GPTBlock
 from cubeloom.models.pieces import Carry, Data, Piece
+from cubeloom.parallel import Batch, Rest
+from cubeloom.parallel.parameter import Block
 from cubeloom.pipeline import generate
-from cubeloom.runtime import Pipeline
-from cubeloom.runtime.recorded import GraphRecord
+from cubeloom.pipeline.runtime import Pipeline
+from cubeloom.pipeline.runtime.recorded import GraphRecord
 
 
 class Stack(nn.Module):

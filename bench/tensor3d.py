@@ -20,15 +20,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from cubeloom.cube import Batch, Rest
-from cubeloom.cube.amounts import Words
-from cubeloom.cube.forms import Form, LinearForm, Spread
-from cubeloom.cube.image_forms import StayForm
-from cubeloom.cube.resolve import forms
-from cubeloom.cube.volume import pass_volume
-from cubeloom.divisors import divisors
-from cubeloom.grid import Grid
+from cubeloom.base.divisors import divisors
+from cubeloom.base.grid import Grid
 from cubeloom.models import build, config, cut_of
+from cubeloom.parallel import Batch, Rest
+from cubeloom.parallel.amounts import Words
+from cubeloom.parallel.forms import Form, LinearForm, Spread
+from cubeloom.parallel.image_forms import StayForm
+from cubeloom.parallel.resolve import forms
+from cubeloom.parallel.volume import pass_volume
 
 PLANES = (4, 8, 16, 32, 64, 128, 256)
 MODELS = ["gpt-80b", "unet-7.5b", "unet-28b"]

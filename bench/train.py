@@ -18,11 +18,11 @@ import tyro
 
 from cubeloom import Grid
 from cubeloom.comm import Network, devices
-from cubeloom.cube import Batch
-from cubeloom.data import Request, prepare
-from cubeloom.job import Job
-from cubeloom.job.settings import DataSettings, ModelSettings, Source
 from cubeloom.launch import RankPool
+from cubeloom.parallel import Batch
+from cubeloom.train.data import Request, prepare
+from cubeloom.train.job import Job
+from cubeloom.train.job.settings import DataSettings, ModelSettings, Source
 from cubeloom.train.trainer import Trainer
 
 EVERY = 50

@@ -21,10 +21,10 @@ from rich.table import Table
 
 from cubeloom import Grid
 from cubeloom.comm import Journal, Network, Wire
-from cubeloom.cube import Batch, CubeState, Rest, apply, initial_values
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, cut_of
-from cubeloom.weave import Weave
+from cubeloom.parallel import Batch, CubeState, Rest, apply, initial_values
+from cubeloom.parallel.weave import Weave
 
 GRID = Grid(y=2)
 Mode = Literal["replicated", "sharded"]

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom import Grid
+from cubeloom.base.initial import Constant, Initial, Normal
 from cubeloom.comm import Network
-from cubeloom.cube import Batch, Cut, apply, initial_values, materialise
-from cubeloom.cube.cut import Contract, Embedding, Expand, Loss, Norm
-from cubeloom.initial import Constant, Initial, Normal
 from cubeloom.launch import RankPool
+from cubeloom.parallel import Batch, Cut, apply, initial_values, materialise
+from cubeloom.parallel.cut import Contract, Embedding, Expand, Loss, Norm
 
 VOCAB, WIDTH, LAYERS = 64, 32, 3
 GRID, BATCH = Grid(x=2, y=2), Batch(samples=4, sequence=8)

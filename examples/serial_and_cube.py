@@ -23,9 +23,9 @@ from torch.distributed.tensor import DTensor
 
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
-from cubeloom.cube import Batch, Rest, apply, initial_values, materialise, resolve, step_volume
 from cubeloom.launch import RankPool
 from cubeloom.models import GPT, GPTConfig, cut_of
+from cubeloom.parallel import Batch, Rest, apply, initial_values, materialise, resolve, step_volume
 from drawing import plot, progress, table
 from text import draw, standard_library
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cubeloom import counter
-from cubeloom.cube import Batch
+from cubeloom.base import counter
+from cubeloom.parallel import Batch
 
 
 def standard_library() -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cubeloom.cube import compiled
+from cubeloom.parallel import compiled
 
 BACKEND = "aot_eager"
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cubeloom.cube.feed_forward import feed_forward
-from cubeloom.cube.tapped import TOKENS, Tapped
+from cubeloom.parallel.feed_forward import feed_forward
+from cubeloom.parallel.tapped import TOKENS, Tapped
 
 
 class Half(nn.Module):

@@ -14,22 +14,22 @@ from typing import Any
 import torch
 
 from cubeloom import Grid
-from cubeloom.convert import convert
-from cubeloom.convert.checkpoint_files import CheckpointWeights
-from cubeloom.convert.exporting import Export
-from cubeloom.convert.importing import Import
-from cubeloom.cube import Batch, initial_values, materialise
-from cubeloom.cube.parameter import Block
-from cubeloom.data import Request, TokenFile, prepare
-from cubeloom.job import Job
-from cubeloom.job.settings import CheckpointSettings, DataSettings, ModelSettings, Source
+from cubeloom.base.settings import load, write
 from cubeloom.launch import RankPool
 from cubeloom.models import build
 from cubeloom.models.weights import check_weights, save_weights, stored_values
-from cubeloom.sample.trained import Trained
-from cubeloom.settings import load, write
+from cubeloom.parallel import Batch, initial_values, materialise
+from cubeloom.parallel.parameter import Block
+from cubeloom.tools.convert import convert
+from cubeloom.tools.convert.checkpoint_files import CheckpointWeights
+from cubeloom.tools.convert.exporting import Export
+from cubeloom.tools.convert.importing import Import
+from cubeloom.tools.sample.trained import Trained
 from cubeloom.train.checkpoint import check_fits, checkpoints, index_of, newest, read_blocks, read_manifest
 from cubeloom.train.checkpoint.shard import Shard
+from cubeloom.train.data import Request, TokenFile, prepare
+from cubeloom.train.job import Job
+from cubeloom.train.job.settings import CheckpointSettings, DataSettings, ModelSettings, Source
 from cubeloom.train.loop import train
 
 

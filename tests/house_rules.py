@@ -13,13 +13,13 @@ FILE_LINES, FUNCTION_LINES = 400, 60
 VALUES = ("torch.distributed.tensor",)
 # What starts processes, and joins nothing.
 AGENT = ("torch.distributed.launcher", "torch.distributed.elastic")
-ALSO = {"launch": AGENT, "torch_private.py": (*AGENT, "torch.distributed.distributed_c10d")}
+ALSO = {"launch": AGENT, "base/torch_private.py": (*AGENT, "torch.distributed.distributed_c10d")}
 DEVICE_WORDS = {"cuda", "nccl", "gloo"}
 # What executes what it reads; and who may, since it reads what the user named, or what its own processes wrote in a pipe.
 EXECUTING = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "runpy", "code", "imp"}
-MAY_EXECUTE = {"settings/load.py": "runpy", "launch/pool.py": "pickle"}
+MAY_EXECUTE = {"base/settings/load.py": "runpy", "launch/pool.py": "pickle"}
 # What torch has not promised stands here alone, with a test for each.
-PRIVATE = "torch_private.py"
+PRIVATE = "base/torch_private.py"
 # Names with an underscore that Python promises; and those of torch's modules, which our own classes have, too.
 PROMISED = {"_replace", "_asdict", "_fields", "_exit"}
 OF_MODULES = {"_parameters", "_modules", "_buffers"}
@@ -37,8 +37,9 @@ def main() -> int:
 
 def problems(path: Path, ours: set[str]) -> Iterator[str]:
     text = path.read_text()
-    part = path.relative_to(SOURCE).parts[0]
-    private_allowed = str(path.relative_to(SOURCE)) == PRIVATE
+    relative = path.relative_to(SOURCE).as_posix()
+    part = relative.partition("/")[0]
+    private_allowed = relative == PRIVATE
     if text.count("\n") > FILE_LINES:
         yield f"1 a file of {text.count(chr(10))} lines; does it have one concern?"
     for node in ast.walk(ast.parse(text)):
@@ -47,11 +48,11 @@ def problems(path: Path, ours: set[str]) -> Iterator[str]:
         if isinstance(node, ast.Global):
             yield f"{node.lineno} a global statement"
         if part != "comm":
-            yield from outside_comm(node, (*VALUES, *ALSO.get(part, ())))
+            yield from outside_comm(node, (*VALUES, *ALSO.get(part, ()), *ALSO.get(relative, ())))
         if not private_allowed:
             yield from private(node, ours)
         yield from by_locale(node)
-        yield from executing(node, MAY_EXECUTE.get(str(path.relative_to(SOURCE))))
+        yield from executing(node, MAY_EXECUTE.get(relative))
         if part != "launch" and isinstance(node, ast.Attribute) and node.attr == "environ":
             yield f"{node.lineno} os.environ outside launch"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cubeloom.verify import Report
+from cubeloom.tools.verify import Report
 
 
 def holds(report: Report) -> None:

@@ -9,11 +9,11 @@ from types import ModuleType
 
 import pytest
 
-from cubeloom.baselines import Scheme, Shape, nearest_planes, schemes
-from cubeloom.baselines.block import Passes
-from cubeloom.baselines.schemes import KEPT, SEQUENCE, summa_moved
+from cubeloom.base.grid import Grid
 from cubeloom.comm import Ledger
-from cubeloom.grid import Grid
+from cubeloom.tools.baselines import Scheme, Shape, nearest_planes, schemes
+from cubeloom.tools.baselines.block import Passes
+from cubeloom.tools.baselines.schemes import KEPT, SEQUENCE, summa_moved
 from scripts import run_script
 
 BENCH = Path(__file__).parents[1] / "bench" / "cube.py"

@@ -6,10 +6,10 @@ import pytest
 from bench.emulated import CLUSTER, DECOMPOSITIONS, Decomposition, Row, compare, experiment, predicted, regret, table
 from bench.emulated_program import programs
 
-from cubeloom.emulate import Stepped
-from cubeloom.emulate.events import Await, Compute, Start, joined
 from cubeloom.launch import RankPool
-from cubeloom.rehearse import rehearse
+from cubeloom.tools.emulate import Stepped
+from cubeloom.tools.emulate.events import Await, Compute, Start, joined
+from cubeloom.tools.rehearse import rehearse
 
 pytestmark = pytest.mark.timeout(120)
 

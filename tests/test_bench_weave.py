@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from bench.weave import SETTINGS, Measured, measure, table
 
-from cubeloom.cube import Batch
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig
+from cubeloom.parallel import Batch
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubeloom import counter
+from cubeloom.base import counter
 
 
 @settings(max_examples=20, deadline=None)

@@ -24,7 +24,7 @@ import tyro
 from cubeloom.cli import main
 from cubeloom.cli.verify import Verify
 from cubeloom.launch import RankPool
-from cubeloom.verify import verify
+from cubeloom.tools.verify import verify
 from scripts import run_script
 
 ROOT = Path(__file__).parent.parent

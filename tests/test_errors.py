@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cubeloom.errors import counted, first_line
+from cubeloom.base.errors import counted, first_line
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from cubeloom import UserError
-from cubeloom.file_errors import CANNOT_WORK, MAY_PASS, PAUSES, FilesFailed, retried
+from cubeloom.base.file_errors import CANNOT_WORK, MAY_PASS, PAUSES, FilesFailed, retried
 
 
 class _Work:

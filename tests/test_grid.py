@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubeloom import Grid, UserError
-from cubeloom.grid import AXES, grids
+from cubeloom.base.grid import AXES, grids
 
 sizes = st.integers(min_value=1, max_value=3)
 any_grid = st.builds(

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from commands import exit_code
-from cubeloom.errors import UserError
-from cubeloom.files import checksum, write_sealed
+from cubeloom.base.errors import UserError
+from cubeloom.base.files import checksum, write_sealed
 from cubeloom.launch import RankPool
 from cubeloom.train.checkpoint import read_manifest, seal
 from hostile import (

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.tensor import DTensor, Replicate
 
-from cubeloom import torch_private as private
+from cubeloom.base import torch_private as private
 from cubeloom.comm import world
 from cubeloom.launch import RankPool, rendezvous
 from cubeloom.launch.gate import Gate

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from cubeloom.errors import UserError as UserError
-from cubeloom.grid import Grid as Grid
+from cubeloom.base.errors import UserError as UserError
+from cubeloom.base.grid import Grid as Grid
 
 if TYPE_CHECKING:
-    from cubeloom.foreign import cut as cut
+    from cubeloom.parallel.foreign import cut as cut
 
 __version__ = "0.1.0"
 
@@ -15,6 +15,6 @@ def __getattr__(name: str) -> Any:
     """`cut` is imported when it is first asked for: it needs torch, which schedules and drawings do without."""
     if name != "cut":
         raise AttributeError(f"module 'cubeloom' has no attribute {name!r}")
-    from cubeloom.foreign import cut
+    from cubeloom.parallel.foreign import cut
 
     return cut

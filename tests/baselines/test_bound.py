@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubeloom.baselines import best_grid, lower_bound, matmul_grids, moved_words, regime
+from cubeloom.tools.baselines import best_grid, lower_bound, matmul_grids, moved_words, regime
 
 SIZE = 8192
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from cubeloom import Grid, UserError
-from cubeloom.baselines import Shape, SummaLinear, nearest_planes, summa_words
-from cubeloom.baselines.block import SummaBlock
-from cubeloom.baselines.summa import Plane, side
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
+from cubeloom.tools.baselines import Shape, SummaLinear, nearest_planes, summa_words
+from cubeloom.tools.baselines.block import SummaBlock
+from cubeloom.tools.baselines.summa import Plane, side
 
 M, K, N = 12, 18, 30
 

@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from commands import exit_code
+from cubeloom.base.errors import UserError
+from cubeloom.base.settings import load
 from cubeloom.comm import devices
-from cubeloom.errors import UserError
-from cubeloom.job import Job, check
 from cubeloom.launch import elastic
-from cubeloom.settings import load
+from cubeloom.train.job import Job, check
 
 FILE = """
 steps = 3

@@ -12,10 +12,10 @@ import torch
 
 from commands import exit_code
 from cubeloom.cli.verify import Verify
-from cubeloom.cube import initial_values, materialise
 from cubeloom.launch import RankPool
 from cubeloom.models import build, config
 from cubeloom.models.weights import save_weights
+from cubeloom.parallel import initial_values, materialise
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from cubeloom import Grid, UserError
+from cubeloom.base.grid import AXES
 from cubeloom.comm import Network
-from cubeloom.cube.parameter import distribute
-from cubeloom.grid import AXES
 from cubeloom.launch import RankFailed, RankPool
+from cubeloom.parallel.parameter import distribute
 
 
 def gather_along(grid: Grid, axes: tuple[str, ...]) -> tuple[list[int], list[int]]:

@@ -11,7 +11,7 @@ import tyro
 
 from cubeloom import UserError
 from cubeloom.cli.convert import Convert, bytes_of
-from cubeloom.convert import convert
+from cubeloom.tools.convert import convert
 
 from . import folders
 

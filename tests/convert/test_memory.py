@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from cubeloom.convert.hugging_face_config import write_config
-from cubeloom.convert.safetensors_files import SafetensorsFiles
 from cubeloom.models import GPTConfig, LanguageConfig, LlamaConfig, build, to_hugging_face
 from cubeloom.models.hugging_face import rules_to_write
+from cubeloom.tools.convert.hugging_face_config import write_config
+from cubeloom.tools.convert.safetensors_files import SafetensorsFiles
 
 from . import folders
 
@@ -28,7 +28,7 @@ BILLION = LlamaConfig(vocab=32000, positions=2048, hidden=2048, layers=22, heads
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from cubeloom.convert import convert
+from cubeloom.tools.convert import convert
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -15,17 +15,17 @@ from torch.nn.functional import cross_entropy
 
 from cubeloom import Grid
 from cubeloom.comm import Network
-from cubeloom.convert import convert
-from cubeloom.cube import Batch, apply, initial_values
-from cubeloom.job import Job
-from cubeloom.job.settings import ModelSettings, RateSettings
 from cubeloom.launch import RankPool
 from cubeloom.models import build, cut_of
 from cubeloom.models.description import config_from, describe
+from cubeloom.parallel import Batch, apply, initial_values
 from cubeloom.pipeline import generate
-from cubeloom.runtime import Pipeline
+from cubeloom.pipeline.runtime import Pipeline
+from cubeloom.tools.convert import convert
 from cubeloom.train import BlockOptimizer
 from cubeloom.train.checkpoint import checkpoints, load_checkpoint, read_manifest, save_checkpoint
+from cubeloom.train.job import Job
+from cubeloom.train.job.settings import ModelSettings, RateSettings
 from cubeloom.train.loop import train
 
 from . import folders

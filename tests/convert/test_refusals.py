@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from cubeloom import UserError
-from cubeloom.convert import convert
-from cubeloom.convert.importing import Import
+from cubeloom.tools.convert import convert
+from cubeloom.tools.convert.importing import Import
 from cubeloom.train.checkpoint import checkpoints, read_manifest, seal
 
 from . import folders

@@ -13,9 +13,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cubeloom.convert import convert
-from cubeloom.convert.hugging_face_config import write_config
 from cubeloom.models import PRESETS, LanguageConfig
+from cubeloom.tools.convert import convert
+from cubeloom.tools.convert.hugging_face_config import write_config
 from cubeloom.train.checkpoint import checkpoints, read_manifest, seal
 
 from . import folders

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom import Grid
+from cubeloom.base.initial import Constant, Initial, Normal
 from cubeloom.comm import Network
-from cubeloom.cube import Batch, Norm, Rest, apply, initial_values, materialise
-from cubeloom.cube import cut as declared
-from cubeloom.cube.head import CubeHead
-from cubeloom.initial import Constant, Initial, Normal
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, cut_of
+from cubeloom.parallel import Batch, Norm, Rest, apply, initial_values, materialise
+from cubeloom.parallel import cut as declared
+from cubeloom.parallel.head import CubeHead
 
 NORMS = {
     "layer": lambda: nn.LayerNorm(24),

@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor
 
 from cubeloom import Grid
 from cubeloom.comm import Axis, Network, Pending
-from cubeloom.cube import Batch, CubeState, Rest, apply, initial_values
-from cubeloom.cube.gradients import WeightGradient
-from cubeloom.cube.parameter import local_of
 from cubeloom.launch import RankPool
 from cubeloom.models import build, config, cut_of
+from cubeloom.parallel import Batch, CubeState, Rest, apply, initial_values
+from cubeloom.parallel.gradients import WeightGradient
+from cubeloom.parallel.parameter import local_of
 
 BATCH = Batch(4, 24)
 

@@ -11,19 +11,19 @@ from torch import Tensor, nn
 
 from compiling import without_kernels
 from cubeloom import Grid
+from cubeloom.base.initial import Initial, Normal
 from cubeloom.comm import Network
-from cubeloom.cube import Batch, Rest, apply, initial_values, resolve
-from cubeloom.cube import compiled as compiled_layers
-from cubeloom.cube.compiled import compile_local, whole_blocks
-from cubeloom.cube.cut import Contract, Cut, Expand
-from cubeloom.cube.parameter import local_of
-from cubeloom.cube.products import Matmul
-from cubeloom.cube.state import CubeState
-from cubeloom.initial import Initial, Normal
 from cubeloom.launch import RankPool
 from cubeloom.models import build, config, cut_of
+from cubeloom.parallel import Batch, Rest, apply, initial_values, resolve
+from cubeloom.parallel import compiled as compiled_layers
+from cubeloom.parallel.compiled import compile_local, whole_blocks
+from cubeloom.parallel.cut import Contract, Cut, Expand
+from cubeloom.parallel.parameter import local_of
+from cubeloom.parallel.products import Matmul
+from cubeloom.parallel.state import CubeState
 from cubeloom.pipeline import generate
-from cubeloom.runtime.build import hold, lay_out
+from cubeloom.pipeline.runtime.build import hold, lay_out
 
 BATCH = Batch(4, 12)
 TOKENS = (torch.arange(BATCH.samples * BATCH.sequence).view(BATCH.samples, -1) * 7) % 50

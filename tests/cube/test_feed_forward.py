@@ -12,9 +12,9 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
-from cubeloom.cube import cublaslt
-from cubeloom.cube import feed_forward as fused
-from cubeloom.cube.feed_forward import up_gelu_down
+from cubeloom.parallel import cublaslt
+from cubeloom.parallel import feed_forward as fused
+from cubeloom.parallel.feed_forward import up_gelu_down
 from half_a_block import Half, gradients, tapped_gradients
 
 

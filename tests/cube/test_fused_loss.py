@@ -12,13 +12,13 @@ from torch import Tensor
 from compiling import BACKEND
 from cubeloom import Grid
 from cubeloom.comm import Network
-from cubeloom.cube import Batch, Rest, apply, initial_values, resolve
-from cubeloom.cube.forms import LinearForm
-from cubeloom.cube.head import CubeHead, chunk_rows
-from cubeloom.cube.loss import CubeCrossEntropy
-from cubeloom.cube.parameter import local_of
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, config, cut_of
+from cubeloom.parallel import Batch, Rest, apply, initial_values, resolve
+from cubeloom.parallel.forms import LinearForm
+from cubeloom.parallel.head import CubeHead, chunk_rows
+from cubeloom.parallel.loss import CubeCrossEntropy
+from cubeloom.parallel.parameter import local_of
 from grids import rest_is_long
 
 TINY = cast(GPTConfig, config("gpt-tiny"))

@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cubeloom import Grid
+from cubeloom.base.errors import UserError
+from cubeloom.base.initial import Constant, Initial, Normal
 from cubeloom.comm import Network
-from cubeloom.cube import Batch, Contract, Cut, Expand, Loss, Norm, Rest, Whole, apply, initial_values
-from cubeloom.cube.apply import materialise
-from cubeloom.cube.gradients import Gradients, WeightGradient
-from cubeloom.cube.parameter import block_of, local_of
-from cubeloom.cube.products import add_to
-from cubeloom.errors import UserError
-from cubeloom.initial import Constant, Initial, Normal
 from cubeloom.launch import RankPool
 from cubeloom.models import build, cut_of
+from cubeloom.parallel import Batch, Contract, Cut, Expand, Loss, Norm, Rest, Whole, apply, initial_values
+from cubeloom.parallel.apply import materialise
+from cubeloom.parallel.gradients import Gradients, WeightGradient
+from cubeloom.parallel.parameter import block_of, local_of
+from cubeloom.parallel.products import add_to
 from cubeloom.pipeline import generate
-from cubeloom.runtime import Pipeline
+from cubeloom.pipeline.runtime import Pipeline
 from grids import rest_is_long
 
 SAMPLES = 8

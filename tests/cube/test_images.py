@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cubeloom import Grid, UserError
+from cubeloom.base.initial import Initial, Normal
 from cubeloom.comm import Network
-from cubeloom.cube import Batch, Cut, Rest, apply, initial_values, materialise, resolve, step_volume
-from cubeloom.cube import cut as declared
-from cubeloom.cube.parameter import Block, local_of
-from cubeloom.initial import Initial, Normal
 from cubeloom.launch import RankPool
 from cubeloom.models import MeanSquaredError, UNetConfig, build, config, cut_of
+from cubeloom.parallel import Batch, Cut, Rest, apply, initial_values, materialise, resolve, step_volume
+from cubeloom.parallel import cut as declared
+from cubeloom.parallel.parameter import Block, local_of
+from cubeloom.parallel.weave import Weave
 from cubeloom.pipeline import generate
-from cubeloom.verify import Experiment, verify
-from cubeloom.weave import Weave
+from cubeloom.tools.verify import Experiment, verify
 from grids import CUBES, RESTS, rest_is_long
 from parity import holds
 
@@ -104,7 +104,7 @@ def checkpointed_by_torch() -> None:
 
 
 def test_a_batch_norm_refuses_to_guess_its_strand(ranks: RankPool) -> None:
-    with pytest.raises(UserError, match=r"use `cubeloom.weave.recompute` in place of torch's checkpoint"):
+    with pytest.raises(UserError, match=r"use `cubeloom.parallel.weave.recompute` in place of torch's checkpoint"):
         ranks.run(2, checkpointed_by_torch)
 
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from compiling import without_kernels
 from cubeloom import Grid
 from cubeloom.comm import Network
-from cubeloom.cube import Batch, CutError, Rest, apply, initial_values, materialise, resolve
-from cubeloom.cube.apply import Fill
 from cubeloom.launch import RankPool
 from cubeloom.models import Config, GPTConfig, build, config, cut_of
+from cubeloom.parallel import Batch, CutError, Rest, apply, initial_values, materialise, resolve
+from cubeloom.parallel.apply import Fill
 from cubeloom.pipeline import generate
-from cubeloom.runtime import Pipeline
+from cubeloom.pipeline.runtime import Pipeline
 
 GPT = GPTConfig(vocab=24, positions=8, hidden=16, layers=2, heads=2, dropout=0.5)
 TOKENS = torch.arange(4 * 8).view(4, 8) % 24

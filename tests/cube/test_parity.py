@@ -11,8 +11,12 @@ import torch
 from torch import nn
 
 from cubeloom import Grid
+from cubeloom.base.grid import AXES
+from cubeloom.base.initial import Normal
 from cubeloom.comm import Network
-from cubeloom.cube import (
+from cubeloom.launch import RankPool
+from cubeloom.models import BERTConfig, Config, GPTConfig, config
+from cubeloom.parallel import (
     Batch,
     Contract,
     Cut,
@@ -25,11 +29,7 @@ from cubeloom.cube import (
     initial_values,
     materialise,
 )
-from cubeloom.grid import AXES
-from cubeloom.initial import Normal
-from cubeloom.launch import RankPool
-from cubeloom.models import BERTConfig, Config, GPTConfig, config
-from cubeloom.verify import Experiment, verify
+from cubeloom.tools.verify import Experiment, verify
 from grids import CUBES, MODELS, RESTS, SAMPLE, SAMPLE_WITH_DATA, WITH_DATA, rest_is_long
 from parity import holds
 

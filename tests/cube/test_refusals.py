@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from cubeloom import Grid
-from cubeloom.cube import Batch, Cut, CutError, Rest, resolve
-from cubeloom.cube.cut import Contract, Embedding, Expand, Loss, Table
 from cubeloom.models import Config, GPTConfig, build, config, cut_of
+from cubeloom.parallel import Batch, Cut, CutError, Rest, resolve
+from cubeloom.parallel.cut import Contract, Embedding, Expand, Loss, Table
 
 GPT_TINY = cast(GPTConfig, config("gpt-tiny"))
 

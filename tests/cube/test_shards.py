@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cubeloom import Grid
 from cubeloom.comm import Network
-from cubeloom.cube import Batch, Rest, apply, initial_values, materialise
-from cubeloom.cube.parameter import local_of
 from cubeloom.launch import RankPool
 from cubeloom.models import BERTConfig, Config, GPTConfig, build, config, cut_of
+from cubeloom.parallel import Batch, Rest, apply, initial_values, materialise
+from cubeloom.parallel.parameter import local_of
 from grids import MODELS, rest_is_long
 
 BATCH = Batch(4, 24)

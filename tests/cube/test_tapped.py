@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from cubeloom.cube.tapped import Tapped, TappedLinear
+from cubeloom.parallel.tapped import Tapped, TappedLinear
 from half_a_block import gradients, tapped_gradients
 
 

@@ -12,14 +12,14 @@ from torch.nn import functional
 import cubeloom
 from cubeloom import Grid
 from cubeloom.comm import Network
-from cubeloom.cube import Batch, apply, initial_values, materialise
-from cubeloom.cube.apply import Fill
-from cubeloom.cube.parameter import local_of
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, cut_of
+from cubeloom.parallel import Batch, apply, initial_values, materialise
+from cubeloom.parallel.apply import Fill
+from cubeloom.parallel.parameter import local_of
+from cubeloom.parallel.weave import Weave
 from cubeloom.pipeline import generate
-from cubeloom.runtime import Pipeline
-from cubeloom.weave import Weave
+from cubeloom.pipeline.runtime import Pipeline
 
 GPT = GPTConfig(vocab=24, positions=8, hidden=16, layers=2, heads=2)
 TOKENS = torch.arange(4 * 8).view(4, 8) % 24

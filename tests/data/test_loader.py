@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cubeloom.data import Loader, Mixture, Samples, Stream
-from cubeloom.errors import UserError
-from cubeloom.grid import Grid
+from cubeloom.base.errors import UserError
+from cubeloom.base.grid import Grid
+from cubeloom.train.data import Loader, Mixture, Samples, Stream
 
 STREAM = Stream(np.arange(500, dtype=np.uint16), sequence=7, seed=1)
 MIXTURE = Mixture([STREAM, Stream(np.arange(500, 900, dtype=np.uint16), sequence=7)], [0.6, 0.4])

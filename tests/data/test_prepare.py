@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubeloom.data import Request, TokenFile, chunks, prepare
-from cubeloom.data.writer import Writer, is_validation
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
+from cubeloom.train.data import Request, TokenFile, chunks, prepare
+from cubeloom.train.data.writer import Writer, is_validation
 
 from .files import STORIES, contents, json_lines, parquet_file
 

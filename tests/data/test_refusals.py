@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cubeloom.data import Request, chunks, prepare
-from cubeloom.data.hugging_face import train
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
+from cubeloom.train.data import Request, chunks, prepare
+from cubeloom.train.data.hugging_face import train
 
 from .files import STORIES, json_lines, parquet_file
 

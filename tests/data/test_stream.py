@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubeloom.data import Mixture, Permutation, Stream
-from cubeloom.data.mixture import LONGEST, turn, whole_numbers
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
+from cubeloom.train.data import Mixture, Permutation, Stream
+from cubeloom.train.data.mixture import LONGEST, turn, whole_numbers
 
 
 @given(size=st.integers(1, 3000), key=st.integers(-(1 << 63), (1 << 63) - 1))

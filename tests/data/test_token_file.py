@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from cubeloom.data import Request, TokenFile, prepare
-from cubeloom.data.checked import PART
-from cubeloom.data.meta import token_dtype
-from cubeloom.errors import UserError
-from cubeloom.files import write_sealed
+from cubeloom.base.errors import UserError
+from cubeloom.base.files import write_sealed
+from cubeloom.train.data import Request, TokenFile, prepare
+from cubeloom.train.data.checked import PART
+from cubeloom.train.data.meta import token_dtype
 
 from .files import STORIES, json_lines
 

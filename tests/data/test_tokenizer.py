@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubeloom.data import Bytes, Request, Tokenizer, prepare
-from cubeloom.data.hugging_face import END, HuggingFace, train
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
+from cubeloom.train.data import Bytes, Request, Tokenizer, prepare
+from cubeloom.train.data.hugging_face import END, HuggingFace, train
 
 from .files import STORIES, json_lines
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cubeloom.doctor.facts import Accelerator, Clocks, Devices, Facts, Links, Machine, Room
+from cubeloom.tools.doctor.facts import Accelerator, Clocks, Devices, Facts, Links, Machine, Room
 
 GIB = 1 << 30
 

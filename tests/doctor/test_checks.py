@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from cubeloom.doctor import Facts, Severity, examine
-from cubeloom.doctor.checks import CHECKS, TESTED
-from cubeloom.doctor.environment_checks import relevant
-from cubeloom.doctor.facts import Clocks, Room
+from cubeloom.tools.doctor import Facts, Severity, examine
+from cubeloom.tools.doctor.checks import CHECKS, TESTED
+from cubeloom.tools.doctor.environment_checks import relevant
+from cubeloom.tools.doctor.facts import Clocks, Room
 
 from .made_up import DEVICES, FACTS, GIB, GPU, LINKS, MACHINE
 

@@ -13,8 +13,8 @@ from cubeloom import UserError
 from cubeloom.cli import doctor as command
 from cubeloom.cli.doctor import Doctor
 from cubeloom.comm import devices
-from cubeloom.doctor import Facts, gather, links
 from cubeloom.launch import RankFailed, RankPool
+from cubeloom.tools.doctor import Facts, gather, links
 
 from .made_up import FACTS, MACHINE
 

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor, Shard
 import cubeloom
 from cubeloom.comm import Network
 from cubeloom.comm.network import CUBE
-from cubeloom.cube.parameter import local_of
-from cubeloom.foreign import mean_over_batch
+from cubeloom.parallel.foreign import mean_over_batch
+from cubeloom.parallel.parameter import local_of
 
 Batch = dict[str, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]

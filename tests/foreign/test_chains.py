@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 import cubeloom
 from cubeloom import Grid, UserError
-from cubeloom.cube import CutError
-from cubeloom.foreign import Proposal
-from cubeloom.foreign.trace import Example
+from cubeloom.parallel import CutError
+from cubeloom.parallel.foreign import Proposal
+from cubeloom.parallel.foreign.trace import Example
 
 from .toys import (
     INNER,

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import cubeloom
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
-from cubeloom.foreign import mean_over_batch
 from cubeloom.launch import RankPool
+from cubeloom.parallel.foreign import mean_over_batch
 from cubeloom.train import BlockOptimizer
 from cubeloom.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 

@@ -10,8 +10,8 @@ import torch
 import cubeloom
 from cubeloom import Grid
 from cubeloom.comm import Network
-from cubeloom.foreign import mean_over_batch
 from cubeloom.launch import RankPool
+from cubeloom.parallel.foreign import mean_over_batch
 
 from .parity import Difference, compare, largest_difference
 from .theirs import MODELS, batch, build, loss_of

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 import cubeloom
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
-from cubeloom.cube.parameter import Block, local_of
-from cubeloom.foreign import mean_over_batch
 from cubeloom.launch import RankPool
+from cubeloom.parallel.foreign import mean_over_batch
+from cubeloom.parallel.parameter import Block, local_of
 
 from . import toys
 from .parity import Difference, compare

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cubeloom import counter
+from cubeloom.base import counter
 from cubeloom.comm import devices
 from on_a_gpu import NEEDS_GPU
 

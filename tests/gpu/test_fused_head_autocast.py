@@ -7,8 +7,8 @@ import torch
 
 from cubeloom import Grid
 from cubeloom.comm import Network, devices
-from cubeloom.cube import Batch, apply, initial_values
 from cubeloom.models import GPTConfig, build, cut_of
+from cubeloom.parallel import Batch, apply, initial_values
 from on_a_gpu import NEEDS_GPU, GpuRanks
 
 pytestmark = NEEDS_GPU

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cubeloom.cube import cublaslt
-from cubeloom.cube.feed_forward import gelu_gradient, up_gelu_down
 from cubeloom.launch.share_gpu import CONTROL
+from cubeloom.parallel import cublaslt
+from cubeloom.parallel.feed_forward import gelu_gradient, up_gelu_down
 from half_a_block import Half, gradients, tapped_gradients
 from on_a_gpu import NEEDS_GPU, GpuRanks
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cubeloom import Grid
-from cubeloom.cube import Batch, Rest
 from cubeloom.models import config
-from cubeloom.verify import Experiment, verify
+from cubeloom.parallel import Batch, Rest
+from cubeloom.tools.verify import Experiment, verify
 from grids import MODELS, RESTS
 from on_a_gpu import NEEDS_GPU, GpuRanks
 

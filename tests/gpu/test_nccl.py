@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from cubeloom import Grid
-from cubeloom.cube import Batch, Rest
 from cubeloom.models import GPTConfig, config
+from cubeloom.parallel import Batch, Rest
 from cubeloom.pipeline import generate
-from cubeloom.runtime.microbatches import portions
-from cubeloom.verify import Experiment, verify
+from cubeloom.pipeline.runtime.microbatches import portions
+from cubeloom.tools.verify import Experiment, verify
 from on_a_gpu import NEEDS_GPU, GpuRanks
 
 pytestmark = NEEDS_GPU

@@ -13,15 +13,15 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from cubeloom import Grid
 from cubeloom.comm import Network, devices
-from cubeloom.cube import Batch, Rest, apply, initial_values
-from cubeloom.job import Job
-from cubeloom.job.settings import LayoutSettings, ModelSettings, OptimizerSettings, ScheduleSettings
 from cubeloom.models import GPTConfig, build, cut_of
+from cubeloom.parallel import Batch, Rest, apply, initial_values
+from cubeloom.parallel.weave import Weave
 from cubeloom.pipeline import generate
-from cubeloom.runtime import Pipeline
-from cubeloom.runtime.recorded import GraphRecord
+from cubeloom.pipeline.runtime import Pipeline
+from cubeloom.pipeline.runtime.recorded import GraphRecord
+from cubeloom.train.job import Job
+from cubeloom.train.job.settings import LayoutSettings, ModelSettings, OptimizerSettings, ScheduleSettings
 from cubeloom.train.trainer import Trainer
-from cubeloom.weave import Weave
 from on_a_gpu import NEEDS_GPU, GpuRanks
 
 pytestmark = NEEDS_GPU

@@ -14,10 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import cubeloom
 from cubeloom import Grid
 from cubeloom.comm import Network, devices
-from cubeloom.cube import Batch, Rest, apply, initial_values
-from cubeloom.cube.parameter import local_of
-from cubeloom.cube.products import add_product
 from cubeloom.models import build, cut_of
+from cubeloom.parallel import Batch, Rest, apply, initial_values
+from cubeloom.parallel.parameter import local_of
+from cubeloom.parallel.products import add_product
 from on_a_gpu import NEEDS_GPU, GpuRanks
 
 pytestmark = NEEDS_GPU

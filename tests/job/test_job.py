@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from cubeloom import Grid, UserError
-from cubeloom.cube.resolve import forms, problems
-from cubeloom.data import Request, prepare
-from cubeloom.grid import grids
-from cubeloom.job import Job, check
-from cubeloom.job.replan import _Fits, replan
-from cubeloom.job.settings import DataSettings, OptimizerSettings, Source
+from cubeloom.base.grid import grids
+from cubeloom.base.settings import load, write
 from cubeloom.models import cut_of
-from cubeloom.settings import load, write
+from cubeloom.parallel.resolve import forms, problems
+from cubeloom.train.data import Request, prepare
+from cubeloom.train.job import Job, check
+from cubeloom.train.job.replan import _Fits, replan
+from cubeloom.train.job.settings import DataSettings, OptimizerSettings, Source
 
 FILE = """
 steps = 20
@@ -67,8 +67,8 @@ from types import ModuleType
 from typing import Any
 
 from cubeloom import Grid
-from cubeloom.job import Job
-from cubeloom.job.settings import DataSettings, OptimizerSettings, Source
+from cubeloom.train.job import Job
+from cubeloom.train.job.settings import DataSettings, OptimizerSettings, Source
 
 settings = Job(
     folder=Path("here"),
@@ -182,8 +182,8 @@ def test_grids_that_cut_nothing_evenly_are_passed_over(file: Path, monkeypatch: 
 
         monkeypatch.setattr(module, name, called)
 
-    counted(import_module("cubeloom.cube.resolve"), "nearest")
-    counted(import_module("cubeloom.job.replan"), "divides")
+    counted(import_module("cubeloom.parallel.resolve"), "nearest")
+    counted(import_module("cubeloom.train.job.replan"), "divides")
     assert replan(load(Job, file), 100).grid.world <= 100
     assert looks["nearest"] == 0 and looks["divides"] < 300
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubeloom import UserError
-from cubeloom.job.rates import Rate
+from cubeloom.train.job.rates import Rate
 
 
 def shown(rate: Rate) -> list[float]:

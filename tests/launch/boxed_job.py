@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from cluster_in_a_box import Box, Host
-from cubeloom.job import Job
-from cubeloom.metrics.log import Log, read_log
-from cubeloom.settings import write
+from cubeloom.base.settings import write
+from cubeloom.train.job import Job
+from cubeloom.train.metrics.log import Log, read_log
 
 PROGRAMS = Path(sys.executable).parent
 JOIN = 40  # seconds that agents wait for one that is to come

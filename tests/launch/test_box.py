@@ -13,12 +13,12 @@ import pytest
 
 from cluster_in_a_box import Box, Host, why_not
 from cubeloom import Grid
-from cubeloom.cube import Batch
-from cubeloom.job import Job
-from cubeloom.job.settings import CheckpointSettings, ModelSettings, RateSettings, ScheduleSettings
 from cubeloom.launch import RankPool
-from cubeloom.metrics.log import read_log
+from cubeloom.parallel import Batch
+from cubeloom.train.job import Job
+from cubeloom.train.job.settings import CheckpointSettings, ModelSettings, RateSettings, ScheduleSettings
 from cubeloom.train.loop import train
+from cubeloom.train.metrics.log import read_log
 
 from .boxed_job import JOIN, BoxedJob, send
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from cubeloom import UserError
+from cubeloom.base.settings import load
 from cubeloom.cli.launch import Kubernetes
-from cubeloom.job import Job
 from cubeloom.launch.kubernetes import TrainJob
-from cubeloom.settings import load
+from cubeloom.train.job import Job
 
 yaml = pytest.importorskip("yaml")  # comes with the developer tools' transformers
 

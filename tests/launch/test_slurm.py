@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from cubeloom import UserError
+from cubeloom.base.settings import load
 from cubeloom.cli.launch import Slurm
-from cubeloom.job import Job
 from cubeloom.launch.slurm import SlurmScript, seconds
-from cubeloom.settings import load
+from cubeloom.train.job import Job
 
 from .cluster import LocalSlurm, missing
 

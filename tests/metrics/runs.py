@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cubeloom import settings
-from cubeloom.grid import Grid
-from cubeloom.job import Job
-from cubeloom.job.settings import ScheduleSettings
-from cubeloom.metrics import Metrics, Record
+from cubeloom.base import settings
+from cubeloom.base.grid import Grid
 from cubeloom.pipeline import Costs, Schedule, simulate
+from cubeloom.train.job import Job
+from cubeloom.train.job.settings import ScheduleSettings
+from cubeloom.train.metrics import Metrics, Record
 
 
 def record(step: int, **changed: Any) -> Record:

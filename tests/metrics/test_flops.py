@@ -7,13 +7,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from cubeloom.cube import Batch
-from cubeloom.errors import UserError
-from cubeloom.job import Job
-from cubeloom.job.settings import ModelSettings
-from cubeloom.metrics import flops_per_token, mfu, peak_of
+from cubeloom.base.errors import UserError
 from cubeloom.models import GPTConfig, build
+from cubeloom.parallel import Batch
 from cubeloom.plan.hardware import device
+from cubeloom.train.job import Job
+from cubeloom.train.job.settings import ModelSettings
+from cubeloom.train.metrics import flops_per_token, mfu, peak_of
 
 
 def a_job(preset: str, sequence: int) -> Job:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from cubeloom.errors import UserError
-from cubeloom.job.settings import MetricsSettings
-from cubeloom.metrics import Metrics, Record, check_sinks
-from cubeloom.metrics.log import read_log
+from cubeloom.base.errors import UserError
+from cubeloom.train.job.settings import MetricsSettings
+from cubeloom.train.metrics import Metrics, Record, check_sinks
+from cubeloom.train.metrics.log import read_log
 
 from .runs import lines, record
 
@@ -138,7 +138,7 @@ def test_every_keeps_some_steps_the_remarkable_ones_and_the_last(tmp_path: Path)
 def test_a_missing_package_names_the_extra_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cubeloom.metrics.sinks._installed", lambda name: False)
+    monkeypatch.setattr("cubeloom.train.metrics.sinks._installed", lambda name: False)
     check_sinks(PLAIN)
     for settings, extra in (
         (MetricsSettings(tensorboard=True), "tensorboard"),

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cubeloom.metrics import progress
+from cubeloom.train.metrics import progress
 
 from .runs import record
 

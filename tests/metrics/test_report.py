@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from cubeloom.base.errors import UserError
 from cubeloom.cli.report import Report
-from cubeloom.errors import UserError
-from cubeloom.metrics import Metrics, write_report
-from cubeloom.metrics.thin import averaged, thinned
-from cubeloom.metrics.timeline import read_timeline
 from cubeloom.pipeline import Costs, Kind, Schedule, Sync, generate, synchronised
+from cubeloom.train.metrics import Metrics, write_report
+from cubeloom.train.metrics.thin import averaged, thinned
+from cubeloom.train.metrics.timeline import read_timeline
 
 from .runs import a_run, record, write_timeline
 

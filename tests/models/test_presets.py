@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cubeloom import UserError
-from cubeloom.initial import Constant, Normal
+from cubeloom.base.initial import Constant, Normal
 from cubeloom.models import BERT, GPT, PRESETS, BERTConfig, GPTConfig, Llama, LlamaConfig, Model, build, config, names
 
 EXACT = {

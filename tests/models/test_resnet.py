@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cubeloom.initial import Constant, Normal
+from cubeloom.base.initial import Constant, Normal
 from cubeloom.models import PRESETS, ResNet, ResNetConfig
 
 from .composed import carries

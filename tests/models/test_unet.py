@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cubeloom import UserError
-from cubeloom.initial import Constant, Normal
+from cubeloom.base.initial import Constant, Normal
 from cubeloom.models import PRESETS, MeanSquaredError, UNet, UNetConfig, build, noise_added
 from cubeloom.models.weights import check_weights, save_weights
 

@@ -9,10 +9,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from cubeloom import Grid
 from cubeloom.comm import Network
-from cubeloom.cube import Batch, apply
 from cubeloom.launch import RankPool
 from cubeloom.models import Config, build, config_from_hugging_face, cut_of, from_hugging_face
 from cubeloom.models.weights import save_weights, stored_values
+from cubeloom.parallel import Batch, apply
 
 
 def logits_on(grid: Grid, model: Config, path: str, tokens: torch.Tensor) -> torch.Tensor:

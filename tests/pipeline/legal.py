@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from cubeloom.divisors import divisors
+from cubeloom.base.divisors import divisors
 from cubeloom.pipeline import Costs, Schedule, generate
 from cubeloom.pipeline.schedules import FAMILIES
 from cubeloom.pipeline.schedules.chimera import Mode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cubeloom.divisors import divisors
+from cubeloom.base.divisors import divisors
 from cubeloom.pipeline import Costs, Schedule, Timeline, generate, simulate
 
 EVEN = range(2, 33, 2)

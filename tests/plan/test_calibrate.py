@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cubeloom.base.errors import UserError
 from cubeloom.cli.calibrate import Calibrate, slowest
 from cubeloom.comm import devices
-from cubeloom.errors import UserError
 from cubeloom.launch import RankPool
 from cubeloom.plan.costs import all_reduce, matmul, send
 from cubeloom.plan.hardware import cluster, device

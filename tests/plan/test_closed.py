@@ -13,14 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from cubeloom.cube import Batch, Cut, Rest, step_volume
-from cubeloom.cube.resolve import forms, problems
-from cubeloom.divisors import divisors
-from cubeloom.errors import UserError
-from cubeloom.grid import Grid, grids
+from cubeloom.base.divisors import divisors
+from cubeloom.base.errors import UserError
+from cubeloom.base.grid import Grid, grids
 from cubeloom.models import build, cut_of
 from cubeloom.models import names as presets
+from cubeloom.parallel import Batch, Cut, Rest, step_volume
+from cubeloom.parallel.resolve import forms, problems
 from cubeloom.pipeline import generate
+from cubeloom.pipeline.runtime.build import lay_out
+from cubeloom.pipeline.runtime.volume import pipeline_volume
 from cubeloom.plan.closed import papers
 from cubeloom.plan.closed.layer import moves
 from cubeloom.plan.closed.legal import refusals
@@ -31,8 +33,6 @@ from cubeloom.plan.model import load, names
 from cubeloom.plan.model.derive import derive
 from cubeloom.plan.model.flops import flops, parameters
 from cubeloom.plan.model.layers import Linear
-from cubeloom.runtime.build import lay_out
-from cubeloom.runtime.volume import pipeline_volume
 
 MODELS = ("gpt-tiny", "llama-tiny", "bert-tiny", "unet-tiny")
 RESTS = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.plan.hardware import Cluster, Device, Tier, cluster, clusters, device, devices, written
 from cubeloom.plan.hardware.facts import CONFIDENCES, numbers
 

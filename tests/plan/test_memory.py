@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from cubeloom.cube import Batch, Rest
-from cubeloom.grid import Grid
+from cubeloom.base.grid import Grid
 from cubeloom.models import Config, GPTConfig, LlamaConfig
+from cubeloom.parallel import Batch, Rest
 from cubeloom.plan.closed.carried import carry, loads
 from cubeloom.plan.closed.peak import memory
 from cubeloom.plan.closed.schedules import ALONE, SHAPES
@@ -23,8 +23,8 @@ from cubeloom.plan.model.derive import derive
 from cubeloom.plan.search.find import cost
 from cubeloom.plan.search.space import AXES
 from cubeloom.plan.simulate import schedule_of
-from cubeloom.rehearse import rehearse
-from cubeloom.verify import Experiment
+from cubeloom.tools.rehearse import rehearse
+from cubeloom.tools.verify import Experiment
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from cubeloom.base.errors import UserError
+from cubeloom.base.settings import load, write
+from cubeloom.base.settings.convert import convert
 from cubeloom.cli.launch import Slurm
 from cubeloom.cli.plan import Plan
-from cubeloom.errors import UserError
-from cubeloom.job import Job
-from cubeloom.settings import load, write
-from cubeloom.settings.convert import convert
+from cubeloom.train.job import Job
 
 FIELDS = {
     "grid", "schedule", "microbatches", "microbatch", "rest", "ways", "recompute", "step_s", "mfu", "memory_gb", "bytes",

@@ -9,9 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cubeloom.baselines import summa_words
+from cubeloom.base.errors import UserError
 from cubeloom.cli.reproduce import Reproduce
-from cubeloom.errors import UserError
 from cubeloom.pipeline import generate
 from cubeloom.plan.closed.settings import Settings
 from cubeloom.plan.hardware import cluster
@@ -23,6 +22,7 @@ from cubeloom.plan.reproduce.equation import critical_path
 from cubeloom.plan.reproduce.pipelines import fits, run, stages
 from cubeloom.plan.reproduce.report import Point
 from cubeloom.plan.reproduce.unet import as_tensor3d
+from cubeloom.tools.baselines import summa_words
 
 GPT2, BERT = "GPT-2, 2,048 P100", "Bert-48, 64 P100"
 PRINTED = {

@@ -10,9 +10,9 @@ from statistics import median
 
 import pytest
 
-from cubeloom.errors import UserError
-from cubeloom.grid import Grid
-from cubeloom.job import Job, check
+from cubeloom.base.errors import UserError
+from cubeloom.base.grid import Grid
+from cubeloom.base.settings import load as load_settings
 from cubeloom.pipeline.schedules import FAMILIES
 from cubeloom.plan.closed.schedules import SHAPES
 from cubeloom.plan.closed.settings import RECOMPUTE
@@ -23,7 +23,7 @@ from cubeloom.plan.search.best import Candidate, Tally
 from cubeloom.plan.search.find import find
 from cubeloom.plan.search.refine import as_candidate, placed, refined
 from cubeloom.plan.search.space import Task
-from cubeloom.settings import load as load_settings
+from cubeloom.train.job import Job, check
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_plans_fit_and_use_all_devices(large: Answer) -> None:
 
 def test_the_configuration_of_every_plan_can_run(small: Answer, tmp_path: Path) -> None:
     """Loaded as a job and laid out, which raises for what the runtime cannot do; with the bytes that the runtime predicts."""
-    from cubeloom.runtime.volume import pipeline_volume
+    from cubeloom.pipeline.runtime.volume import pipeline_volume
 
     for number, plan in enumerate(small.plans[::4]):
         file = tmp_path / f"{number}.toml"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cubeloom.grid import Grid
+from cubeloom.base.grid import Grid
 from cubeloom.pipeline import Costs
 from cubeloom.pipeline import simulate as reference
 from cubeloom.pipeline.memory import in_flight

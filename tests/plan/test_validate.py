@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from cubeloom.base.errors import UserError
 from cubeloom.cli.validate import Validate
-from cubeloom.errors import UserError
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.validate import Constants, Runs, fit, judge, read_runs, read_times, step_seconds
 from cubeloom.plan.validate.fit import descend, moved_by

@@ -7,12 +7,12 @@ from fractions import Fraction
 from typing import Any
 
 from cubeloom import Grid
-from cubeloom.cube import Batch, Rest, step_volume
 from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig
+from cubeloom.parallel import Batch, Rest, step_volume
 from cubeloom.pipeline import generate
-from cubeloom.runtime.microbatches import portions
-from cubeloom.runtime.volume import pipeline_volume
-from cubeloom.verify import Experiment
+from cubeloom.pipeline.runtime.microbatches import portions
+from cubeloom.pipeline.runtime.volume import pipeline_volume
+from cubeloom.tools.verify import Experiment
 
 SMALL: dict[str, Any] = {"vocab": 96, "positions": 16, "hidden": 32, "heads": 8}
 GPT = GPTConfig(**SMALL, layers=2)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from cubeloom.grid import AXES, grids
+from cubeloom.base.grid import AXES, grids
 from cubeloom.launch import RankPool
-from cubeloom.rehearse import Memory, RankRun, measure, rehearse
-from cubeloom.rehearse.roles import Roles
-from cubeloom.verify import Experiment
+from cubeloom.tools.rehearse import Memory, RankRun, measure, rehearse
+from cubeloom.tools.rehearse.roles import Roles
+from cubeloom.tools.verify import Experiment
 
 from .jobs import GPT, JOBS, KEPT, REGATHERED, closed_form, job
 

@@ -7,8 +7,8 @@ from itertools import product
 
 import pytest
 
-from cubeloom.cube import Rest
-from cubeloom.rehearse import rehearse
+from cubeloom.parallel import Rest
+from cubeloom.tools.rehearse import rehearse
 
 from .jobs import GPT, closed_form, job
 

@@ -13,11 +13,11 @@ from cubeloom import Grid
 from cubeloom.comm import Axis, Pending
 from cubeloom.comm.recording_backend import Call, Group, Wait
 from cubeloom.pipeline.messages import Message
-from cubeloom.rehearse import rehearse
-from cubeloom.rehearse.match import match, misnamed
-from cubeloom.rehearse.roles import Line, Roles, line_of
-from cubeloom.runtime.channels import Channels
-from cubeloom.verify import Experiment
+from cubeloom.pipeline.runtime.channels import Channels
+from cubeloom.tools.rehearse import rehearse
+from cubeloom.tools.rehearse.match import match, misnamed
+from cubeloom.tools.rehearse.roles import Line, Roles, line_of
+from cubeloom.tools.verify import Experiment
 
 from .jobs import BERT, JOBS, TURNING, job
 

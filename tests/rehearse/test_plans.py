@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from cubeloom.base.errors import UserError
 from cubeloom.cli.plan import Plan as Command
-from cubeloom.errors import UserError
 from cubeloom.plan.search import Answer, Plan, search
-from cubeloom.rehearse import Rehearsal, Rehearsed, plans, rehearse, rehearsed
-from cubeloom.rehearse.plans import TOO_LARGE, UNMATCHED
-from cubeloom.verify import Experiment
+from cubeloom.tools.rehearse import Rehearsal, Rehearsed, plans, rehearse, rehearsed
+from cubeloom.tools.rehearse.plans import TOO_LARGE, UNMATCHED
+from cubeloom.tools.verify import Experiment
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -14,13 +14,13 @@ import torch
 from torch import distributed as dist
 from torch._subclasses import FakeTensor
 
+from cubeloom.base.errors import UserError
 from cubeloom.cli.rehearse import Rehearse
 from cubeloom.comm.recording_backend import Call, Tape, Wait, rehearsed
-from cubeloom.errors import UserError
 from cubeloom.models import GPTConfig
-from cubeloom.rehearse import Tracker, rehearse
-from cubeloom.rehearse.without_values import without_values
-from cubeloom.verify import Experiment
+from cubeloom.tools.rehearse import Tracker, rehearse
+from cubeloom.tools.rehearse.without_values import without_values
+from cubeloom.tools.verify import Experiment
 
 from .jobs import BERT, JOBS, LLAMA, closed_form, job
 
@@ -203,7 +203,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_command_says_what_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cubeloom.rehearse.rehearsal.match", lambda *_: ["deadlock: rank 0 waits"])
+    monkeypatch.setattr("cubeloom.tools.rehearse.rehearsal.match", lambda *_: ["deadlock: rank 0 waits"])
     assert Rehearse(grid="x=2", steps=1)() == 1
     assert "deadlock: rank 0 waits" in capsys.readouterr().out
 

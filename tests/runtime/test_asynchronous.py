@@ -9,13 +9,13 @@ import torch
 
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
-from cubeloom.cube import Batch, Rest, initial_values
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, LlamaConfig, build, cut_of
+from cubeloom.parallel import Batch, Rest, initial_values
 from cubeloom.pipeline import Schedule, generate
-from cubeloom.runtime import Pipeline
-from cubeloom.runtime.versions import Versions
-from cubeloom.verify import Experiment, verify
+from cubeloom.pipeline.runtime import Pipeline
+from cubeloom.pipeline.runtime.versions import Versions
+from cubeloom.tools.verify import Experiment, verify
 from grids import rest_is_long
 
 pytestmark = pytest.mark.timeout(180)

@@ -11,12 +11,12 @@ import torch
 
 from cubeloom import Grid
 from cubeloom.comm import Network
-from cubeloom.cube import Batch, initial_values
 from cubeloom.launch import RankFailed, RankPool
 from cubeloom.models import LlamaConfig, build, cut_of
+from cubeloom.parallel import Batch, initial_values
 from cubeloom.pipeline import Action, generate
-from cubeloom.runtime import Pipeline, PipelineError
-from cubeloom.runtime.work import StepWork
+from cubeloom.pipeline.runtime import Pipeline, PipelineError
+from cubeloom.pipeline.runtime.work import StepWork
 
 pytestmark = pytest.mark.timeout(60)
 

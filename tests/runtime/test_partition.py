@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubeloom import UserError
-from cubeloom.cube import initial_values
 from cubeloom.models import LlamaConfig, build
-from cubeloom.runtime.measure import measured_costs
-from cubeloom.runtime.partition import partition
+from cubeloom.parallel import initial_values
+from cubeloom.pipeline.runtime.measure import measured_costs
+from cubeloom.pipeline.runtime.partition import partition
 
 
 def test_the_most_costly_stage_costs_least() -> None:

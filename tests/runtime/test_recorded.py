@@ -11,15 +11,15 @@ from torch import Tensor
 
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network, devices
-from cubeloom.cube import Batch, initial_values
-from cubeloom.cube.gradients import Gradients
-from cubeloom.cube.parameter import local_of
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, cut_of
+from cubeloom.parallel import Batch, initial_values
+from cubeloom.parallel.gradients import Gradients
+from cubeloom.parallel.parameter import local_of
 from cubeloom.pipeline import generate
-from cubeloom.runtime import Pipeline
-from cubeloom.runtime.recorded import Function, GraphRecord, Record, Recording
-from cubeloom.runtime.stage import Carry
+from cubeloom.pipeline.runtime import Pipeline
+from cubeloom.pipeline.runtime.recorded import Function, GraphRecord, Record, Recording
+from cubeloom.pipeline.runtime.stage import Carry
 from on_a_gpu import GpuRanks
 
 pytestmark = pytest.mark.timeout(180)

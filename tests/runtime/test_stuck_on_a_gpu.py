@@ -9,13 +9,13 @@ import torch
 
 from cubeloom import Grid
 from cubeloom.comm import CommunicationError, Network, devices
-from cubeloom.cube import Batch, initial_values
 from cubeloom.launch import RankPool
 from cubeloom.launch.share_gpu import sharing
 from cubeloom.models import build, config, cut_of
+from cubeloom.parallel import Batch, initial_values
 from cubeloom.pipeline import Action, generate
-from cubeloom.runtime import Pipeline
-from cubeloom.runtime.work import StepWork
+from cubeloom.pipeline.runtime import Pipeline
+from cubeloom.pipeline.runtime.work import StepWork
 from on_a_gpu import NEEDS_GPU
 
 pytestmark = NEEDS_GPU

@@ -12,16 +12,16 @@ import torch
 from compiling import without_kernels
 from cubeloom import Grid
 from cubeloom.comm import Network
-from cubeloom.cube import Batch, Rest, initial_values
-from cubeloom.cube.parameter import local_of
 from cubeloom.launch import RankPool
 from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, build, cut_of
+from cubeloom.parallel import Batch, Rest, initial_values
+from cubeloom.parallel.parameter import local_of
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
+from cubeloom.pipeline.runtime import Pipeline
+from cubeloom.pipeline.runtime.microbatches import portions
 from cubeloom.pipeline.schedules import FAMILIES
-from cubeloom.runtime import Pipeline
-from cubeloom.runtime.microbatches import portions
+from cubeloom.tools.verify import Experiment, verify
 from cubeloom.train import ShardedOptimizer
-from cubeloom.verify import Experiment, verify
 from grids import rest_is_long
 from parity import holds
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from commands import exit_code
-from cubeloom.cube import Batch
-from cubeloom.data import Request, prepare
-from cubeloom.job import Job
-from cubeloom.job.settings import DataSettings, ModelSettings, RateSettings, Source
 from cubeloom.launch import RankPool
+from cubeloom.parallel import Batch
+from cubeloom.train.data import Request, prepare
+from cubeloom.train.job import Job
+from cubeloom.train.job.settings import DataSettings, ModelSettings, RateSettings, Source
 from cubeloom.train.loop import train
 
 pytestmark = pytest.mark.timeout(120)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubeloom import UserError
-from cubeloom.settings import load, write
+from cubeloom.base.settings import load, write
 
 
 @dataclass(frozen=True)

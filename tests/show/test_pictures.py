@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from cubeloom.pipeline import Costs, Sync, Timeline, generate, simulate, synchronised
-from cubeloom.show import drawing, summary, to_html, to_svg, to_trace
+from cubeloom.pipeline.drawing import drawing, summary, to_html, to_svg, to_trace
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from cubeloom import Grid
-from cubeloom.cube import Batch
-from cubeloom.job import Job
-from cubeloom.job.settings import CheckpointSettings, ModelSettings, RateSettings, ScheduleSettings
+from cubeloom.parallel import Batch
+from cubeloom.train.job import Job
+from cubeloom.train.job.settings import CheckpointSettings, ModelSettings, RateSettings, ScheduleSettings
 
 MODEL = ModelSettings(preset="gpt-tiny", vocab=64, positions=8, hidden=16, layers=2, heads=4, dropout=0.1)
 

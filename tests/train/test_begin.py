@@ -12,11 +12,11 @@ from jobs import job
 
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
-from cubeloom.job import Job
-from cubeloom.job.settings import OptimizerSettings
 from cubeloom.launch import RankPool
 from cubeloom.train import claim
 from cubeloom.train.claim import check_unclaimed, claimed
+from cubeloom.train.job import Job
+from cubeloom.train.job.settings import OptimizerSettings
 from cubeloom.train.loop import train
 from cubeloom.train.start import begin
 

@@ -13,16 +13,16 @@ import torch.distributed as dist
 from jobs import job
 
 from cubeloom import UserError
-from cubeloom.data import Request, prepare
-from cubeloom.grid import Grid
-from cubeloom.job import Job, check
-from cubeloom.job.settings import DataSettings, EvaluationSettings, Source
+from cubeloom.base.grid import Grid
 from cubeloom.launch import RankPool
-from cubeloom.metrics import write_report
-from cubeloom.metrics.log import read_log
 from cubeloom.train import diary, trainer
 from cubeloom.train.checkpoint import load_checkpoint
+from cubeloom.train.data import Request, prepare
+from cubeloom.train.job import Job, check
+from cubeloom.train.job.settings import DataSettings, EvaluationSettings, Source
 from cubeloom.train.loop import Ended, train
+from cubeloom.train.metrics import write_report
+from cubeloom.train.metrics.log import read_log
 from cubeloom.train.start import begin
 
 pytestmark = pytest.mark.timeout(120)

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from cubeloom import Grid, UserError
+from cubeloom.base.file_errors import FilesFailed
 from cubeloom.comm import CommunicationError, Network
-from cubeloom.cube import Batch, apply, initial_values
-from cubeloom.file_errors import FilesFailed
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, cut_of
+from cubeloom.parallel import Batch, apply, initial_values
 from cubeloom.pipeline import generate
-from cubeloom.runtime import Pipeline
+from cubeloom.pipeline.runtime import Pipeline
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
 from cubeloom.train.checkpoint import (
     checkpoints,

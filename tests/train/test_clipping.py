@@ -14,14 +14,14 @@ from torch.nn.utils import clip_grad_norm_
 
 from cubeloom import Grid
 from cubeloom.comm import Network, devices
-from cubeloom.cube import Batch, apply, initial_values, materialise
-from cubeloom.job.settings import OptimizerSettings
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, cut_of
+from cubeloom.parallel import Batch, apply, initial_values, materialise
 from cubeloom.pipeline import generate
-from cubeloom.runtime import Pipeline
+from cubeloom.pipeline.runtime import Pipeline
 from cubeloom.train import ShardedOptimizer
 from cubeloom.train.clipping import Piece, bind, clip, norm_of, pieces
+from cubeloom.train.job.settings import OptimizerSettings
 from cubeloom.train.optimizers import fused
 from on_a_gpu import NEEDS_GPU
 

@@ -12,14 +12,14 @@ import torch.distributed as dist
 from jobs import job
 
 from cubeloom import UserError
+from cubeloom.base.file_errors import FilesFailed
 from cubeloom.comm import CommunicationError
-from cubeloom.file_errors import FilesFailed
-from cubeloom.job import Job
 from cubeloom.launch import RankPool
-from cubeloom.metrics.log import read_log
 from cubeloom.train import decision
 from cubeloom.train.checkpoint import manifest
+from cubeloom.train.job import Job
 from cubeloom.train.loop import train
+from cubeloom.train.metrics.log import read_log
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from cubeloom import UserError
-from cubeloom.job.settings import GuardSettings
 from cubeloom.train.guard import WINDOW, Guard
+from cubeloom.train.job.settings import GuardSettings
 
 
 def test_a_norm_that_is_no_number_is_objected_to() -> None:

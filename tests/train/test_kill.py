@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from jobs import job
 
-from cubeloom.job import Job
-from cubeloom.job.settings import CheckpointSettings
-from cubeloom.metrics.log import Log, read_log
-from cubeloom.settings import write
+from cubeloom.base.settings import write
+from cubeloom.train.job import Job
+from cubeloom.train.job.settings import CheckpointSettings
+from cubeloom.train.metrics.log import Log, read_log
 
 EVERY = 4
 KILLS_SHORT, KILLS_LONG = 2, 20

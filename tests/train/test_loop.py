@@ -18,11 +18,15 @@ from jobs import MODEL, job
 
 from cubeloom import UserError
 from cubeloom.comm import CommunicationError, Network, devices
-from cubeloom.cube.parameter import local_of
-from cubeloom.data import Request, prepare
-from cubeloom.job import Job
-from cubeloom.job.replan import replan
-from cubeloom.job.settings import (
+from cubeloom.launch import RankPool
+from cubeloom.parallel.parameter import local_of
+from cubeloom.train.checkpoint import checkpoints
+from cubeloom.train.data import Request, prepare
+from cubeloom.train.diary import Diary
+from cubeloom.train.guard import WINDOW
+from cubeloom.train.job import Job
+from cubeloom.train.job.replan import replan
+from cubeloom.train.job.settings import (
     CheckpointSettings,
     DataSettings,
     EvaluationSettings,
@@ -33,14 +37,10 @@ from cubeloom.job.settings import (
     RateSettings,
     Source,
 )
-from cubeloom.launch import RankPool
-from cubeloom.metrics import Record
-from cubeloom.metrics.log import read_log
-from cubeloom.metrics.run import read_run
-from cubeloom.train.checkpoint import checkpoints
-from cubeloom.train.diary import Diary
-from cubeloom.train.guard import WINDOW
 from cubeloom.train.loop import Ended, train
+from cubeloom.train.metrics import Record
+from cubeloom.train.metrics.log import read_log
+from cubeloom.train.metrics.run import read_run
 from cubeloom.train.trainer import Trainer
 
 pytestmark = pytest.mark.timeout(120)

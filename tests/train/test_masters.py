@@ -7,8 +7,8 @@ import torch
 
 from cubeloom import Grid
 from cubeloom.comm import Network
-from cubeloom.cube.parameter import distribute, local_of
 from cubeloom.launch import RankPool
+from cubeloom.parallel.parameter import distribute, local_of
 from cubeloom.train.part import Part
 
 

@@ -14,13 +14,13 @@ from safetensors.torch import save_file
 
 from cubeloom import Grid
 from cubeloom.comm import devices
-from cubeloom.cube import Batch
 from cubeloom.launch import RankPool
 from cubeloom.models import config
-from cubeloom.verify import Experiment, runs, verify
-from cubeloom.verify import report as reports
-from cubeloom.verify.report import Report, _report
-from cubeloom.verify.runs import Blocks, Outcome, compare, grid_run
+from cubeloom.parallel import Batch
+from cubeloom.tools.verify import Experiment, runs, verify
+from cubeloom.tools.verify import report as reports
+from cubeloom.tools.verify.report import Report, _report
+from cubeloom.tools.verify.runs import Blocks, Outcome, compare, grid_run
 
 EVERYTHING = (slice(None),)
 

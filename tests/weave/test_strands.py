@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from cubeloom import UserError
-from cubeloom.weave import Weave, meet, pause, place, recompute, strand
+from cubeloom.parallel.weave import Weave, meet, pause, place, recompute, strand
 
 
 def test_one_way_is_the_function_itself() -> None:

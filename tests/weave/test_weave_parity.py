@@ -14,14 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
-from cubeloom.cube import Batch, CubeState, Rest, apply, initial_values
-from cubeloom.cube.parameter import local_of
 from cubeloom.launch import RankPool
 from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, build, config, cut_of
 from cubeloom.models.layers import MLP
+from cubeloom.parallel import Batch, CubeState, Rest, apply, initial_values
+from cubeloom.parallel.parameter import local_of
+from cubeloom.parallel.weave import Weave
 from cubeloom.pipeline import generate
-from cubeloom.verify import Experiment, verify
-from cubeloom.weave import Weave
+from cubeloom.tools.verify import Experiment, verify
 from grids import CUBES, RESTS, rest_is_long
 from parity import holds
 
@@ -200,7 +200,7 @@ def checkpointed_by_torch() -> None:
 
 
 def test_dropout_refuses_to_guess_its_strand_in_a_recomputation(ranks: RankPool) -> None:
-    with pytest.raises(UserError, match=r"use `cubeloom.weave.recompute` in place of torch's checkpoint"):
+    with pytest.raises(UserError, match=r"use `cubeloom.parallel.weave.recompute` in place of torch's checkpoint"):
         ranks.run(2, checkpointed_by_torch)
 
 

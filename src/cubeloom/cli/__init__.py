@@ -18,9 +18,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from cubeloom.errors import UserError
-from cubeloom.files import FULL
-from cubeloom.host import version
+from cubeloom.base.errors import UserError
+from cubeloom.base.files import FULL
+from cubeloom.base.host import version
 
 # Each lies in the module of its name, as a class of its name.
 COMMANDS = (
@@ -132,7 +132,7 @@ def split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _fields_of_a_job() -> set[str]:
-    return {field.name for field in dataclasses.fields(import_module("cubeloom.job").Job)}
+    return {field.name for field in dataclasses.fields(import_module("cubeloom.train.job").Job)}
 
 
 def with_overrides(command: Callable[[], int], overrides: tuple[str, ...]) -> Callable[[], int]:

@@ -15,10 +15,10 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from cubeloom import host
+from cubeloom.base import host
+from cubeloom.base.errors import UserError
+from cubeloom.base.files import write_asked
 from cubeloom.comm import devices
-from cubeloom.errors import UserError
-from cubeloom.files import write_asked
 from cubeloom.launch import RankPool
 from cubeloom.launch.share_gpu import sharing
 from cubeloom.plan.hardware import Cluster, Dtype, written

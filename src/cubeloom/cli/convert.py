@@ -12,9 +12,9 @@ import torch
 import tyro
 from rich.console import Console
 
+from cubeloom.base.errors import UserError, counted
 from cubeloom.cli.data import shown
-from cubeloom.convert import Done, convert
-from cubeloom.errors import UserError, counted
+from cubeloom.tools.convert import Done, convert
 
 _DTYPES = {
     "float64": torch.float64,

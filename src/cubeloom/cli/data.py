@@ -16,8 +16,8 @@ from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRem
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from cubeloom.data import Request, TokenFile, prepare
-from cubeloom.data.sources import Progress
+from cubeloom.train.data import Request, TokenFile, prepare
+from cubeloom.train.data.sources import Progress
 
 _SECONDS_A_LINE = 10.0
 _INTERRUPTED = 130  # as shells have it

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cubeloom.doctor import Facts, Finding, examine, gather
-from cubeloom.doctor.environment_checks import relevant
-from cubeloom.errors import UserError
-from cubeloom.units import bytes_, rate, seconds
+from cubeloom.base.errors import UserError
+from cubeloom.base.units import bytes_, rate, seconds
+from cubeloom.tools.doctor import Facts, Finding, examine, gather
+from cubeloom.tools.doctor.environment_checks import relevant
 
 _COLOURS = {"wrong": "bold red", "doubtful": "yellow", "fine": "green"}
 _MOST = 64

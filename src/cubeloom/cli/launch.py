@@ -11,14 +11,14 @@ from typing import Annotated
 
 import tyro
 
+from cubeloom.base.divisors import divisors
+from cubeloom.base.errors import UserError
+from cubeloom.base.files import write_asked
+from cubeloom.base.settings import load, write
 from cubeloom.comm import devices
-from cubeloom.divisors import divisors
-from cubeloom.errors import UserError
-from cubeloom.files import write_asked
-from cubeloom.job import Job, check
 from cubeloom.launch.kubernetes import TrainJob
 from cubeloom.launch.slurm import SlurmScript
-from cubeloom.settings import load, write
+from cubeloom.train.job import Job, check
 
 _TRAIN = ("cubeloom", "train")
 _GPUS = 8  # of a machine, where nobody says otherwise

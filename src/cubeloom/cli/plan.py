@@ -14,17 +14,17 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from cubeloom.errors import UserError, counted
-from cubeloom.files import write_asked
-from cubeloom.grid import Grid
+from cubeloom.base.errors import UserError, counted
+from cubeloom.base.files import write_asked
+from cubeloom.base.grid import Grid
 from cubeloom.plan.closed.settings import RECOMPUTE
 from cubeloom.plan.hardware import Dtype
 from cubeloom.plan.model import Model
 from cubeloom.plan.search import Answer, configuration, explain, on_devices, planned_dtype, search, why
 
 if TYPE_CHECKING:
-    from cubeloom.job import Job
-    from cubeloom.rehearse import Rehearsed
+    from cubeloom.tools.rehearse import Rehearsed
+    from cubeloom.train.job import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +125,8 @@ class Plan:
         if self.file is None:
             return None
         # Here and not above: with a preset nothing of torch is needed, and its import takes longer than planning.
-        from cubeloom.job import Job
-        from cubeloom.settings import load
+        from cubeloom.base.settings import load
+        from cubeloom.train.job import Job
 
         return load(Job, self.file, self.overrides)
 
@@ -148,13 +148,13 @@ class Plan:
         """Of the best plan. Of a job that was given, all of it: what the plan leaves out must not be the file's."""
         if self._job is None:
             return configuration(answer, answer.plans[0])
-        from cubeloom.rehearse.plans import job_of
-        from cubeloom.settings import write
+        from cubeloom.base.settings import write
+        from cubeloom.tools.rehearse.plans import job_of
 
         return write(job_of(answer, answer.plans[0], self._job))
 
     def _rehearsed(self, answer: Answer) -> Rehearsed:
-        from cubeloom.rehearse import rehearsed
+        from cubeloom.tools.rehearse import rehearsed
 
         return rehearsed(answer, self.rehearse, self._job, _Told())
 

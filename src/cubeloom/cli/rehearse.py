@@ -11,15 +11,15 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from cubeloom.base.errors import UserError
+from cubeloom.base.settings import load
 from cubeloom.cli.verify import Verify
 from cubeloom.comm.ledger import plain
-from cubeloom.cube import Batch
-from cubeloom.errors import UserError
-from cubeloom.job import Job
-from cubeloom.rehearse import Rehearsal, rehearse
-from cubeloom.rehearse.memory import KINDS
-from cubeloom.settings import load
-from cubeloom.verify import Experiment
+from cubeloom.parallel import Batch
+from cubeloom.tools.rehearse import Rehearsal, rehearse
+from cubeloom.tools.rehearse.memory import KINDS
+from cubeloom.tools.verify import Experiment
+from cubeloom.train.job import Job
 
 
 @dataclass(frozen=True, kw_only=True)

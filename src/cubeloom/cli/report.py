@@ -9,8 +9,8 @@ from typing import Annotated
 
 import tyro
 
-from cubeloom.metrics import write_report
-from cubeloom.metrics.run import read_run
+from cubeloom.train.metrics import write_report
+from cubeloom.train.metrics.run import read_run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from cubeloom.errors import UserError
-from cubeloom.files import write_asked
+from cubeloom.base.errors import UserError
+from cubeloom.base.files import write_asked
 from cubeloom.plan.reproduce import Paper, Report, Row, reproduce, to_svg
 
 

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import tyro
 
-from cubeloom.errors import UserError
-from cubeloom.sample import Trained, continue_
+from cubeloom.base.errors import UserError
+from cubeloom.tools.sample import Trained, continue_
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,15 +13,17 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from cubeloom import pipeline, settings, show
-from cubeloom.errors import UserError
-from cubeloom.files import write_asked
-from cubeloom.job import Job
+from cubeloom import pipeline
+from cubeloom.base import settings
+from cubeloom.base.errors import UserError
+from cubeloom.base.files import write_asked
+from cubeloom.pipeline import drawing as show
 from cubeloom.pipeline.costs import Costs, parse_costs, scaled
 from cubeloom.pipeline.files import as_dict
 from cubeloom.pipeline.schedules import FAMILIES, family
 from cubeloom.pipeline.schedules._common import not_too_long
 from cubeloom.pipeline.schedules.auto import Placement, auto
+from cubeloom.train.job import Job
 
 FILES = (".toml", ".py")
 Format = Literal["table", "text", "csv", "json", "svg", "html", "perfetto"]

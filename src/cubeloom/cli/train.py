@@ -9,14 +9,14 @@ from typing import Annotated
 
 import tyro
 
+from cubeloom.base.errors import UserError
+from cubeloom.base.settings import load, write
 from cubeloom.comm import devices
-from cubeloom.errors import UserError
-from cubeloom.job import Job
-from cubeloom.job.replan import replan
 from cubeloom.launch.elastic import Interrupted, JobFailed
 from cubeloom.launch.environment import current, membership
 from cubeloom.launch.slurm import INTERRUPTED
-from cubeloom.settings import load, write
+from cubeloom.train.job import Job
+from cubeloom.train.job.replan import replan
 from cubeloom.train.start import begin
 
 
@@ -70,7 +70,7 @@ class Train:
         ranks = self._ranks(job)
         if self.cluster is None or ranks == job.grid.world:
             return replan(job, ranks)
-        from cubeloom.rehearse.plans import planned  # who does not ask for it does not wait for its import
+        from cubeloom.tools.rehearse.plans import planned  # who does not ask for it does not wait for its import
 
         return planned(job, self.cluster, ranks)
 

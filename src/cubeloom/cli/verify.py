@@ -13,23 +13,23 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from cubeloom.base.errors import UserError
+from cubeloom.base.grid import AXES, Grid
+from cubeloom.base.limits import LAYERS, SAMPLES, patience, share, within
+from cubeloom.base.settings import load
 from cubeloom.comm import devices
 from cubeloom.comm.ledger import plain
-from cubeloom.cube import Batch, Rest
-from cubeloom.cube.cut import Activations, GradientDtype, Inputs, Weights
-from cubeloom.errors import UserError
-from cubeloom.grid import AXES, Grid
-from cubeloom.job import Job
-from cubeloom.job.job import DTYPES
-from cubeloom.job.settings import SHARES
 from cubeloom.launch.share_gpu import sharing
-from cubeloom.limits import LAYERS, SAMPLES, patience, share, within
 from cubeloom.models import Config, LanguageConfig, config
+from cubeloom.parallel import Batch, Rest
+from cubeloom.parallel.cut import Activations, GradientDtype, Inputs, Weights
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
-from cubeloom.runtime.microbatches import portions
-from cubeloom.settings import load
-from cubeloom.verify import Experiment, Report, verify
-from cubeloom.verify.report import ROUNDINGS
+from cubeloom.pipeline.runtime.microbatches import portions
+from cubeloom.tools.verify import Experiment, Report, verify
+from cubeloom.tools.verify.report import ROUNDINGS
+from cubeloom.train.job import Job
+from cubeloom.train.job.job import DTYPES
+from cubeloom.train.job.settings import SHARES
 
 # Options that a settings file leaves to the command line.
 _OUR_OWN = {"file", "overrides", "steps", "dtype", "patience", "seed", "device", "share_gpu", "json"}

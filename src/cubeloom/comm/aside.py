@@ -10,9 +10,9 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
+from cubeloom.base.errors import UserError
+from cubeloom.base.host import name_of_rank
 from cubeloom.comm.failure import CommunicationError, failed
-from cubeloom.errors import UserError
-from cubeloom.host import name_of_rank
 
 T = TypeVar("T")
 

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cubeloom.base.errors import UserError
 from cubeloom.comm.devices import Instant
 from cubeloom.comm.failure import failed
 from cubeloom.comm.journal import Transfer
 from cubeloom.comm.recorder import Recorder
 from cubeloom.comm.watch import Watch
-from cubeloom.errors import UserError
 
 # torch 2.13 renamed these and warns of the old names; 2.11 has only the old ones.
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from cubeloom import torch_private
+from cubeloom.base import torch_private
 
 Kind = Literal["cpu", "cuda"]
 BACKENDS: dict[Kind, str] = {"cpu": "gloo", "cuda": "nccl"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cubeloom.errors import first_line
+from cubeloom.base.errors import first_line
 
 
 class CommunicationError(RuntimeError):

@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from cubeloom import torch_private
+from cubeloom.base import torch_private
+from cubeloom.base.errors import UserError, counted
+from cubeloom.base.grid import AXES, Grid
 from cubeloom.comm import devices, world
 from cubeloom.comm.aside import Aside
 from cubeloom.comm.axis import Axis
@@ -22,8 +24,6 @@ from cubeloom.comm.ledger import Ledger
 from cubeloom.comm.meeting import meeting
 from cubeloom.comm.recorder import Recorder, Waits
 from cubeloom.comm.watch import Watch
-from cubeloom.errors import UserError, counted
-from cubeloom.grid import AXES, Grid
 
 # The order in which DTensor cuts: z within x or y, and data within z, so that each is a contiguous piece of the one before.
 MESH_AXES = ("pipe", "x", "y", "z", "data")

@@ -21,9 +21,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from cubeloom.base.errors import UserError
 from cubeloom.comm.devices import BACKENDS
 from cubeloom.comm.ledger import Ledger
-from cubeloom.errors import UserError
 
 NAME = "cubeloom_rehearsal"
 MAKE_GROUP = "make_group"

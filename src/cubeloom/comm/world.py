@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined] # documented; torch's types hide it
 from torch.distributed import TCPStore as TCPStore  # type: ignore[attr-defined]
 
-from cubeloom import torch_private
+from cubeloom.base import torch_private
 from cubeloom.comm.devices import BACKENDS, Kind
 from cubeloom.comm.failure import failed
 

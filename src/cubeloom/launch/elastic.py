@@ -19,9 +19,9 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from cubeloom import torch_private
+from cubeloom.base import torch_private
+from cubeloom.base.errors import UserError, counted
 from cubeloom.comm import world
-from cubeloom.errors import UserError, counted
 from cubeloom.launch import rendezvous
 from cubeloom.launch.gate import Gate
 from cubeloom.launch.ready import PRELOAD

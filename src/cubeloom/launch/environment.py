@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 
 Launcher = Literal["torchrun", "pod", "mpirun", "srun"]
 Variables = Mapping[str, str]

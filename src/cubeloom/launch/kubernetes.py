@@ -8,7 +8,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 
 _SETTINGS = "job.toml"
 _VARIABLE = "CUBELOOM_JOB"

@@ -9,14 +9,14 @@ import signal
 
 import torch
 
-from cubeloom import torch_private
+from cubeloom.base import torch_private
+from cubeloom.base.errors import UserError
+from cubeloom.base.host import cores
+from cubeloom.base.limits import PROCESSES, PROCESSES_A_CORE
 from cubeloom.comm import devices, world
 from cubeloom.comm.attempt import name_attempt
 from cubeloom.comm.meeting import LEAST
-from cubeloom.errors import UserError
-from cubeloom.host import cores
 from cubeloom.launch.environment import Membership
-from cubeloom.limits import PROCESSES, PROCESSES_A_CORE
 
 # Forked ranks have these in memory already; torch imports its compiler when the first distributed tensor is made.
 PRELOAD = ["cubeloom.launch.pool", "cubeloom.models", torch_private.COMPILER]

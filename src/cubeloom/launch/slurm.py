@@ -7,8 +7,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from cubeloom.errors import UserError
-from cubeloom.limits import within
+from cubeloom.base.errors import UserError
+from cubeloom.base.limits import within
 
 INTERRUPTED = 75
 """What a rank exits with that was told to stop and has written a checkpoint: sysexits.h's "try again later"."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.models._hugging_face_config import refuse_missing, refuse_options
 from cubeloom.models.unet import UNetConfig
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from cubeloom.errors import UserError
-from cubeloom.limits import of_model, share, within
+from cubeloom.base.errors import UserError
+from cubeloom.base.limits import of_model, share, within
+from cubeloom.base.settings.convert import typed
 from cubeloom.models.bert import BERTConfig
 from cubeloom.models.gpt import GPTConfig
 from cubeloom.models.llama import LlamaConfig
 from cubeloom.models.presets import LanguageConfig
-from cubeloom.settings.convert import typed
 
 
 @dataclass(frozen=True)

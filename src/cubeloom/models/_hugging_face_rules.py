@@ -9,7 +9,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.models.bert import BERTConfig
 from cubeloom.models.gpt import GPTConfig
 from cubeloom.models.llama import LlamaConfig

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cubeloom.errors import UserError
-from cubeloom.initial import Initial
+from cubeloom.base.errors import UserError
+from cubeloom.base.initial import Initial
 from cubeloom.models.layers import (
     MLP,
     Attention,

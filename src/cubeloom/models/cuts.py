@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
-from cubeloom.cube.cut import (
+from cubeloom.models.bert import BERT, BERTConfig
+from cubeloom.models.gpt import GPT, GPTConfig
+from cubeloom.models.llama import Llama, LlamaConfig
+from cubeloom.models.resnet import ResNet, ResNetConfig
+from cubeloom.models.unet import Shape, UNet, UNetConfig
+from cubeloom.parallel.cut import (
     Concat,
     Contract,
     Cut,
@@ -24,12 +29,7 @@ from cubeloom.cube.cut import (
     Table,
     Whole,
 )
-from cubeloom.cube.forms import other
-from cubeloom.models.bert import BERT, BERTConfig
-from cubeloom.models.gpt import GPT, GPTConfig
-from cubeloom.models.llama import Llama, LlamaConfig
-from cubeloom.models.resnet import ResNet, ResNetConfig
-from cubeloom.models.unet import Shape, UNet, UNetConfig
+from cubeloom.parallel.forms import other
 
 
 def gpt_cut(config: GPTConfig) -> Cut:

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
+from cubeloom.base.settings.convert import convert
 from cubeloom.models.bert import BERTConfig
 from cubeloom.models.gpt import GPTConfig
 from cubeloom.models.llama import LlamaConfig
 from cubeloom.models.presets import Config
 from cubeloom.models.resnet import ResNetConfig
 from cubeloom.models.unet import UNetConfig
-from cubeloom.settings.convert import convert
 
 FAMILIES: dict[str, type[Config]] = {
     "gpt": GPTConfig,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from cubeloom.initial import Initial
+from cubeloom.base.initial import Initial
 from cubeloom.models.decoder import Decoder, PreNormBlock
 from cubeloom.models.layers import (
     MLP,

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.models._diffusers_config import config_from_diffusers as config_from_diffusers
 from cubeloom.models._hugging_face_config import READINGS as READINGS
 from cubeloom.models._hugging_face_config import config_from_hugging_face as config_from_hugging_face

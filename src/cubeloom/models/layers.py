@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cubeloom.cube.feed_forward import feed_forward
-from cubeloom.divisors import divisors
-from cubeloom.errors import UserError
-from cubeloom.initial import Constant, Initial, Normal
+from cubeloom.base.divisors import divisors
+from cubeloom.base.errors import UserError
+from cubeloom.base.initial import Constant, Initial, Normal
 from cubeloom.models.pieces import Piece
+from cubeloom.parallel.feed_forward import feed_forward
 
 
 class AttentionCore(nn.Module):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from cubeloom.errors import UserError
-from cubeloom.initial import Initial
+from cubeloom.base.errors import UserError
+from cubeloom.base.initial import Initial
 from cubeloom.models.decoder import Decoder, PreNormBlock
 from cubeloom.models.layers import (
     AttentionCore,

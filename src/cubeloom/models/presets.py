@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import overload
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.models.bert import BERT, BERTConfig
 from cubeloom.models.gpt import GPT, GPTConfig
 from cubeloom.models.llama import Llama, LlamaConfig

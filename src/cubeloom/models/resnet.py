@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cubeloom.initial import Initial, Normal
+from cubeloom.base.initial import Initial, Normal
 from cubeloom.models.layers import CrossEntropy, fan_ins, initial_by_fan
 from cubeloom.models.pieces import Piece
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cubeloom.errors import UserError
-from cubeloom.initial import Initial
+from cubeloom.base.errors import UserError
+from cubeloom.base.initial import Initial
+from cubeloom.base.turns import interleave, order
 from cubeloom.models.layers import AttentionCore, MeanSquaredError, check_divides, fan_ins, initial_by_fan
 from cubeloom.models.pieces import Carry, Piece
-from cubeloom.turns import interleave, order
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from cubeloom.cube.apply import Fill
-from cubeloom.cube.parameter import Block
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
+from cubeloom.parallel.apply import Fill
+from cubeloom.parallel.parameter import Block
 
 _IDENTITY, _CHECKSUM = "cubeloom", "blake2b"  # in the file's metadata
 

@@ -39,9 +39,7 @@ class Layout:
     partial_gradient: frozenset[str] = frozenset()
 
     @classmethod
-    def of(
-        cls, *, partial: str | Axes = (), partial_gradient: str | Axes = (), **dims: str | Axes | None
-    ) -> Layout:
+    def of(cls, *, partial: str | Axes = (), partial_gradient: str | Axes = (), **dims: str | Axes | None) -> Layout:
         """Dimensions by name; a single axis may stand without a tuple, and none as None."""
         return cls(
             tuple((name, _axes(axes)) for name, axes in dims.items()),

@@ -6,7 +6,7 @@ import re
 from enum import StrEnum
 from typing import NamedTuple
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 
 
 class Kind(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.pipeline.action import Action, Kind
 from cubeloom.pipeline.schedule import Schedule
 

@@ -7,7 +7,7 @@ import io
 import json
 from typing import Any
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.pipeline.action import Kind
 from cubeloom.pipeline.costs import Costs
 from cubeloom.pipeline.schedule import Schedule, parse_row

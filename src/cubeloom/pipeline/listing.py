@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.pipeline.action import Action, Kind, forward
 from cubeloom.pipeline.costs import Costs
 from cubeloom.pipeline.schedule import Row, Schedule

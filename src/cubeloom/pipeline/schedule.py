@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.pipeline.action import Action, Kind
 
 Row = tuple[Action, ...]

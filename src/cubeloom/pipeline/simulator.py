@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.pipeline import memory
 from cubeloom.pipeline.action import COMPUTE, Action, Kind
 from cubeloom.pipeline.costs import Costs

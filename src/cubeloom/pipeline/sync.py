@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.pipeline.action import COMPUTE, Action, Kind
 from cubeloom.pipeline.costs import Costs
 from cubeloom.pipeline.schedule import Row, Schedule, Updates

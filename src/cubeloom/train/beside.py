@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from cubeloom.data import TokenFile
-from cubeloom.file_errors import retried
-from cubeloom.files import replace_text
-from cubeloom.host import version
-from cubeloom.job import Job
-from cubeloom.settings import write
+from cubeloom.base.file_errors import retried
+from cubeloom.base.files import replace_text
+from cubeloom.base.host import version
+from cubeloom.base.settings import write
+from cubeloom.train.data import TokenFile
+from cubeloom.train.job import Job
 
 SETTINGS, ENVIRONMENT = "settings.toml", "environment.json"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from torch import nn
 from torch.optim import Optimizer
 
-from cubeloom.cube.parameter import local_of
+from cubeloom.parallel.parameter import local_of
 from cubeloom.train.part import Part
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cubeloom.job import Job
-from cubeloom.settings import write
+from cubeloom.base.settings import write
 from cubeloom.train.beside import code_versions, environment, environment_before, settings_before
 from cubeloom.train.decision import differences, flat
+from cubeloom.train.job import Job
 
 _CODE_AND_DATA = (*code_versions(), "data")
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cubeloom.base.errors import UserError
+from cubeloom.base.file_errors import retried
 from cubeloom.comm import Network
-from cubeloom.errors import UserError
-from cubeloom.file_errors import retried
 
 _LOCK = ".lock"
 LEASE = 120.0

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
-from cubeloom import torch_private
+from cubeloom.base import torch_private
 from cubeloom.comm import Network
-from cubeloom.cube.parameter import local_of
+from cubeloom.parallel.parameter import local_of
 from cubeloom.train.sharded_optimizer import ShardedOptimizer
 
 Holders = Callable[[str], tuple[int, ...]]  # the workers of a pipeline that hold a parameter of this name

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cubeloom.base.errors import UserError
+from cubeloom.base.file_errors import retried
+from cubeloom.base.settings import write
 from cubeloom.comm import Aside
-from cubeloom.errors import UserError
-from cubeloom.file_errors import retried
-from cubeloom.job import Job
-from cubeloom.metrics.log import NAME as METRICS
-from cubeloom.metrics.log import Event, read_log
-from cubeloom.metrics.run import BEGINNINGS
-from cubeloom.settings import write
 from cubeloom.train.beside import code_versions
 from cubeloom.train.checkpoint import check_fits, newest, read_manifest
+from cubeloom.train.job import Job
+from cubeloom.train.metrics.log import NAME as METRICS
+from cubeloom.train.metrics.log import Event, read_log
+from cubeloom.train.metrics.run import BEGINNINGS
 from cubeloom.train.optimizers import KINDS
 
 _MOST = 5  # differences that a message names

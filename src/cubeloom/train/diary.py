@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from cubeloom.base.errors import first_line
+from cubeloom.base.file_errors import retried
+from cubeloom.base.files import replace_text
 from cubeloom.comm import Network, devices
-from cubeloom.errors import first_line
-from cubeloom.file_errors import retried
-from cubeloom.files import replace_text
-from cubeloom.job import Job
-from cubeloom.metrics import Metrics, Record, flops_per_token, mfu, peak_of, progress, write_report
-from cubeloom.metrics.timeline import NAME as TIMELINE
+from cubeloom.train.job import Job
+from cubeloom.train.metrics import Metrics, Record, flops_per_token, mfu, peak_of, progress, write_report
+from cubeloom.train.metrics.timeline import NAME as TIMELINE
 from cubeloom.train.step_times import Waiting
 from cubeloom.train.trainer import Stepped, Trainer
 

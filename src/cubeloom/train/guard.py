@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Iterable
 from statistics import median
 
-from cubeloom.errors import UserError, counted
-from cubeloom.job.settings import GuardSettings
+from cubeloom.base.errors import UserError, counted
+from cubeloom.train.job.settings import GuardSettings
 
 WINDOW = 32  # norms that a spike is compared with
 

@@ -10,14 +10,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
+from cubeloom.base.errors import counted
 from cubeloom.comm import Aside, Network, devices
-from cubeloom.errors import counted
-from cubeloom.job import Job
 from cubeloom.train.beside import write_beside
 from cubeloom.train.changes import changes_since
 from cubeloom.train.claim import claimed
 from cubeloom.train.decision import Decision, decide
 from cubeloom.train.diary import Diary, diary
+from cubeloom.train.job import Job
 from cubeloom.train.stop import Stop
 from cubeloom.train.trainer import Stepped, Trainer
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from cubeloom.cube.gradients import Gradients
-from cubeloom.job.settings import OptimizerSettings
+from cubeloom.parallel.gradients import Gradients
 from cubeloom.train.block_optimizer import BlockOptimizer
+from cubeloom.train.job.settings import OptimizerSettings
 from cubeloom.train.sharded_optimizer import ShardedOptimizer
 
 KINDS: dict[str, type[torch.optim.AdamW | torch.optim.SGD]] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}

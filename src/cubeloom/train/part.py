@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cubeloom.cube.parameter import local_of
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
+from cubeloom.parallel.parameter import local_of
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cubeloom.comm import Axis
-from cubeloom.cube.gradients import Gradients
-from cubeloom.cube.parameter import local_of
+from cubeloom.parallel.gradients import Gradients
+from cubeloom.parallel.parameter import local_of
 from cubeloom.train.part import Part
 
 

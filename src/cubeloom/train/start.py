@@ -8,21 +8,21 @@ import traceback
 from dataclasses import replace
 from typing import NoReturn
 
+from cubeloom.base.errors import UserError, counted
+from cubeloom.base.file_errors import FilesFailed
+from cubeloom.base.host import name_of_rank
 from cubeloom.comm import blames_others, devices, world
-from cubeloom.errors import UserError, counted
-from cubeloom.file_errors import FilesFailed
-from cubeloom.host import name_of_rank
-from cubeloom.job import Job, check
 from cubeloom.launch import elastic
 from cubeloom.launch.environment import Membership, current, membership
 from cubeloom.launch.minder import Minder
 from cubeloom.launch.ready import check_startable, join, make_ready, tell_where_on_signal
 from cubeloom.launch.share_gpu import sharing
-from cubeloom.metrics import check_sinks
 from cubeloom.train.checkpoint import newest, read_manifest
 from cubeloom.train.claim import check_unclaimed
 from cubeloom.train.decision import check_begin
+from cubeloom.train.job import Job, check
 from cubeloom.train.loop import Ended, nothing_to_train, train
+from cubeloom.train.metrics import check_sinks
 from cubeloom.train.stop import Stop
 
 

@@ -9,17 +9,12 @@ from torch import Tensor
 
 from cubeloom.comm import Network, blames_others, devices
 from cubeloom.comm.recorder import Waits
-from cubeloom.cube import initial_values
-from cubeloom.data import Loader
-from cubeloom.data.loader import read
-from cubeloom.job import Job
-from cubeloom.job.samples import samples_of
-from cubeloom.job.settings import RECOMPUTE
 from cubeloom.models import cut_of
 from cubeloom.models.description import describe
+from cubeloom.parallel import initial_values
 from cubeloom.pipeline import Updates
-from cubeloom.runtime import Pipeline
-from cubeloom.runtime.recorded import GraphRecord
+from cubeloom.pipeline.runtime import Pipeline
+from cubeloom.pipeline.runtime.recorded import GraphRecord
 from cubeloom.train.checkpoint import (
     CheckpointWriter,
     load_checkpoint,
@@ -27,8 +22,13 @@ from cubeloom.train.checkpoint import (
     save_checkpoint,
 )
 from cubeloom.train.clipping import bind, norm_of, pieces
+from cubeloom.train.data import Loader
+from cubeloom.train.data.loader import read
 from cubeloom.train.decision import Decision, decide
 from cubeloom.train.guard import Guard
+from cubeloom.train.job import Job
+from cubeloom.train.job.samples import samples_of
+from cubeloom.train.job.settings import RECOMPUTE
 from cubeloom.train.optimizers import optimizer_of
 from cubeloom.train.sharded_optimizer import ShardedOptimizer
 from cubeloom.train.step_times import StepTimes

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.pipeline.costs import Costs
 from cubeloom.pipeline.schedule import Schedule
 from cubeloom.pipeline.schedules._common import not_too_long

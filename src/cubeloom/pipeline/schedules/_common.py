@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from cubeloom.errors import UserError
-from cubeloom.limits import FORWARDS
+from cubeloom.base.errors import UserError
+from cubeloom.base.limits import FORWARDS
 from cubeloom.pipeline.action import Action
 from cubeloom.pipeline.schedule import Row
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.pipeline.bounds import lower_bound
 from cubeloom.pipeline.costs import Costs
 from cubeloom.pipeline.listing import Layout

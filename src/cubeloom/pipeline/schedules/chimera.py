@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cubeloom.divisors import divisors
-from cubeloom.errors import UserError
+from cubeloom.base.divisors import divisors
+from cubeloom.base.errors import UserError
 from cubeloom.pipeline.action import Action, backward, forward
 from cubeloom.pipeline.schedule import Schedule
 from cubeloom.pipeline.schedules._common import at_least_one, by_slot, even_stages

@@ -16,7 +16,7 @@ from cubeloom.plan.closed.timing import Times
 from cubeloom.plan.model.layers import Model
 
 Row = tuple[float, ...]  # pieces of each kind
-BUCKET = 25 * 2**20  # bytes of gradients that are reduced in one message: `cube.buckets`
+BUCKET = 25 * 2**20  # bytes of gradients that are reduced in one message: `parallel.buckets`
 
 
 @dataclass(frozen=True)

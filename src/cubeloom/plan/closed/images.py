@@ -1,4 +1,4 @@
-"""What the layers at the edges of networks on images communicate, and their parameters: see `cube.image_forms`."""
+"""What the layers at the edges of networks on images communicate, and their parameters: see `parallel.image_forms`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the sizes of a model do not divide: the same refusals as `cube.resolve`, for arrays of decompositions at once."""
+"""Where the sizes of a model do not divide: the same refusals as `parallel.resolve`, for arrays of decompositions at once."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def moves(layer: Linear, s: Settings) -> Iterator[Move]:
 
 
 def _turned(whole: Any, s: Settings) -> Any:
-    """What a rank has of its new block it keeps, and receives the rest (`cube.volume` says which blocks)."""
+    """What a rank has of its new block it keeps, and receives the rest (`parallel.volume` says which blocks)."""
     ix, iy = s.place
     low = np.maximum(ix / s.x, iy / s.y)
     high = np.minimum((ix + 1) / s.x, (iy + 1) / s.y)

@@ -1,6 +1,6 @@
 """Bytes that a rank holds: parameters and their states for good, activations from forward to backward, and what comes and goes.
 
-Activations are those that the layers of `cubeloom.cube` keep for their backward, tensor by tensor. Left out are what lies
+Activations are those that the layers of `cubeloom.parallel` keep for their backward, tensor by tensor. Left out are what lies
 below tensors: the allocator's rounding, workspaces of libraries, and buffers of communicators.
 """
 
@@ -79,7 +79,7 @@ def _added(first: tuple[Any, Any, Any], second: tuple[Any, Any, Any]) -> tuple[A
 
 
 def joined(piece: plan.Piece, s: Settings) -> Joined | None:
-    """Where the head is computed together with its loss (`cube.head`): nothing to sum over, and no gather in a backward."""
+    """Where the head is computed together with its loss (`parallel.head`): nothing to sum over, and no gather in a backward."""
     for layer in piece.layers:
         if isinstance(layer, plan.Linear) and layer.with_loss:
             whole = (s.size(layer.k_axis) == 1) & ((s.z == 1) | (s.weights == REPLICATED))

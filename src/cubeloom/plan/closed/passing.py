@@ -16,7 +16,7 @@ from cubeloom.plan.closed.compute import at_rest
 from cubeloom.plan.closed.settings import FREED, Settings
 from cubeloom.plan.model import layers as plan
 
-CHUNK = 2**29  # bytes of logits that a head and its loss compute at a time: `cube.head`
+CHUNK = 2**29  # bytes of logits that a head and its loss compute at a time: `parallel.head`
 
 
 class Passing(NamedTuple):

@@ -1,4 +1,4 @@
-"""Bytes that a rank receives in a step, by axis: those that the ledger counts (`cube.volume`, `runtime.volume`)."""
+"""Bytes that a rank receives in a step, by axis: those that the ledger counts."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.plan.hardware.facts import Fact, number
 
 Dtype = Literal["bf16", "fp16", "fp32"]

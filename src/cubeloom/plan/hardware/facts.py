@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 
 Confidence = Literal["measured", "published", "estimated"]
 CONFIDENCES = get_args(Confidence)

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.plan.hardware.cluster import Cluster, Tier
 from cubeloom.plan.hardware.device import Device
 from cubeloom.plan.hardware.facts import Fact, numbers, read

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from cubeloom import host
+from cubeloom.base import host
 from cubeloom.comm import devices
 from cubeloom.plan.hardware.device import Dtype
 from cubeloom.plan.hardware.measured import DeviceMeasurements, Shape, undisturbed

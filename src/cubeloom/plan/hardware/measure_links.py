@@ -8,8 +8,8 @@ from functools import partial
 
 import torch
 
+from cubeloom.base.grid import Grid
 from cubeloom.comm import Axis, Network, devices
-from cubeloom.grid import Grid
 from cubeloom.plan.hardware.measured import Transfer, undisturbed
 
 

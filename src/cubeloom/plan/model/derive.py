@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cubeloom.cube import forms as resolved
-from cubeloom.cube import image_forms as images
-from cubeloom.cube.cut import Rest
-from cubeloom.cube.forms import Batch, Spread
-from cubeloom.cube.resolve import forms as forms_of
-from cubeloom.grid import Grid
+from cubeloom.base.grid import Grid
 from cubeloom.models import AttentionCore, Config, SwiGLU, build, config, cut_of
 from cubeloom.models.pieces import Piece as TorchPiece
+from cubeloom.parallel import forms as resolved
+from cubeloom.parallel import image_forms as images
+from cubeloom.parallel.cut import Rest
+from cubeloom.parallel.forms import Batch, Spread
+from cubeloom.parallel.resolve import forms as forms_of
+from cubeloom.pipeline.runtime.handed import handed_on
+from cubeloom.pipeline.runtime.partition import belongs, counted_costs, partition
 from cubeloom.plan.model import layers as plan
-from cubeloom.runtime.handed import handed_on
-from cubeloom.runtime.partition import belongs, counted_costs, partition
 
 # Numbers of stages that the list has the cut for; `store` makes others when they are asked for.
 STAGES = (*range(1, 17), *range(20, 65, 4), 72, 80, 88, 96, 112, 128)

@@ -1,7 +1,7 @@
 """A model as its list of layers: sizes alone, the same on every grid. No torch here.
 
-`derive` takes the list from the real modules; the closed forms read it. Fields are those of `cubeloom.cube.forms` that do not
-depend on a grid; `always` says that rows are cut even where activations rest replicated.
+`derive` takes the list from the real modules; the closed forms read it. Fields are those of `cubeloom.parallel.forms` that do
+not depend on a grid; `always` says that rows are cut even where activations rest replicated.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Whole(Layer):
 
 @dataclass(frozen=True, kw_only=True)
 class Edge(Layer):
-    """A linear or convolution of which each rank of the side holds its part for good: see `cube.image_forms`."""
+    """A linear or convolution of which each rank of the side holds its part for good: see `parallel.image_forms`."""
 
     kind: Literal["slice", "join", "stay", "grouped"]
     side: Side

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.plan.model import layers as plan
 
 DATA = Path(__file__).parent / "data"

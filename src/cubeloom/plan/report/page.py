@@ -7,12 +7,12 @@ from html import escape
 
 from cubeloom.pipeline import Costs
 from cubeloom.pipeline import simulate as simulated
+from cubeloom.pipeline.drawing import to_svg
 from cubeloom.plan.closed.settings import RECOMPUTE
 from cubeloom.plan.report.bars import Bar, stacked
 from cubeloom.plan.search import Answer, Plan, why
 from cubeloom.plan.search.refine import stage_costs
 from cubeloom.plan.simulate import schedule_of
-from cubeloom.show import to_svg
 
 _SHOWN = 10
 _MOST = 48  # micro-batches that a timeline shows

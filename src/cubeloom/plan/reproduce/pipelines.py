@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.pipeline import Costs, Schedule, Sync, Timeline, Updates, generate, simulate, synchronised
 from cubeloom.plan import costs
 from cubeloom.plan.closed.compute import optimizer

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from cubeloom.divisors import divisors
+from cubeloom.base.divisors import divisors
 from cubeloom.plan.closed.settings import FREED, Settings
 from cubeloom.plan.closed.volume import step_bytes
 from cubeloom.plan.hardware import Cluster

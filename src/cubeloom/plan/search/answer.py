@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from cubeloom.errors import UserError
-from cubeloom.grid import Grid
-from cubeloom.limits import SAMPLES, within
+from cubeloom.base.errors import UserError
+from cubeloom.base.grid import Grid
+from cubeloom.base.limits import SAMPLES, within
 from cubeloom.plan.closed.settings import RECOMPUTE, GradientDtype
 from cubeloom.plan.closed.volume import named, pipeline_bytes
 from cubeloom.plan.hardware import Cluster, Dtype, cluster

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.plan.closed.settings import RECOMPUTE, WEIGHTS
 from cubeloom.plan.hardware import Dtype
 from cubeloom.plan.search.answer import Answer

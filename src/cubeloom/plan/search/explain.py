@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cubeloom.errors import UserError
-from cubeloom.grid import Grid
+from cubeloom.base.errors import UserError
+from cubeloom.base.grid import Grid
 from cubeloom.plan.search.answer import Answer, search
 from cubeloom.plan.search.found import Plan
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cubeloom.divisors import divisors
-from cubeloom.grid import Grid
-from cubeloom.limits import FORWARDS
+from cubeloom.base.divisors import divisors
+from cubeloom.base.grid import Grid
+from cubeloom.base.limits import FORWARDS
 from cubeloom.plan.closed.carried import Carried, Load, Pieces, carry, loads, weighted
 from cubeloom.plan.closed.legal import refusals
 from cubeloom.plan.closed.memory import Room, room

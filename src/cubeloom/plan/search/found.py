@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cubeloom.grid import Grid
+from cubeloom.base.grid import Grid
 from cubeloom.plan.closed.schedules import Shape
 from cubeloom.plan.closed.settings import WEIGHTS, Recompute, Settings
 from cubeloom.plan.search.space import Task

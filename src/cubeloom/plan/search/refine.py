@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cubeloom.grid import Grid
+from cubeloom.base.grid import Grid
 from cubeloom.plan.closed.carried import Pieces, carry, loads
 from cubeloom.plan.closed.peak import memory
 from cubeloom.plan.closed.settings import Settings

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cubeloom.divisors import divisors
+from cubeloom.base.divisors import divisors
 from cubeloom.plan.closed.settings import FREED, KEPT, REPLICATED, GradientDtype, Settings
 from cubeloom.plan.hardware import Cluster
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cubeloom.grid import Grid
+from cubeloom.base.grid import Grid
 from cubeloom.pipeline import Schedule
 from cubeloom.plan.simulate.run import Outcome, Ranks, StageTimes, simulate
 

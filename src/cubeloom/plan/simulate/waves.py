@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 from cubeloom.pipeline import Kind, Schedule
 from cubeloom.pipeline.action import COMPUTE
 from cubeloom.pipeline.dependencies import Token, makes, needs

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cubeloom.errors import UserError
+from cubeloom.base.errors import UserError
 
 Floats = NDArray[np.float64]
 

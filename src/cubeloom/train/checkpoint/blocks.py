@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
+from cubeloom.base.errors import UserError
 from cubeloom.comm import Aside
-from cubeloom.errors import UserError
 from cubeloom.train.checkpoint.index import INDEX, Index, StoredBlock, StoredTensor, write_index
 from cubeloom.train.checkpoint.shard import Shard
 from cubeloom.train.checkpoint.tensor_file import CODES, TensorFile

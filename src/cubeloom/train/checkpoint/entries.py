@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
-from cubeloom.cube.parameter import block_of, local_of
-from cubeloom.errors import UserError
+from cubeloom.parallel.parameter import block_of, local_of
 from cubeloom.train.block_optimizer import BlockOptimizer
 from cubeloom.train.checkpoint.shard import Shard
 from cubeloom.train.part import Part

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from cubeloom.errors import UserError
-from cubeloom.files import is_plain_name, read_json, replace_text
+from cubeloom.base.errors import UserError
+from cubeloom.base.files import is_plain_name, read_json, replace_text
 from cubeloom.train.checkpoint.tensor_file import CODES, DTYPES
 
 INDEX = "index.json"

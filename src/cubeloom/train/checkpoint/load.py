@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from cubeloom.base.errors import UserError
+from cubeloom.base.file_errors import retried
 from cubeloom.comm import Network
-from cubeloom.cube.parameter import block_of, local_of
-from cubeloom.errors import UserError
-from cubeloom.file_errors import retried
+from cubeloom.parallel.parameter import block_of, local_of
 from cubeloom.train.checkpoint.blocks import read_blocks
 from cubeloom.train.checkpoint.entries import (
     MASTER,

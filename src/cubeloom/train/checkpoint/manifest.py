@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cubeloom.errors import UserError
-from cubeloom.file_errors import PAUSES, FilesFailed, retried
-from cubeloom.files import check_sealed, checksum, is_plain_name, read_json, sync_names, write_sealed
+from cubeloom.base.errors import UserError
+from cubeloom.base.file_errors import PAUSES, FilesFailed, retried
+from cubeloom.base.files import check_sealed, checksum, is_plain_name, read_json, sync_names, write_sealed
 
 FORMAT = 2
 MANIFEST = "manifest.json"

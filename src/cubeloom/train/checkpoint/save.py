@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cubeloom.base.file_errors import retried
+from cubeloom.base.files import checksum, replace_folder, sync_names
 from cubeloom.comm import Aside, Network
-from cubeloom.file_errors import retried
-from cubeloom.files import checksum, replace_folder, sync_names
 from cubeloom.train.checkpoint.blocks import assign, write_blocks
 from cubeloom.train.checkpoint.entries import Optimizer, Parameters, said_of, state_of, weights_of
 from cubeloom.train.checkpoint.index import INDEX, files_of, read_index

@@ -1,0 +1,102 @@
+"""Read settings: a TOML file and those it extends, or a Python recipe; then overrides such as `training.steps=100`."""
+
+from __future__ import annotations
+
+import dataclasses
+import runpy
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cubeloom.base.errors import UserError
+from cubeloom.base.settings.convert import convert
+
+T = TypeVar("T")
+Values = dict[str, Any]
+
+
+def load(kind: type[T], file: Path, overrides: Iterable[str] = ()) -> T:
+    """The settings of a file, as a frozen dataclass of this kind.
+
+    A TOML file may begin with `extends = "base.toml"`, beside it: it then says only what is different. A Python recipe sets
+    `settings`, a nested dict or an instance of the kind; a section of the dict may be an instance, too.
+    """
+    values = _recipe(kind, file) if file.suffix == ".py" else _toml(file)
+    for override in overrides:
+        values = _merged(values, _override(override))
+    try:
+        return convert(kind, values)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+
+
+def _toml(file: Path, inside: tuple[Path, ...] = ()) -> Values:
+    file = file.resolve()
+    if file in inside:
+        circle = " -> ".join(each.name for each in (*inside, file))
+        raise UserError(f"settings extend each other in a circle: {circle}")
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"no settings at {file}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"settings at {file} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{file} is not TOML: {error}") from None
+    base = values.pop("extends", None)
+    if base is None:
+        return values
+    if not isinstance(base, str):
+        raise UserError(f"{file}: extends = {base!r} should be the name of a file")
+    return _merged(_toml(file.parent / base, (*inside, file)), values)
+
+
+def _recipe(kind: type[T], file: Path) -> Values:
+    if not file.exists():
+        raise UserError(f"no settings at {file}")
+    try:
+        made = runpy.run_path(str(file)).get("settings")
+    except Exception as error:
+        raise UserError(f"the recipe {file} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(made, (kind, Mapping)):
+        raise UserError(f"the recipe {file} does not set `settings` to a {kind.__name__} or a dict")
+    plain: Values = _plain(made)
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """As a file would say it, so that overrides reach into sections: dataclasses as dicts."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _override(text: str) -> Values:
+    """`a.b=c`: c as TOML would read it, otherwise as text."""
+    path, equals, value = text.removeprefix("--").partition("=")
+    if not equals or not all(path.split(".")):
+        raise UserError(f"an override reads a.b=c, got {text!r}")
+    try:
+        read = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        read = value
+    for key in reversed(path.split(".")):
+        read = {key: read}
+    return dict(read)
+
+
+def _merged(base: Values, above: Mapping[str, Any]) -> Values:
+    """Section by section; anything else is replaced."""
+    merged = dict(base)
+    for key, value in above.items():
+        before = merged.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merged(dict(before), value)
+        else:
+            merged[key] = value
+    return merged

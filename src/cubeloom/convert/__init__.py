@@ -1,5 +1,0 @@
-"""Hugging Face folders to checkpoints and back, a tensor at a time: no process ever holds the whole model."""
-
-from cubeloom.convert.conversion import SHARD_SIZE as SHARD_SIZE
-from cubeloom.convert.conversion import Done as Done
-from cubeloom.convert.conversion import convert as convert

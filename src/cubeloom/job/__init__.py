@@ -1,5 +1,0 @@
-"""A job: all that a settings file says of a run, typed and frozen; the same for planning, verifying and training."""
-
-from cubeloom.job.check import check as check
-from cubeloom.job.job import Job as Job
-from cubeloom.job.rates import Rate as Rate

@@ -1,0 +1,47 @@
+"""All ranks agree on what a backward used, by name: modules may be chosen by each rank's own samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from cubeloom.base.errors import UserError
+from cubeloom.comm import Network
+from cubeloom.parallel.gradients import AnyRank
+from cubeloom.parallel.weight import Chain
+
+
+def agreement(network: Network, chain: Chain) -> AnyRank | None:
+    """Called by all ranks at the end of a backward; None where there is nobody to agree with."""
+    if network.grid.world == 1 or network.rehearsed:
+        return None
+    chain.begin_log()
+    return _Agreement(network, chain)
+
+
+@dataclass(frozen=True)
+class _Agreement:
+    network: Network
+    chain: Chain
+
+    def __call__(self, names: list[set[str]]) -> list[set[str]]:
+        gathers, aside = self.chain.take_log(), self.network.aside
+        mine = repr(([sorted(some) for some in names], gathers))
+        if aside.alike(blake2b(mine.encode(), digest_size=16).digest()):
+            return names
+        found: list[tuple[list[set[str]], list[str]]] = aside.gather((names, gathers))
+        for rank, (_, theirs) in enumerate(found):
+            _check(found[0][1], theirs, rank)
+        return [set().union(*alike) for alike in zip(*(sets for sets, _ in found), strict=True)]
+
+
+def _check(first: list[str], other: list[str], rank: int) -> None:
+    """Weights that are sharded over z are gathered by all ranks together, each time the same."""
+    if first != other:
+        place = next((n for n, pair in enumerate(zip(first, other, strict=False)) if pair[0] != pair[1]), None)
+        place = min(len(first), len(other)) if place is None else place
+        mine, theirs = (log[place] if place < len(log) else "nothing more" for log in (first, other))
+        raise UserError(
+            f"ranks 0 and {rank} used different layers whose weights are sharded over z: rank 0 gathered {mine} where rank "
+            f"{rank} gathered {theirs}; a layer that only some ranks use needs weights='replicated' or z=1"
+        )

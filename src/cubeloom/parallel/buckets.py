@@ -1,0 +1,169 @@
+"""Gradients on their way to be reduced, several in one message.
+
+All ranks send the same buckets in the same order, whichever parameters they used and whenever those were ready: parameters
+are put into buckets in the reverse of the order in which they were registered, about that of a backward. A bucket is sent once
+all of its parameters are ready and the buckets before it are sent; what is left goes at the end of the backward, with zeros
+for what only other ranks used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.comm import Axis, Pending
+from cubeloom.parallel.parameter import local_of
+
+BUCKET_BYTES = 25 * 2**20
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How a parameter's gradient becomes whole: summed over `axis`, and divided by `ranks`, whose losses are averaged."""
+
+    name: str
+    axis: Axis
+    ranks: int = 1
+
+
+# Takes what this rank gets of a parameter's gradient, instead of the whole (ZeRO-1).
+Receiver = Callable[[nn.Parameter, Tensor], None]
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """What the parameters of a bucket have in common."""
+
+    axis: Axis
+    ranks: int
+    dtype: torch.dtype
+    scattered: bool
+
+
+@dataclass
+class _Bucket:
+    alike: _Alike
+    parameters: list[nn.Parameter]
+    pending: Pending | None = None
+
+
+class Buckets:
+    def __init__(
+        self,
+        reductions: dict[nn.Parameter, Reduction],
+        dtype_of: Callable[[nn.Parameter], torch.dtype],
+        limit: int,
+    ) -> None:
+        self.limit = limit  # bytes
+        self.receiver: Receiver | None = None
+        self.sent: set[nn.Parameter] = set()  # by the running backward
+        self._reductions = reductions
+        self._dtype_of = dtype_of
+        self._ready: set[nn.Parameter] = set()
+        self._rest: Iterator[_Bucket] | None = None  # of a backward, in the order in which they go
+        self._next: _Bucket | None = None
+        self._under_way: list[_Bucket] = []
+
+    def divides(self, parameter: nn.Parameter) -> bool:
+        """Whether each rank can get an equal part of the gradient."""
+        axis = self._reductions[parameter].axis
+        return axis.size > 1 and local_of(parameter).shape[0] % axis.size == 0
+
+    def ready(self, parameter: nn.Parameter, sums: dict[nn.Parameter, Tensor]) -> None:
+        """The parameter's sum is complete: send the buckets that now can go."""
+        self._ready.add(parameter)
+        if self._rest is None:
+            self._rest = iter(self._partition(reversed(self._reductions)))
+            self._next = next(self._rest, None)
+        while self._next is not None and self._ready.issuperset(self._next.parameters):
+            self._send(self._next, sums)
+            self._next = next(self._rest, None)
+
+    def send_rest(self, used: Iterable[nn.Parameter], sums: dict[nn.Parameter, Tensor]) -> None:
+        """The backward ends, and some rank used these: send what `ready` has not."""
+        used = set(used)
+        rest = self._partition(reversed(self._reductions)) if self._rest is None else self._rest
+        for bucket in ([] if self._next is None else [self._next]) + list(rest):
+            # A bucket that another rank has sent already is of parameters that are all used.
+            bucket.parameters = [each for each in bucket.parameters if each in used]
+            if bucket.parameters:
+                self._send(bucket, sums)
+        self._begin_anew()
+
+    def send(self, parameters: Iterable[nn.Parameter], sums: dict[nn.Parameter, Tensor]) -> None:
+        """Send these, whatever is ready."""
+        for bucket in self._partition(parameters):
+            self._send(bucket, sums)
+
+    def finish(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Await all; each parameter's whole gradient, unless the receiver takes its part."""
+        under_way, self._under_way = self._under_way, []
+        for bucket in under_way:
+            assert bucket.pending is not None
+            flat = bucket.pending.wait().flatten()
+            if bucket.alike.ranks > 1:
+                flat.mul_(1 / bucket.alike.ranks)
+            parts = bucket.alike.axis.size if bucket.alike.scattered else 1
+            sizes = [local_of(parameter).numel() // parts for parameter in bucket.parameters]
+            for parameter, found in zip(bucket.parameters, flat.split(sizes), strict=True):
+                if bucket.alike.scattered and self.receiver is not None:
+                    self.receiver(parameter, found)
+                else:
+                    yield parameter, found.view(local_of(parameter).shape)
+
+    def abandon(self) -> None:
+        """Wait for what is under way, for nobody."""
+        for bucket in self._under_way:
+            assert bucket.pending is not None
+            bucket.pending.wait()
+        self._under_way = []
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._rest = self._next = None
+        self._ready, self.sent = set(), set()
+
+    def _partition(self, parameters: Iterable[nn.Parameter]) -> list[_Bucket]:
+        filling: dict[_Alike, _Bucket] = {}
+        sizes: dict[_Alike, int] = {}
+        full = []
+        for parameter in parameters:
+            reduction = self._reductions[parameter]
+            if reduction.axis.size == 1:
+                continue
+            scattered = self.receiver is not None and self.divides(parameter)
+            dtype = self._dtype_of(parameter)
+            alike = _Alike(reduction.axis, reduction.ranks, dtype, scattered)
+            bucket = filling.setdefault(alike, _Bucket(alike, []))
+            bucket.parameters.append(parameter)
+            sizes[alike] = sizes.get(alike, 0) + local_of(parameter).numel() * dtype.itemsize
+            if sizes[alike] >= self.limit:
+                full.append(filling.pop(alike))
+                del sizes[alike]
+        return full + list(filling.values())
+
+    def _send(self, bucket: _Bucket, sums: dict[nn.Parameter, Tensor]) -> None:
+        axis, joined = bucket.alike.axis, self._join(bucket, sums)
+        self.sent.update(bucket.parameters)
+        if bucket.alike.scattered:
+            bucket.pending = axis.reduce_scatter(joined, origin="gradients")
+        else:
+            bucket.pending = axis.all_reduce_in_place(joined, origin="gradients")
+        self._under_way.append(bucket)
+
+    def _join(self, bucket: _Bucket, sums: dict[nn.Parameter, Tensor]) -> Tensor:
+        """All gradients of a bucket, flat; or by rows, of which row i is what rank i gets: its part of each gradient."""
+        alike = bucket.alike
+        found = (self._take(parameter, alike.dtype, sums) for parameter in bucket.parameters)
+        shape = (alike.axis.size, -1) if alike.scattered else (-1,)
+        flat = [each.reshape(shape) for each in found]
+        return flat[0] if len(flat) == 1 else torch.cat(flat, dim=-1)
+
+    def _take(self, parameter: nn.Parameter, dtype: torch.dtype, sums: dict[nn.Parameter, Tensor]) -> Tensor:
+        if parameter in sums:
+            return sums.pop(parameter)
+        local = local_of(parameter)
+        return torch.zeros(local.shape, dtype=dtype, device=local.device)

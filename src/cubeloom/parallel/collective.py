@@ -1,0 +1,145 @@
+"""Collectives inside autograd, each as two nodes: one that starts it and one that awaits it.
+
+What lies between the two nodes in the forward runs while the collective is under way; autograd runs nodes in the reverse
+of their creation, so in the backward the same holds for the nodes made between them. A layer puts there what does not
+depend on the result: the node of its weight gradient.
+
+| kind    | forward        | backward       | for |
+|---------|----------------|----------------|-----|
+| gather  | all-gather     | reduce-scatter | an operand that rests sharded |
+| scatter | reduce-scatter | all-gather     | a result that rests sharded |
+| copy    | nothing        | all-reduce     | an operand that rests replicated |
+| reduce  | all-reduce     | nothing        | a result that rests replicated |
+| sum     | all-reduce     | all-reduce     | statistics that every rank goes on to use |
+
+In a weave a strand pauses between the two nodes, and another one computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from cubeloom.comm import Axis, Pending
+from cubeloom.parallel import weave
+
+Kind = Literal["gather", "scatter", "copy", "reduce", "sum"]
+_FORWARD = {"gather": "all_gather", "scatter": "reduce_scatter", "reduce": "all_reduce", "sum": "all_reduce"}
+_BACKWARD = {"gather": "reduce_scatter", "scatter": "all_gather", "copy": "all_reduce", "sum": "all_reduce"}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What to do along an axis, in both passes. `dim` is the tensor's dimension that is gathered or scattered.
+
+    `over`: nobody else has what is given to it, in either pass; then a sum may be written over this rank's summand.
+    """
+
+    kind: Kind
+    axis: Axis
+    origin: str
+    dim: int = 0
+    over: bool = False
+
+    def start(self, tensor: Tensor) -> Started:
+        """Begin; the result comes from `finish`."""
+        started = Started(self)
+        if self.axis.size == 1:
+            started.token = tensor
+            return started
+        started.token = _Launch.apply(tensor, started)
+        strand = weave.strand()
+        if strand is not None:
+            if started.pending is not None:
+                strand.loom.under_way[id(started)] = started
+            elif self.kind == "copy":
+                strand.loom.put_off(started.token.grad_fn)
+        return started
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return self.start(tensor).finish()
+
+    def forward(self, tensor: Tensor) -> Pending | None:
+        return self._begin(_FORWARD.get(self.kind), tensor, "forward")
+
+    def backward(self, gradient: Tensor) -> Pending | None:
+        return self._begin(_BACKWARD.get(self.kind), gradient, "backward")
+
+    def again(self, shard: Tensor) -> Pending:
+        """Gather once more in the backward what the forward gathered and did not keep."""
+        return self.axis.all_gather(shard, self.dim, f"{self.origin} again")
+
+    def _begin(self, operation: str | None, tensor: Tensor, direction: str) -> Pending | None:
+        origin = f"{self.origin} {direction}"
+        match operation:
+            case None:
+                return None
+            case "all_reduce":
+                if self.over and tensor.is_contiguous():
+                    return self.axis.all_reduce_in_place(tensor.detach(), origin)
+                return self.axis.all_reduce(tensor, origin)
+            case "all_gather":
+                return self.axis.all_gather(tensor, self.dim, origin)
+            case _:
+                return self.axis.reduce_scatter(tensor, self.dim, origin)
+
+
+class Started:
+    """A collective between its two nodes."""
+
+    def __init__(self, collective: Collective) -> None:
+        self.collective = collective
+        self.token: Tensor | None = None
+        self.pending: Pending | None = None
+
+    def finish(self) -> Tensor:
+        if self.pending is not None:
+            weave.pause()
+            strand = weave.strand()
+            if strand is not None:
+                del strand.loom.under_way[id(self)]
+        # Let go of the token: it holds its node, whose context holds this object, and no collector sees that circle.
+        token, self.token = self.token, None
+        assert token is not None
+        return token if self.collective.axis.size == 1 else _Await.apply(token, self)
+
+    def settle(self) -> None:
+        """Of a strand that was given up: the result is for nobody."""
+        pending, self.pending, self.token = self.pending, None, None
+        if pending is not None:
+            pending.wait()
+
+
+def hollow(like: Tensor) -> Tensor:
+    """A tensor of this shape with one element of memory: it carries the graph, not values."""
+    return like.new_zeros(()).expand(like.shape)
+
+
+class _Launch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, started: Started) -> Tensor:
+        ctx.started = started
+        started.pending = started.collective.forward(tensor)
+        return tensor.view_as(tensor) if started.pending is None else hollow(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        pending, ctx.started.pending = ctx.started.pending, None
+        return gradient if pending is None else pending.wait(), None
+
+
+class _Await(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, started: Started) -> Tensor:
+        ctx.started = started
+        ctx.hollow = hollow(token)
+        pending, started.pending = started.pending, None
+        return token.view_as(token) if pending is None else pending.wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.started.pending = ctx.started.collective.backward(gradient)
+        return gradient if ctx.started.pending is None else ctx.hollow, None

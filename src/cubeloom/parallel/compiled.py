@@ -1,0 +1,187 @@
+"""Local computation compiled by torch: norms, activations, biases and residual sums in few kernels.
+
+Where the cube is one device a block has no collectives: it is compiled as a whole, as the plain model has it, but for its
+weight gradients (`parallel.tapped`). Elsewhere what lies between collectives is: modules that the cut does not name, and the
+losses of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cubeloom.base.grid import Grid
+from cubeloom.parallel.forms import DropoutForm, Form, LinearForm, NormForm
+from cubeloom.parallel.gradients import WeightGradient
+from cubeloom.parallel.head import CubeHead
+from cubeloom.parallel.parameter import check_unchanged, local_of, version_of
+from cubeloom.parallel.products import Matmul
+from cubeloom.parallel.state import CubeState
+from cubeloom.parallel.tapped import TOKENS, Tapped, within
+
+BACKEND = "inductor"
+
+
+def whole_blocks(model: nn.Module, forms: Sequence[Form], grid: Grid) -> dict[str, nn.Module]:
+    """Plain copies, by name, of the blocks that can be compiled as a whole; taken before layers are replaced.
+
+    Blocks are what lies in a list of modules, and a norm that lies in none. Every form in one must be the plain layer on a
+    cube of one device.
+    """
+    if grid.x * grid.y * grid.z > 1:
+        return {}
+    by_name = {form.name: form for form in forms}
+    found: dict[str, nn.Module] = {}
+    for name, block in _blocks(model):
+        names = (f"{name}.{inner}".rstrip(".") for inner, _ in block.named_modules())
+        inside = [by_name[each] for each in names if each in by_name]
+        if inside and all(_is_plain(form) for form in inside):
+            found[name] = deepcopy(block)
+    return found
+
+
+def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    within: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList):
+            within += (f"{name}.",)
+            yield from ((f"{name}.{number}", block) for number, block in module.named_children())
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm) and not name.startswith(within):
+            yield name, module
+
+
+def _is_plain(form: Form) -> bool:
+    if isinstance(form, LinearForm):
+        return form.shares is None
+    return isinstance(form, NormForm) or (isinstance(form, DropoutForm) and form.probability == 0)
+
+
+def compile_local(model: nn.Module, plain: Mapping[str, nn.Module], state: CubeState) -> None:
+    """Compile the blocks of which there is a plain copy, and what is local in the rest of a model that has been cut."""
+    for name, block in plain.items():
+        own = model.get_submodule(name)
+        own.forward = _Block(block, dict(own.named_parameters()), state)
+    for name, module in model.named_modules():
+        if any(f"{name}.".startswith(f"{block}.") for block in plain):
+            continue
+        if isinstance(module, CubeHead):
+            module.compile_local(BACKEND)
+        elif _is_unnamed_leaf(module):
+            module.forward = torch.compile(module.forward, backend=BACKEND)
+
+
+def _is_unnamed_leaf(module: nn.Module) -> bool:
+    """A layer that the cut left alone, but torch's own, which are one kernel as they are."""
+    ours = type(module).__module__.startswith(("torch.nn", __name__.rpartition(".")[0]))
+    return not ours and next(module.children(), None) is None and type(module).forward is not nn.Module.forward
+
+
+class _Block:
+    """Calls a plain block, compiled, with this rank's parameters in the place of its own."""
+
+    def __init__(self, plain: nn.Module, parameters: Mapping[str, nn.Parameter], state: CubeState) -> None:
+        self._plain = plain
+        self._parameters = parameters
+        self._state = state
+        self._calls: dict[object, _Call] = {}  # by kind
+        self._run = torch.compile(_run, backend=BACKEND)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        kind = _kind((arguments, named))
+        if kind not in self._calls:
+            values = {name: local_of(parameter) for name, parameter in self._parameters.items()}
+            tapped = Tapped.of(self._plain, values, arguments, named)
+            self._calls[kind] = _Call.of(tapped, self._parameters, self._state)
+        call = self._calls[kind]
+        return self._run(call.tapped.block, call.names, call.values(), arguments, named)
+
+
+def _kind(given: Any) -> Any:
+    """What calls must have in common to come through the same layers with the same shapes."""
+    if isinstance(given, Tensor):
+        return given.shape, given.dtype
+    if isinstance(given, dict):
+        return tuple((name, _kind(each)) for name, each in given.items())
+    return tuple(map(_kind, given)) if isinstance(given, list | tuple) else given
+
+
+def _run(
+    block: nn.Module,
+    names: tuple[str, ...],
+    values: tuple[Tensor, ...],
+    arguments: tuple[Any, ...],
+    named: dict[str, Any],
+) -> Any:
+    return functional_call(block, dict(zip(names, values, strict=True)), arguments, named)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What a tapped block is called with in the place of its parameters: their values, and the tokens of tapped weights."""
+
+    tapped: Tapped
+    weights: Mapping[str, nn.Parameter]  # by tapped layer
+    others: Mapping[str, nn.Parameter]  # by name
+    names: tuple[str, ...]  # of what it is called with
+    state: CubeState
+
+    @classmethod
+    def of(cls, tapped: Tapped, parameters: Mapping[str, nn.Parameter], state: CubeState) -> _Call:
+        layers = tapped.shapes
+        names = [within(layer, "weight") for layer in layers]
+        weights = {layer: parameters[name] for layer, name in zip(layers, names, strict=True)}
+        others = {name: parameter for name, parameter in parameters.items() if name not in names}
+        tokens = (within(layer, token) for layer in layers for token in TOKENS)
+        return cls(tapped, weights, others, (*names, *others, *tokens), state)
+
+    def values(self) -> tuple[Tensor, ...]:
+        """In the order of the names."""
+        weights = map(self.value, self.weights.values())
+        return *weights, *_Wanted.apply(self, *self.others.values(), *self.weights.values())
+
+    def value(self, parameter: nn.Parameter) -> Tensor:
+        local = local_of(parameter)
+        return local.clone() if self.state.updates_under_way else local
+
+
+class _Wanted(torch.autograd.Function):
+    """The values and tokens of which gradients are wanted, inside autograd; in the backward all parameters' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *parameters: nn.Parameter) -> tuple[Tensor, ...]:
+        ctx.call = call
+        gradients = call.state.gradients
+        ctx.uses = [gradients.use(each) for each in parameters]
+        ctx.versions = [] if call.state.updates_under_way else [version_of(each) for each in parameters]
+        # Nobody reads tokens: they are memory that is there already, over and over.
+        tokens = (
+            local_of(weight).as_strided(shape, (0,) * len(shape))
+            for layer, weight in call.weights.items()
+            for shape in call.tapped.shapes[layer]
+        )
+        return *map(call.value, call.others.values()), *tokens
+
+    @staticmethod
+    def backward(ctx: Any, *found: Tensor) -> tuple[None, ...]:
+        call: _Call = ctx.call
+        gradients = call.state.gradients
+        parameters = *call.others.values(), *call.weights.values()
+        for parameter, version in zip(parameters, ctx.versions, strict=False):
+            check_unchanged(parameter, version, f"a parameter of shape {list(parameter.shape)}")
+        of_others, operands = found[: len(call.others)], found[len(call.others) :]
+        for parameter, gradient in zip(call.others.values(), of_others, strict=True):
+            gradients.add(parameter, gradient)
+        for (layer, weight), x, gradient in zip(call.weights.items(), operands[::2], operands[1::2], strict=True):
+            dtype = gradients.dtype_of(weight)
+            product = partial(Matmul().weight_gradient, gradient, x, weight.shape, dtype=dtype)
+            gradients.weight_gradient(WeightGradient(weight, layer, product))
+        for use in ctx.uses:
+            use.done()
+        return (None,) * (1 + len(call.others) + len(call.weights))

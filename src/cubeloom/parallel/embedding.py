@@ -1,0 +1,127 @@
+"""Tables of vectors: the embedding, whose vocabulary is cut, and small tables that each rank gathers whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cubeloom.comm import Network, Pending
+from cubeloom.parallel import weave
+from cubeloom.parallel.collective import Collective
+from cubeloom.parallel.forms import EmbeddingForm, Spread, TableForm
+from cubeloom.parallel.gradients import Gradients, WeightGradient
+from cubeloom.parallel.indices import check_indices
+from cubeloom.parallel.parameter import own_part
+from cubeloom.parallel.products import add_to
+from cubeloom.parallel.state import CubeState
+from cubeloom.parallel.weight import Weight
+
+
+class CubeEmbedding(nn.Module):
+    """Vocabulary over y, features over x, shards over z: `[V/(y·z), H/x]`, the same as a head's weight.
+
+    Each rank looks up the tokens of its z rank that fall into its part of the vocabulary, `[M/z, H/x]`; the sum over y is
+    scattered by rows.
+    """
+
+    def __init__(self, form: EmbeddingForm, state: CubeState, weight: Weight) -> None:
+        super().__init__()
+        self.weight = weight.parameter
+        self._gathered = weight
+        self._name = form.name
+        self._gradients = state.gradients
+        along_y = state.network.axis("y")
+        self._first = along_y.index * (form.entries // along_y.size)
+        self._cut = along_y.size > 1
+        self._entries = form.entries
+        self._sum = Collective("scatter" if form.rows == Spread.ROWS else "reduce", along_y, form.name)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self._cut:
+            check_indices(tokens, self._entries, f"{self._name}: token id")
+        table = self._gathered.forward(self._name, backward_needs_it=False)
+        ways = weave.place()[1]
+        call = _Call(self._gathered, self._gradients, ways, self._cut)
+        rows = _Lookup.apply(self.weight, tokens - self._first if self._cut else tokens, table, call)
+        self._gathered.read("forward", ways)
+        return self._sum(rows)
+
+
+class CubeTable(nn.Module):
+    """Features over x; entries over y and z, or on every rank where they are too few. Looked up for this rank's rows only."""
+
+    def __init__(self, form: TableForm, state: CubeState, weight: Weight) -> None:
+        super().__init__()
+        self.weight = weight.parameter
+        self._gathered = weight
+        self._name = form.name
+        self._gradients = state.gradients
+        self._rows = own_part(state.network.axis("y")) if form.rows == Spread.ROWS else None
+
+    def forward(self, entries: Tensor) -> Tensor:
+        if self._rows is not None:
+            entries = self._rows(entries)
+        table = self._gathered.forward(self._name, backward_needs_it=False)
+        ways = weave.place()[1]
+        rows = _Lookup.apply(self.weight, entries, table, _Call(self._gathered, self._gradients, ways))
+        self._gathered.read("forward", ways)
+        return rows
+
+
+class TableWeight(Weight):
+    """A table's weight where all ranks of y have the same rows: each takes its part of the gradient, and sums it over z."""
+
+    def __init__(self, network: Network, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._part = own_part(network.axis("y"))
+        self._shards = network.axis("z")
+
+    def _scatter(self, gradient: Tensor) -> Pending:
+        return self._shards.reduce_scatter(self._part(gradient), 0, f"{self._origin} weight gradient")
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One use of a table."""
+
+    weight: Weight
+    gradients: Gradients
+    ways: int  # strands that use it alike
+    cut: bool = False  # other ranks have the rest of its entries
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of the table; of one that is cut, zero for indices outside. The parameter is here for the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: nn.Parameter, index: Tensor, table: Tensor, call: _Call) -> Tensor:
+        ctx.parameter, ctx.call, ctx.entries = parameter, call, table.shape[0]
+        ctx.use = call.gradients.use(parameter)
+        if not call.cut:
+            ctx.save_for_backward(index)
+            return functional.embedding(index, table)
+        inside = (index >= 0) & (index < table.shape[0])
+        safe = index.clamp(0, table.shape[0] - 1)
+        ctx.save_for_backward(safe, ~inside.unsqueeze(-1))
+        return functional.embedding(safe, table).masked_fill_(~inside.unsqueeze(-1), 0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
+        index, *outside = ctx.saved_tensors
+        call: _Call = ctx.call
+
+        def product(into: Tensor | None) -> Tensor:
+            rows = gradient.masked_fill(outside[0], 0) if outside else gradient
+            # Not index_add_: on a GPU it adds in an order that changes, so that replicas of a table would drift apart.
+            wide = rows.to(call.gradients.dtype_of(ctx.parameter))
+            return add_to(into, torch.ops.aten.embedding_dense_backward(wide, index, ctx.entries, -1, False))
+
+        strands = call.ways if call.weight.sharded else 1
+        wanted = WeightGradient(ctx.parameter, "lookup", product, call.weight.scatter, strands)
+        call.gradients.weight_gradient(wanted)
+        ctx.use.done()
+        return None, None, None, None

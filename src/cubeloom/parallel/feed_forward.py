@@ -1,0 +1,112 @@
+"""Two linear layers with GELU between them; in compiled code on a GPU, GELU is computed within their matmuls.
+
+What is between the layers is the widest of a block. As a kernel of its own GELU reads and writes it once more in the forward,
+and twice in the backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cubeloom.parallel import cublaslt
+from cubeloom.parallel.tapped import TappedLinear, handing_out, seen_by
+
+
+def feed_forward(x: Tensor, up: nn.Module, between: nn.Module, down: nn.Module) -> Tensor:
+    """`down(between(up(x)))`."""
+    if torch.compiler.is_compiling() and _fits(x, up, between, down):
+        layers = up.weight, up.bias, down.weight, down.bias
+        if isinstance(up, TappedLinear) and isinstance(down, TappedLinear):
+            y, after, _ = up_gelu_down(x, *layers, up.of_output)
+            y = handing_out(after, down.of_input, seen_by(down.of_output, y))
+            return handing_out(x, up.of_input, y)
+        y, _, _ = up_gelu_down(x, *layers)
+        return y
+    found: Tensor = down(between(up(x)))
+    return found
+
+
+def _fits(x: Tensor, up: nn.Module, between: nn.Module, down: nn.Module) -> bool:
+    """Whether a GPU has these layers whole, and its matmuls that GELU."""
+    return (
+        type(up) is type(down) in (nn.Linear, TappedLinear)
+        and up.bias is not None
+        and down.bias is not None
+        and isinstance(between, nn.GELU)
+        and between.approximate == "tanh"
+        and x.is_cuda
+        and x.dim() == 2
+        and x.dtype is torch.bfloat16
+        and _available()
+    )
+
+
+@torch.compiler.assume_constant_result
+def _available() -> bool:
+    return cublaslt.available()
+
+
+# What the compiler calls as it is; around it, and in the backward, it fuses what it likes.
+@torch.library.custom_op(
+    "cubeloom::up_gelu_down",
+    mutates_args=(),
+    schema="(Tensor x, Tensor up, Tensor up_bias, Tensor down, Tensor down_bias, Tensor? token=None)"
+    " -> (Tensor, Tensor, Tensor)",
+)
+def up_gelu_down(
+    x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, token: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Two linear layers with GELU between them, and for the backward what came out of GELU and what went into it.
+
+    For the gradient of the token, if there is one, the gradient of what went into GELU is taken (see `parallel.tapped`).
+    """
+    found = cublaslt.linear_gelu(x, up, up_bias)
+    if found is None:
+        before = functional.linear(x, up, up_bias)
+        found = functional.gelu(before, approximate="tanh"), before
+    return functional.linear(found[0], down, down_bias), *found
+
+
+@up_gelu_down.register_fake
+def _(
+    x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, token: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows = len(x)
+    return x.new_empty(rows, len(down)), x.new_empty(rows, len(up)), x.new_empty(rows, len(up))
+
+
+@torch.library.custom_op(
+    "cubeloom::gelu_gradient", mutates_args=(), schema="(Tensor gradient, Tensor weight, Tensor before) -> Tensor"
+)
+def gelu_gradient(gradient: Tensor, weight: Tensor, before: Tensor) -> Tensor:
+    """The gradient of what went into GELU, from that of the linear layer behind it."""
+    found = cublaslt.gelu_gradient(gradient, weight, before)
+    if found is None:
+        found = torch.ops.aten.gelu_backward(gradient @ weight, before, approximate="tanh")
+    return found
+
+
+@gelu_gradient.register_fake
+def _(gradient: Tensor, weight: Tensor, before: Tensor) -> Tensor:
+    return torch.empty_like(before)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, up, _, down, _, token = inputs
+    ctx.tapped = token is not None
+    ctx.save_for_backward(x, up, down, *output[1:])
+
+
+def _backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    x, up, down, after, before = ctx.saved_tensors
+    wide = gelu_gradient(gradient, down, before)
+    # Of these the compiler leaves out what nobody wants: gradients of weights, where the layers are tapped.
+    layers = wide.t() @ x, wide.sum(0), gradient.t() @ after, gradient.sum(0)
+    return wide @ up, *layers, wide if ctx.tapped else None
+
+
+up_gelu_down.register_autograd(_backward, setup_context=_keep)

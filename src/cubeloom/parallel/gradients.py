@@ -1,0 +1,361 @@
+"""Gradients of one model on one rank: accumulated by our own backward, reduced over replicas behind it in buckets.
+
+A layer's node takes a `Use` of its parameter in the forward. In the backward it hands over this rank's summand of the
+gradient with `add`, or with `weight_gradient` how to compute it, and says that the use is done. Once no use of a parameter is
+left in the graph, its bucket can be all-reduced while the backward goes on. When `backward()` returns, every `parameter.grad`
+is whole.
+
+Each rank's loss is the mean over its own samples, and the loss of the batch is the mean of these over the ranks of data and
+z: so every sum is divided by their number. `parameter.grad` never holds a partial sum. What autograd itself adds to it, such
+as the gradient of a penalty on the parameter, is whole on every rank and is left as it is.
+
+Inside `accumulating()` the reduction is left to a later pass, or to `reduce`. Inside `putting_off()` weight gradients are only
+noted: `drain` computes them, `reduce` reduces them (or `start_reduce` for some, and `finish_reduce` for all).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.base import torch_private
+from cubeloom.base.errors import UserError
+from cubeloom.comm import Axis, Pending
+from cubeloom.parallel.buckets import BUCKET_BYTES, Buckets, Receiver, Reduction
+from cubeloom.parallel.cut import GradientDtype
+from cubeloom.parallel.parameter import like, local_of
+from cubeloom.parallel.products import add_to
+
+
+@dataclass(frozen=True)
+class WeightGradient:
+    """How to get a parameter's gradient: its matmul, and the scatter of the result where a weight is sharded over z.
+
+    The product is given what there is already, and adds to it. Of several strands of a weave the products are summed before
+    they are scattered, once.
+    """
+
+    parameter: nn.Parameter
+    layer: str  # two layers may share a weight
+    product: Callable[[Tensor | None], Tensor]
+    scatter: Callable[[Tensor], Pending] | None = None
+    strands: int = 1
+
+
+# Weight gradients that were put off.
+Noted = deque[WeightGradient]
+# From sets of names on this rank to their unions over all ranks.
+AnyRank = Callable[[list[set[str]]], list[set[str]]]
+
+
+class Use:
+    """One use of a parameter in a forward. Its node's backward ends it; so does the end of a graph that nobody ran back."""
+
+    __slots__ = ("_counted", "_gradients", "_parameter")
+
+    def __init__(self, gradients: Gradients, parameter: nn.Parameter, counted: bool) -> None:
+        self._gradients, self._parameter, self._counted = gradients, parameter, counted
+        gradients._uses[parameter] += counted
+
+    def done(self) -> None:
+        """The backward has handed over this use's gradient. A graph that is run back once more ends no use."""
+        if self._counted:
+            self._counted = False
+            self._gradients._end_use(self._parameter)
+
+    def __del__(self) -> None:
+        if self._counted:
+            self._gradients._uses[self._parameter] -= 1
+
+
+class Gradients:
+    """`dtype`: gradients of bfloat16 weights are summed in float32, or in the model's own dtype.
+
+    `any_rank` lets ranks agree on which parameters a backward used; without it they use the same. `observer` sees every
+    buffer in which a gradient is summed.
+    """
+
+    def __init__(
+        self, dtype: GradientDtype = "float32", any_rank: AnyRank | None = None, bucket_bytes: int = BUCKET_BYTES
+    ) -> None:
+        self.observer: Callable[[Tensor], None] | None = None
+        self._wide = dtype == "float32"
+        self._any_rank = any_rank
+        self._reductions: dict[nn.Parameter, Reduction] = {}
+        self.buckets = Buckets(self._reductions, self.dtype_of, bucket_bytes)
+        self._sums: dict[nn.Parameter, Tensor] = {}  # this rank's, not reduced yet
+        self._expected: set[nn.Parameter] | None = None  # those that steps of a pipeline use on any rank
+        self._uses: Counter[nn.Parameter] = Counter()  # in graphs that have not been run back
+        self._seen_in_forward: set[str] | None = None
+        self._noted: Noted | None = None  # where weight gradients are put off to
+        self._accumulating = False
+        self._reset()
+
+    def _reset(self) -> None:
+        """Forget a backward that failed."""
+        self._arriving: deque[tuple[nn.Parameter, Pending]] = deque()
+        self._strands: dict[tuple[nn.Parameter, str], tuple[Tensor, int]] = {}  # products, and how many they are of
+        self._owed: Counter[nn.Parameter] = Counter()  # gradients still arriving
+        self._waiting: set[nn.Parameter] = set()  # no use is left, but a gradient is owed
+        self._backward = -1  # the running backward pass whose end we have asked to hear of
+        self._end_of: weakref.ref[_End] | None = None
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Gradients:
+        """For a copy of the model: the same reductions for its parameters. Nothing that is under way is copied."""
+        any_rank = deepcopy(self._any_rank, memo)
+        made = Gradients("float32" if self._wide else "model", any_rank, self.buckets.limit)
+        memo[id(self)] = made
+        for parameter, reduction in self._reductions.items():
+            made.register(deepcopy(parameter, memo), reduction)
+        return made
+
+    def register(self, parameter: nn.Parameter, reduction: Reduction) -> None:
+        self._reductions[parameter] = reduction
+
+    def dtype_of(self, parameter: nn.Parameter) -> torch.dtype:
+        """In which a parameter's gradient is accumulated and reduced."""
+        return torch.promote_types(parameter.dtype, torch.float32) if self._wide else parameter.dtype
+
+    def use(self, parameter: nn.Parameter) -> Use:
+        """A node of the forward uses the parameter. Raises UserError if it is none that this model was cut with."""
+        if parameter not in self._reductions:
+            if not parameter.requires_grad:
+                return Use(self, parameter, counted=False)
+            raise UserError(
+                f"a parameter of shape {list(parameter.shape)} was put in the place of one that was cut (by "
+                "load_state_dict(assign=True), for instance), so its gradient would not be reduced; load without assign, or "
+                "copy the values under torch.no_grad()"
+            )
+        if self._seen_in_forward is not None and parameter.requires_grad:
+            self._seen_in_forward.add(self._reductions[parameter].name)
+        # In a recomputation no backward comes through the nodes that are made.
+        return Use(self, parameter, counted=not torch_private.in_backward())
+
+    @contextmanager
+    def seen_in_forward(self) -> Iterator[set[str]]:
+        """The names of parameters that forwards inside the block use."""
+        self._seen_in_forward = found = set[str]()
+        try:
+            yield found
+        finally:
+            self._seen_in_forward = None
+
+    def expect(self, names: Collection[str]) -> None:
+        """`reduce` is to reduce just these, of which this rank gives zeros where it did not use one."""
+        self._expected = {each for each, reduction in self._reductions.items() if reduction.name in names}
+
+    def scatter_to(self, receiver: Receiver) -> None:
+        """From now on each rank that reduces a gradient gets its part of it, where it can be cut (ZeRO-1)."""
+        self.buckets.receiver = receiver
+
+    def scatters(self, parameter: nn.Parameter) -> bool:
+        """Whether the parameter's gradient can be cut over the ranks that reduce it."""
+        return self.buckets.divides(parameter)
+
+    def axis(self, parameter: nn.Parameter) -> Axis:
+        """The ranks that reduce the parameter's gradient."""
+        return self._reductions[parameter].axis
+
+    def clear(self) -> None:
+        """Drop what was accumulated and not reduced."""
+        self._sums.clear()
+
+    def sums(self) -> dict[nn.Parameter, Tensor]:
+        """This rank's accumulated gradients that have not been reduced."""
+        return dict(self._sums)
+
+    def accumulate_in(self, sums: dict[nn.Parameter, Tensor]) -> None:
+        """Let the coming passes add to these tensors."""
+        self._sums = dict(sums)
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        outer, self._accumulating = self._accumulating, True
+        try:
+            yield
+        finally:
+            self._accumulating = outer
+
+    @contextmanager
+    def putting_off(self) -> Iterator[Noted]:
+        outer, self._noted = self._noted, deque()
+        try:
+            yield self._noted
+        finally:
+            self._noted = outer
+
+    def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """Add this rank's gradient of one use, unless the parameter is frozen; the tensor stays the caller's."""
+        if not parameter.requires_grad:
+            return
+        self._hear_of_the_end()
+        dtype = self.dtype_of(parameter)
+        self._sum(parameter, lambda into: gradient.to(dtype, copy=True) if into is None else add_to(into, gradient))
+
+    def _sum(self, parameter: nn.Parameter, product: Callable[[Tensor | None], Tensor]) -> None:
+        held = self._sums.get(parameter)
+        if held is None:
+            held = self._whole_already(parameter)
+        found = product(held)
+        if held is None:
+            self._sums[parameter] = found
+            if self.observer is not None:
+                self.observer(found)
+
+    def _whole_already(self, parameter: nn.Parameter) -> Tensor | None:
+        """The gradient of earlier passes, where there is nothing to reduce: then products add to it in one pass."""
+        how, grad = self._reductions[parameter], parameter.grad
+        if grad is None or how.axis.size * how.ranks > 1 or grad.dtype != self.dtype_of(parameter):
+            return None
+        return local_of(grad)
+
+    def weight_gradient(self, wanted: WeightGradient) -> None:
+        """Compute a gradient now, or note it for `drain`; of a frozen parameter do neither."""
+        if not wanted.parameter.requires_grad:
+            return
+        if self._noted is not None:
+            self._noted.append(wanted)
+            return
+        self._hear_of_the_end()
+        self._compute(wanted)
+
+    @torch.no_grad()
+    def drain(self, noted: Noted) -> None:
+        """Compute weight gradients that were put off."""
+        while noted:
+            self._compute(noted.popleft())
+        while self._arriving:
+            self._arrive()
+
+    def _compute(self, wanted: WeightGradient) -> None:
+        if wanted.scatter is None:
+            self._sum(wanted.parameter, wanted.product)
+            return
+        key = (wanted.parameter, wanted.layer)
+        earlier, strands = self._strands.pop(key, (None, 0))
+        product = wanted.product(earlier)
+        if strands + 1 < wanted.strands:
+            self._strands[key] = product, strands + 1
+            return
+        self._owed[wanted.parameter] += 1
+        self._arriving.append((wanted.parameter, wanted.scatter(product)))
+        # One may still be scattering behind the next layer's computation.
+        while len(self._arriving) > 1:
+            self._arrive()
+
+    def _arrive(self) -> None:
+        parameter, pending = self._arriving.popleft()
+        arrived = pending.wait()
+        self._sum(parameter, lambda into: add_to(into, arrived))
+        self._owed[parameter] -= 1
+        if not self._owed[parameter] and parameter in self._waiting:
+            self._waiting.discard(parameter)
+            self._ready(parameter)
+
+    def _end_use(self, parameter: nn.Parameter) -> None:
+        self._uses[parameter] -= 1
+        if self._uses[parameter] or self._accumulating or self._noted is not None:
+            return
+        if self._owed[parameter]:
+            self._waiting.add(parameter)
+        else:
+            self._ready(parameter)
+
+    def _ready(self, parameter: nn.Parameter) -> None:
+        """Nothing more comes for this parameter, unless a graph is run back once more."""
+        if parameter not in self._sums:
+            return
+        if self.axis(parameter).size == 1:
+            self._deliver(parameter, self._sums.pop(parameter), scale=True)
+        else:
+            self.buckets.ready(parameter, self._sums)
+
+    def _hear_of_the_end(self) -> None:
+        """Have `_end` called when the running backward ends. Outside a backward there is nothing to hear of."""
+        running = torch_private.running_backward()
+        if running in (-1, self._backward):
+            return
+        if self._end_of is not None and self._end_of() is None:
+            self.abandon()
+        end = _End(self)
+        self._backward, self._end_of = running, weakref.ref(end)
+        torch_private.when_backward_ends(end)
+
+    def abandon(self) -> None:
+        """Drop all of a backward that failed: autograd has let go of the callback that would have ended it."""
+        for _, pending in self._arriving:
+            pending.wait()
+        self.buckets.abandon()
+        self.clear()
+        self._reset()
+
+    def _end(self) -> None:
+        self._backward, self._end_of = -1, None
+        while self._arriving:
+            self._arrive()
+        if self._accumulating or self._noted is not None:
+            return
+        sent = self.buckets.sent
+        # Late is what a part of the graph gave that had been run back before, so that nobody waited for it.
+        used, late = self._agreed(sent.union(self._sums), sent.intersection(self._sums))
+        self.buckets.send_rest(used, self._sums)
+        self.buckets.send(late, self._sums)
+        self.finish_reduce()
+
+    def _agreed(self, *sets: set[nn.Parameter]) -> list[list[nn.Parameter]]:
+        """Of each set what any rank has in its own, in the order of registration."""
+        names = [{self._reductions[each].name for each in some} for some in sets]
+        if self._any_rank is not None:
+            names = self._any_rank(names)
+        return [[each for each, how in self._reductions.items() if how.name in some] for some in names]
+
+    def reduce(self) -> None:
+        """Reduce all gradients."""
+        self.start_reduce(self._reductions)
+        self.finish_reduce()
+
+    def start_reduce(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Start to reduce the gradients of these."""
+        expected = self._expected
+        if expected is not None and not expected.issuperset(self._sums):
+            name = next(self._reductions[each].name for each in self._sums if each not in expected)
+            raise UserError(
+                f"{name} got a gradient in this step, and no rank used it when the stages were first run; a pipeline needs "
+                "the same parameters in every step"
+            )
+        wanted = self._sums if expected is None else expected
+        self.buckets.send([each for each in parameters if each in wanted], self._sums)
+
+    def finish_reduce(self) -> None:
+        """Await all reductions that were started; what needs none is delivered now."""
+        for parameter, whole in self.buckets.finish():
+            self._deliver(parameter, whole, scale=False)
+        for parameter in [each for each in self._sums if self.axis(each).size == 1]:
+            self._deliver(parameter, self._sums.pop(parameter), scale=True)
+
+    def _deliver(self, parameter: nn.Parameter, whole: Tensor, scale: bool) -> None:
+        """Add a whole gradient to what the parameter has."""
+        ranks = self._reductions[parameter].ranks
+        if scale and ranks > 1:
+            whole.mul_(1 / ranks)
+        if parameter.grad is None:
+            parameter.grad = like(parameter, whole)
+        else:
+            local_of(parameter.grad).add_(whole)
+
+
+class _End:
+    """Called by autograd when a backward ends. It lives as long as autograd's own task does."""
+
+    def __init__(self, gradients: Gradients) -> None:
+        self._gradients = gradients
+
+    def __call__(self) -> None:
+        self._gradients._end()

@@ -1,0 +1,165 @@
+"""A head and its cross-entropy as one: some rows at a time, so that the logits are never there as a whole.
+
+As soon as the losses of a chunk of rows are known, its logits become the slopes of these losses, which give the chunk's
+gradients of input and weight. So the forward does all three matmuls, each once; the backward scales what it found.
+
+    X [M/z, K]      W [V/y, K]      logits of a chunk [rows, V/y]
+
+The vocabulary may lie on y: then the largest logit and the sums of each row are reduced over y, as in `loss`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.comm import Axis
+from cubeloom.parallel import weave
+from cubeloom.parallel.forms import LinearForm
+from cubeloom.parallel.gradients import Gradients, WeightGradient
+from cubeloom.parallel.head_rows import Steps, put_target
+from cubeloom.parallel.linear import CubeLinear
+from cubeloom.parallel.products import Product, add_product, add_to
+from cubeloom.parallel.state import CubeState
+from cubeloom.parallel.weight import Weight
+
+CHUNK_BYTES = 2**29
+
+
+class CubeHead(CubeLinear):
+    """A linear without a bias, whose inner dimension is not cut and whose weight is whole along z."""
+
+    def __init__(
+        self, form: LinearForm, state: CubeState, weight: Weight, bias: nn.Parameter | None, product: Product
+    ) -> None:
+        super().__init__(form, state, weight, bias, product)
+        self.classes = form.n
+        self.chunk_bytes = CHUNK_BYTES  # of logits
+        self._steps = Steps()
+
+    def compile_local(self, backend: str) -> None:
+        """Compile what is computed on a chunk between matmuls and collectives."""
+        self._steps = self._steps.compiled(backend)
+
+    def loss_sum(
+        self, x: Tensor, targets: Tensor, counted: Tensor, smoothing: float, vocabulary: Axis, origin: str
+    ) -> Tensor:
+        """The sum of the losses of this rank's rows; targets and which of them count are `[M/z]`."""
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
+        whole = self._input(x)
+        weight = self._gathered.forward(self._name, backward_needs_it=False).to(whole.dtype)
+        call = _Call(
+            targets,
+            counted,
+            smoothing,
+            vocabulary,
+            origin,
+            self._steps,
+            chunk_rows(len(whole), len(weight) * whole.itemsize, self.chunk_bytes),
+            torch.is_grad_enabled(),
+            self._name,
+            self._gathered,
+            self._state.gradients,
+        )
+        # All is in one dtype by now. On a GPU autocast would make float32 of slopes, which the products do not take.
+        with torch.autocast(kind, enabled=False):
+            found = _HeadAndLoss.apply(whole, self.weight, weight, call)
+        self._gathered.read("forward", weave.place()[1])
+        if self._lone_matmul:
+            weave.pause()
+        return found
+
+
+def chunk_rows(rows: int, row_bytes: int, most: int) -> int:
+    """Rows of a chunk: all of them, halved until their logits are small enough, so that chunks are alike."""
+    while rows > 1 and rows * row_bytes > most:
+        rows = -(-rows // 2)
+    return rows
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One use of the head."""
+
+    targets: Tensor
+    counted: Tensor
+    smoothing: float
+    vocabulary: Axis
+    origin: str
+    steps: Steps
+    chunk: int  # rows
+    wants_gradients: bool
+    layer: str
+    weight: Weight
+    gradients: Gradients
+
+    def loss_of(self, logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """The loss of a chunk; and its slopes, if anybody wants gradients, as if every row counted."""
+        axis, steps, entries = self.vocabulary, self.steps, logits.shape[-1]
+        counted = self.counted[rows]
+        local = self.targets[rows] - axis.index * entries
+        here = (local >= 0) & (local < entries)
+        safe = local.clamp(0, entries - 1)
+        if axis.size == 1:
+            loss, found, at_target = steps.alone(logits, safe, here, counted, self.smoothing, self.wants_gradients)
+            slopes = logits if found is None else found
+        else:
+            slopes, at_target, classes = logits, None, entries * axis.size
+            largest = axis.all_reduce(steps.largest(logits), f"{self.origin} largest", largest=True).wait()
+            sums = steps.sums(logits, largest, safe, here, self.smoothing)
+            sums = axis.all_reduce(sums, f"{self.origin} sums").wait()
+            loss = steps.losses(sums, counted, self.smoothing, classes)
+            if self.wants_gradients:
+                at_target = steps.slope(logits, largest, sums, self.smoothing, classes)
+        if at_target is not None:
+            put_target(slopes, safe, here, at_target)
+        return loss, slopes
+
+    def chunks(self) -> Iterator[slice]:
+        for first in range(0, len(self.targets), self.chunk):
+            yield slice(first, first + self.chunk)
+
+
+class _HeadAndLoss(torch.autograd.Function):
+    """The parameter is here for the graph; `weight` has its values."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parameter: nn.Parameter, weight: Tensor, call: _Call) -> Tensor:
+        wanted = [call.wants_gradients and each for each in ctx.needs_input_grad[:2]]
+        dx = torch.empty_like(x) if wanted[0] else None
+        dw: Tensor | None = None
+        losses = []
+        for rows in call.chunks():
+            part = x[rows]
+            loss, slopes = call.loss_of(part @ weight.t(), rows)
+            losses.append(loss)
+            # Rows that do not count are left out of what is narrow: slopes are as wide as the vocabulary.
+            counted = call.counted[rows].unsqueeze(-1).to(x.dtype)
+            if dx is not None:
+                torch.mm(slopes, weight, out=dx[rows]).mul_(counted)
+            if wanted[1]:
+                dw = add_product(dw, slopes.t(), part * counted, call.gradients.dtype_of(parameter))
+        # Kept here and not with save_for_backward: a stage that is recomputed would throw them away, and compute them twice.
+        ctx.found = dx, dw
+        ctx.parameter, ctx.call, ctx.use = parameter, call, call.gradients.use(parameter)
+        return torch.stack(losses).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+        (dx, dw), ctx.found = ctx.found, None
+        call: _Call = ctx.call
+        scale = call.steps.scale
+        if dw is not None:
+
+            def product(into: Tensor | None) -> Tensor:
+                return add_to(into, scale(dw, gradient))
+
+            call.gradients.weight_gradient(WeightGradient(ctx.parameter, call.layer, product, call.weight.scatter))
+        ctx.use.done()
+        return None if dx is None else scale(dx, gradient), None, None, None

@@ -1,0 +1,127 @@
+"""GroupNorm and BatchNorm of features that are cut, with exactly the serial model's statistics.
+
+Mean first, then the spread around it: sums over the ranks that have other features of a group, or other samples of a batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cubeloom.parallel import weave
+from cubeloom.parallel.collective import Collective
+from cubeloom.parallel.image_forms import BatchNormForm, GroupNormForm
+from cubeloom.parallel.norm import at_least_float32
+from cubeloom.parallel.parameter import distribute, local_of
+from cubeloom.parallel.state import CubeState
+
+
+class CubeGroupNorm(nn.Module):
+    """`group_of` is the group of each of this rank's features; None where its groups are whole and in order."""
+
+    def __init__(
+        self,
+        form: GroupNormForm,
+        state: CubeState,
+        weight: nn.Parameter | None,
+        bias: nn.Parameter | None,
+        eps: float,
+        group_of: Tensor | None,
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+        self._state = state
+        self._eps = eps
+        self._groups = form.groups
+        self._size = form.features // form.groups
+        self._group_of = group_of
+        self._axis = state.network.axis(form.side)
+        self._sum = Collective("sum", self._axis, form.name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = (None if each is None else self._state.local(each) for each in (self.weight, self.bias))
+        if self._group_of is None:
+            return functional.group_norm(x, self._groups // self._axis.size, weight, bias, self._eps)
+        y = self._normalised(at_least_float32(x), self._group_of.to(x.device)).to(x.dtype)
+        shape = (-1, *[1] * (x.dim() - 2))
+        if weight is not None:
+            y = y * weight.view(shape)
+        return y if bias is None else y + bias.view(shape)
+
+    def _normalised(self, x: Tensor, group_of: Tensor) -> Tensor:
+        # Autocast would take the sums over groups for products of a linear, and round what goes into them.
+        with torch.autocast(x.device.type, enabled=False):
+            return self._in_full(x, group_of)
+
+    def _in_full(self, x: Tensor, group_of: Tensor) -> Tensor:
+        rows = x.flatten(2)  # [samples, own features, pixels]
+        count = self._size * rows.shape[2]
+        # [own features, groups]. A product adds in a fixed order, where adding at an index on a GPU does not.
+        member = functional.one_hot(group_of, self._groups).to(x.dtype)
+        mean = self._sum(rows.sum(2) @ member) / count  # [samples, groups]
+        centred = rows - (mean @ member.t()).unsqueeze(2)
+        spread = self._sum(centred.square().sum(2) @ member) / count
+        scale = torch.rsqrt(spread + self._eps) @ member.t()
+        return (centred * scale.unsqueeze(2)).view_as(x)
+
+
+class CubeBatchNorm(nn.Module):
+    """Statistics over all samples, those of other ranks and other strands too. Running ones are distributed as features are."""
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+
+    def __init__(
+        self,
+        form: BatchNormForm,
+        state: CubeState,
+        weight: nn.Parameter | None,
+        bias: nn.Parameter | None,
+        plain: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d,
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+        self._state = state
+        self._eps = plain.eps
+        self._momentum = plain.momentum
+        self._rows = state.network.axis(*form.row_axes)
+        self._sum = Collective("sum", self._rows, form.name)
+        dtype = torch.float32 if weight is None else weight.dtype
+        for name, value in (("running_mean", 0.0), ("running_var", 1.0)):
+            own = torch.full((form.features // state.network.axis(form.side).size,), value, dtype=dtype)
+            whole = distribute(state.network, own.to(state.network.device), (form.features,), {form.side: 0}).detach()
+            self.register_buffer(name, whole if plain.track_running_stats else None)
+        self.batches = 0
+        self._name, self._woven = form.name, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (-1, *[1] * (x.dim() - 2))
+        wide = at_least_float32(x)
+        if self.training or self.running_mean is None or self.running_var is None:
+            others = [dim for dim in range(x.dim()) if dim != 1]
+            _, ways = weave.place()
+            self._woven |= ways > 1
+            weave.refuse_to_guess(self._name, self._woven)
+            count = ways * self._rows.size * (x.numel() // x.shape[1])
+            mean = weave.meet(self._sum, wide.sum(others)) / count
+            centred = wide - mean.view(shape)
+            spread = weave.meet(self._sum, centred.square().sum(others)) / count
+            self._remember(mean.detach(), spread.detach(), count)
+        else:
+            mean, spread = local_of(self.running_mean), local_of(self.running_var)
+            centred = wide - mean.view(shape)
+        y = (centred * torch.rsqrt(spread + self._eps).view(shape)).to(x.dtype)
+        if self.weight is not None:
+            y = y * self._state.local(self.weight).view(shape)
+        return y if self.bias is None else y + self._state.local(self.bias).view(shape)
+
+    def _remember(self, mean: Tensor, spread: Tensor, count: int) -> None:
+        """Once for all strands; not where a forward is computed once more."""
+        strand, _ = weave.place()
+        if self.running_mean is None or self.running_var is None or strand > 0 or weave.replaying():
+            return
+        self.batches += 1
+        share = 1 / self.batches if self._momentum is None else self._momentum
+        for running, found in ((self.running_mean, mean), (self.running_var, spread * count / (count - 1))):
+            local_of(running).lerp_(found.to(running.dtype), share)

@@ -1,0 +1,161 @@
+"""Cross-entropy of logits whose vocabulary lies on y and whose rows lie on z and x: `[M/(z·x), V/y]`, never whole anywhere.
+
+The largest logit, the sum of exponentials and the target's logit are reduced over y; the mean is over all targets of the
+whole batch that are not ignored, so that every rank has the same loss, the true one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.comm import Axis
+from cubeloom.parallel import weave
+from cubeloom.parallel.forms import LossForm
+from cubeloom.parallel.head import CubeHead
+from cubeloom.parallel.indices import check_indices
+from cubeloom.parallel.norm import at_least_float32
+from cubeloom.parallel.parameter import own_part
+from cubeloom.parallel.state import CubeState
+
+
+class CubeCrossEntropy(nn.Module):
+    def __init__(self, form: LossForm, state: CubeState) -> None:
+        super().__init__()
+        network, whole = state.network, form.whole
+        self._rows = own_part(network.axis("x")) if not whole else None
+        self._vocabulary = network.axis("y") if not whole else None
+        self._everybody = network.axis("data", "z", *(() if whole else ("x",)))
+        self._ranks = network.grid.data * network.grid.z
+        self._smoothing = form.smoothing
+        self._ignored = form.ignored
+        self._origin = form.name
+        self._shares = state.shares
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """`targets` are those of the z rank, `[M/z]`."""
+        # Of a vocabulary that is whole on each rank torch checks targets.
+        classes = None if self._vocabulary is None else logits.shape[-1] * self._vocabulary.size
+        return self._mean_loss(lambda own, counted: self._sum(logits, own, counted), targets, classes)
+
+    def from_hidden(self, hidden: Tensor, head: nn.Module, targets: Tensor) -> Tensor:
+        """The loss of `head(hidden)`; its logits are not kept where the head's form allows it."""
+        vocabulary = self._vocabulary
+        if vocabulary is None or not isinstance(head, CubeHead):
+            return self(head(hidden), targets)
+        return self._mean_loss(
+            lambda own, counted: head.loss_sum(hidden, own, counted, self._smoothing, vocabulary, self._origin),
+            targets,
+            head.classes,
+        )
+
+    def count(self, targets: Tensor) -> Tensor:
+        """How many of these targets are not ignored."""
+        return (targets != self._ignored).sum().double()
+
+    def _mean_loss(self, sum_of: Callable[[Tensor, Tensor], Tensor], targets: Tensor, classes: int | None) -> Tensor:
+        """From the sum over this rank's targets and which of them count."""
+        if classes is not None:
+            check_indices(targets, classes, f"{self._origin}: target", self._ignored)
+        if self._rows is not None:
+            targets = self._rows(targets)
+        counted = targets != self._ignored
+        total = sum_of(targets, counted)
+        # The strands of a weave have one loss together.
+        return weave.meet(self._mean, total, counted.sum().to(total.dtype))
+
+    def _sum(self, logits: Tensor, targets: Tensor, counted: Tensor) -> Tensor:
+        if self._vocabulary is None:
+            return nn.functional.cross_entropy(
+                logits, targets, ignore_index=self._ignored, label_smoothing=self._smoothing, reduction="sum"
+            )
+        return _VocabularyCrossEntropy.apply(logits, targets, counted, self._smoothing, self._vocabulary, self._origin)
+
+    def _mean(self, total: Tensor, count: Tensor) -> Tensor:
+        mean = Mean.apply(total, count, self._everybody, self._ranks, self._origin)
+        return share_of(mean, self._shares.get(self._origin))
+
+
+def share_of(mean: Tensor, share: Tensor | None) -> Tensor:
+    """A micro-batch's loss as its part of the batch's; the whole, where that is one."""
+    return mean if share is None else _Part.apply(mean, share.to(mean.dtype))
+
+
+class _Part(torch.autograd.Function):
+    """A product that saves no tensor: a stage that is recomputed would run its head once more to come by it.
+
+    A micro-batch whose targets are all ignored has a share of 0 and a mean of 0/0: it adds nothing.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, share: Tensor) -> Tensor:
+        ctx.share = share
+        return (share * mean).masked_fill(share == 0, 0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.share * gradient, None
+
+
+class Mean(torch.autograd.Function):
+    """Sum of sums over sum of counts, the mean of the whole batch; the backward of a rank's own part.
+
+    `ranks` of data and z are those whose gradients are averaged: what a rank has in the mean, it has that often in its share.
+    Where nothing is counted it is as torch's: the mean is NaN, and its gradient 0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, count: Tensor, everybody: Axis, ranks: int, origin: str) -> Tensor:
+        sums = everybody.all_reduce(torch.stack([total, count]), f"{origin} mean").wait()
+        ctx.count, ctx.ranks = sums[1], ranks
+        return sums[0] / sums[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return (gradient * (ctx.ranks / ctx.count)).masked_fill(ctx.count == 0, 0), None, None, None, None
+
+
+class _VocabularyCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        counted: Tensor,
+        smoothing: float,
+        vocabulary: Axis,
+        origin: str,
+    ) -> Tensor:
+        """The sum over this rank's rows."""
+        wide = at_least_float32(logits)
+        entries = wide.shape[-1]
+        local = targets - vocabulary.index * entries
+        here = (local >= 0) & (local < entries)
+        safe = local.clamp(0, entries - 1)
+        largest = vocabulary.all_reduce(wide.amax(-1), f"{origin} largest", largest=True).wait()
+        shifted = wide - largest.unsqueeze(-1)
+        exponentials = shifted.exp()
+        target = shifted.gather(-1, safe.unsqueeze(-1)).squeeze(-1).masked_fill(~here, 0)
+        numbers = [exponentials.sum(-1), target] + ([shifted.sum(-1)] if smoothing else [])
+        sums = vocabulary.all_reduce(torch.stack(numbers), f"{origin} sums").wait()
+        logarithm = sums[0].log()
+        losses = logarithm - sums[1]
+        if smoothing:
+            # The smoothed target gives each entry a share of `smoothing`, and the true one the rest.
+            mean = sums[2] / (entries * vocabulary.size)
+            losses = (1 - smoothing) * losses + smoothing * (logarithm - mean)
+        ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(-1)), safe, here, counted)
+        ctx.smoothing, ctx.classes, ctx.dtype = smoothing, entries * vocabulary.size, logits.dtype
+        return losses.masked_fill(~counted, 0).sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        probabilities, safe, here, counted = ctx.saved_tensors
+        slope = probabilities - ctx.smoothing / ctx.classes
+        hit = here.to(slope.dtype).unsqueeze(-1) * (ctx.smoothing - 1)
+        slope.scatter_add_(-1, safe.unsqueeze(-1), hit)
+        slope *= (counted * gradient).unsqueeze(-1)
+        return slope.to(ctx.dtype), None, None, None, None, None

@@ -1,0 +1,138 @@
+"""LayerNorm and RMSNorm over features that lie on x: `[rows, H/x]`, a few numbers a row to know the whole row.
+
+Statistics are summed in float32 at least. LayerNorm gathers each part's mean and spread and merges them exactly (Chan,
+Golub and LeVeque), since E[x²] - E[x]² loses digits where the mean is large. As collectives are, a norm is two nodes, so
+that another strand of a weave computes while the statistics travel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cubeloom.comm import Axis, Pending
+from cubeloom.parallel import weave
+from cubeloom.parallel.collective import hollow
+from cubeloom.parallel.forms import NormForm
+from cubeloom.parallel.state import CubeState
+
+
+class CubeNorm(nn.Module):
+    def __init__(
+        self,
+        form: NormForm,
+        state: CubeState,
+        weight: nn.Parameter | None,
+        bias: nn.Parameter | None,
+        eps: float | None,
+    ) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self._state = state
+        self._eps = eps
+        self._axis = state.network.axis("x")
+        self._centred = form.centred
+        self._origin = form.name
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = (None if each is None else self._state.local(each) for each in (self.weight, self.bias))
+        eps = torch.finfo(x.dtype).eps if self._eps is None else self._eps  # None is torch's default for RMSNorm
+        if self._axis.size == 1:
+            if self._centred:
+                return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+            return functional.rms_norm(x, x.shape[-1:], weight, eps)
+        call = _Call(self._axis, self._centred, eps, self._origin)
+        token = _Launch.apply(x, call)
+        weave.pause()
+        y = _Finish.apply(token, call)
+        if weight is not None:
+            y = y * weight
+        return y if bias is None else y + bias
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+@dataclass
+class _Call:
+    """One use of a norm: what its two nodes hand to one another, in the forward and, reversed, in the backward."""
+
+    axis: Axis
+    centred: bool  # LayerNorm; otherwise RMSNorm
+    eps: float
+    origin: str
+    pending: Pending | None = None
+    held: tuple[Tensor, ...] = ()
+
+    def take(self) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What was under way, and what was held."""
+        assert self.pending is not None
+        pending, held, self.pending, self.held = self.pending, self.held, None, ()
+        return pending.wait(), held
+
+
+class _Launch(torch.autograd.Function):
+    """Forward: start to join the statistics. Backward: the gradient, from sums that are there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, call: _Call) -> Tensor:
+        wide = at_least_float32(x)
+        ctx.call = call
+        call.held = (wide.detach(),)
+        origin = f"{call.origin} forward"
+        if call.centred:
+            mean = wide.mean(-1, keepdim=True)
+            spread = (wide - mean).square().mean(-1, keepdim=True)
+            call.pending = call.axis.all_gather(torch.cat([mean, spread], -1)[None], 0, origin)
+        else:
+            call.pending = call.axis.all_reduce(wide.square().mean(-1, keepdim=True), origin)
+        return hollow(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        call: _Call = ctx.call
+        sums, (wide, normal, scale) = call.take()
+        means = sums / call.axis.size
+        slope = wide - normal * means[..., -1:]
+        if call.centred:
+            slope = slope - means[..., :1]
+        return (slope * scale).to(gradient.dtype), None
+
+
+class _Finish(torch.autograd.Function):
+    """Forward: normalise with the statistics of the whole row. Backward: start to sum what the gradient needs of it."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, call: _Call) -> Tensor:
+        joined, (wide,) = call.take()
+        if call.centred:
+            means, spreads = joined.unbind(-1)  # [x, rows] each
+            mean = means.mean(0).unsqueeze(-1)
+            # Parts are equally long: the whole spread is the mean spread and the spread of the means.
+            spread = spreads.mean(0).unsqueeze(-1) + (means.unsqueeze(-1) - mean).square().mean(0)
+            scale = torch.rsqrt(spread + call.eps)
+            normal = (wide - mean) * scale
+        else:
+            scale = torch.rsqrt(joined / call.axis.size + call.eps)
+            normal = wide * scale
+        ctx.save_for_backward(normal.to(token.dtype), scale)
+        ctx.call = call
+        return normal.to(token.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        call: _Call = ctx.call
+        normal, scale = (at_least_float32(saved) for saved in ctx.saved_tensors)
+        wide = at_least_float32(gradient)
+        sums = [(wide * normal).mean(-1)]
+        if call.centred:
+            sums.insert(0, wide.mean(-1))
+        call.pending = call.axis.all_reduce(torch.stack(sums, -1), f"{call.origin} backward")
+        call.held = (wide, normal, scale)
+        return hollow(gradient), None

@@ -1,0 +1,72 @@
+"""What the layers of one model share on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.comm import Network
+from cubeloom.parallel.agreement import agreement
+from cubeloom.parallel.cut import Rest
+from cubeloom.parallel.gradients import Gradients
+from cubeloom.parallel.parameter import check_unchanged, local_of, version_of
+from cubeloom.parallel.weight import Chain
+
+
+@dataclass
+class Clock:
+    """Where training stands, for random numbers that must not depend on the grid."""
+
+    seed: int = 0
+    step: int | None = None  # to be set before each step of a model with dropout
+    first_row: int = 0  # of this micro-batch, among this z rank's rows of the whole batch
+    rows: int | None = None  # of one z rank in the whole batch, where it is cut into micro-batches
+
+
+@dataclass
+class CubeState:
+    network: Network
+    rest: Rest
+    gradients: Gradients
+    chain: Chain = field(default_factory=Chain)
+    clock: Clock = field(default_factory=Clock)
+    # Of each loss in the whole batch's mean, where that is cut up.
+    shares: dict[str, Tensor] = field(default_factory=dict)
+    hides_weight_gradients: bool = True  # behind the input gradient's collective; not, only to see what that is worth
+    # Weights change between a forward and its backward, so that what the forward saved must not share memory with a parameter.
+    updates_under_way: bool = False
+
+    @classmethod
+    def of(cls, network: Network, rest: Rest) -> CubeState:
+        """For a model in a training loop of the user's own, where ranks may use different modules in a step."""
+        chain = Chain()
+        return cls(network, rest, Gradients(rest.gradients, agreement(network, chain)), chain)
+
+    @property
+    def staggers(self) -> bool:
+        """Strands start one after the other: gathers and scatters of rows in the plane follow each other closely."""
+        grid = self.network.grid
+        return self.rest.activations == "sharded" and grid.x * grid.y > 1
+
+    def local(self, parameter: nn.Parameter) -> Tensor:
+        """A small parameter's local block, inside autograd."""
+        return _Local.apply(parameter, self.gradients, self.updates_under_way)
+
+
+class _Local(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: nn.Parameter, gradients: Gradients, copied: bool) -> Tensor:
+        ctx.parameter, ctx.gradients, ctx.use = parameter, gradients, gradients.use(parameter)
+        ctx.version = None if copied else version_of(parameter)
+        return local_of(parameter).clone() if copied else local_of(parameter)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        if ctx.version is not None:
+            check_unchanged(ctx.parameter, ctx.version, f"a parameter of shape {list(ctx.parameter.shape)}")
+        ctx.gradients.add(ctx.parameter, gradient)
+        ctx.use.done()
+        return None, None, None

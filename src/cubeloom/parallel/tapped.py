@@ -1,0 +1,122 @@
+"""Linear layers of a compiled block whose weight gradients are left to us.
+
+The compiler makes one backward of a block, with all of its gradients. Of a tapped layer's weight it gives, in the place of a
+gradient, what that is the product of: two tokens stand for the weight among the inputs of the compiled function, and what it
+takes for their gradients are the layer's input and the gradient of its output. So the product can add itself to that of
+earlier micro-batches, in one pass, and it can be put off.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from cubeloom.base import torch_private
+
+TOKENS = ("of_input", "of_output")
+Shapes = tuple[torch.Size, torch.Size]  # of a layer's input and of its output: those of its tokens
+
+
+class TappedLinear(nn.Linear):
+    of_input: Tensor
+    of_output: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = seen_by(self.of_output, functional.linear(x, self.weight, self.bias))
+        return handing_out(x, self.of_input, y)
+
+
+def seen_by(token: Tensor, y: Tensor) -> Tensor:
+    """`y`, whose gradient is taken for the token's, too."""
+    found: Tensor = _SeenBy.apply(y, token)
+    return found
+
+
+class _SeenBy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, token: Tensor) -> Tensor:
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, gradient
+
+
+def handing_out(what: Tensor, token: Tensor, y: Tensor) -> Tensor:
+    """`y`; when its gradient comes by, `what` is taken for the token's."""
+    found: Tensor = _HandingOut.apply(what, token, y)
+    return found
+
+
+class _HandingOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, what: Tensor, token: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(what)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor]:
+        (what,) = ctx.saved_tensors
+        return None, what, gradient
+
+
+@dataclass(frozen=True)
+class Tapped:
+    """A plain block with taps in some of its layers, for calls of one kind."""
+
+    block: nn.Module
+    shapes: Mapping[str, Shapes]  # by layer
+
+    @classmethod
+    def of(
+        cls,
+        plain: nn.Module,
+        parameters: Mapping[str, Tensor],
+        arguments: tuple[Any, ...],
+        named: Mapping[str, Any] | None = None,
+    ) -> Tapped:
+        """With a tap in each linear layer that such a call comes through just once, and whose weight no other layer has."""
+        block = deepcopy(plain)
+        shapes = _shapes(block, parameters, arguments, dict(named or {}))
+        for name in shapes:
+            layer = block.get_submodule(name)
+            layer.__class__ = TappedLinear
+            for token in TOKENS:
+                layer.register_buffer(token, None)
+        return cls(block, shapes)
+
+
+def within(layer: str, name: str) -> str:
+    """The name that something of a layer has in its block; the layer may be the block itself."""
+    return f"{layer}.{name}" if layer else name
+
+
+def _shapes(
+    block: nn.Module, parameters: Mapping[str, Tensor], arguments: tuple[Any, ...], named: dict[str, Any]
+) -> dict[str, Shapes]:
+    """What goes into the layers that can be tapped, and what comes out; from a call that computes nothing."""
+    uses = Counter(id(each) for _, each in block.named_parameters(remove_duplicate=False))
+    calls: dict[str, list[Shapes]] = defaultdict(list)
+
+    def seen(name: str, _: nn.Module, given: tuple[Tensor, ...], y: Tensor) -> None:
+        calls[name].append((given[0].shape, y.shape))
+
+    hooks = [
+        layer.register_forward_hook(partial(seen, name))
+        for name, layer in block.named_modules()
+        if type(layer) is nn.Linear and uses[id(layer.weight)] == 1
+    ]
+    with torch_private.FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        functional_call(block, dict(parameters), arguments, named)
+    for hook in hooks:
+        hook.remove()
+    return {name: each[0] for name, each in calls.items() if len(each) == 1}

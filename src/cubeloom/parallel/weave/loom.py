@@ -1,0 +1,291 @@
+"""Strands of one computation that take turns on one thread (Singh et al.: overdecomposition).
+
+    loss = Weave(model, ways=2)(tokens=tokens, targets=targets)     # as model(...), in two strands
+    loss.backward()                                                 # once, for all strands
+
+A strand runs until it has to wait for a collective; then it pauses, and the next one computes while the network works. The
+order of turns is fixed, so that all ranks start collectives in the same order.
+
+In the backward nobody pauses: autograd runs nodes in the reverse of their creation, which is interleaved already. That is
+enough for collectives of both passes. A collective of the backward alone has no pause in the forward to be mirrored: its
+waiting node is put off until behind the other strand's next one (`put_off`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from greenlet import GreenletExit, getcurrent, greenlet
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from cubeloom.base import torch_private
+from cubeloom.base.errors import UserError
+from cubeloom.base.limits import within
+from cubeloom.comm import devices
+from cubeloom.parallel.weave.thread_state import ThreadState
+
+
+class UnderWay(Protocol):
+    """A collective that a strand has started."""
+
+    def settle(self) -> None:
+        """Wait for it, for nobody."""
+        ...
+
+
+# What strands agreed on in each `recompute` that is running, the outermost first.
+Records = list[list[Tensor]]
+
+
+class Strand(greenlet):
+    def __init__(self, run: Callable[[], object], number: int, loom: Loom) -> None:
+        super().__init__(run)
+        self.number = number
+        self.loom = loom
+        self.records: Records = []
+
+
+class Weave:
+    """Calls a function as `ways` strands, each on a part of every tensor's first dimension; results are joined again.
+
+    `stagger`: each strand starts a turn after the one before, which collectives need that follow each other with little
+    computation between them. A result that is one number must be the same for all strands, as what `meet` gives is.
+    """
+
+    def __init__(self, function: Callable[..., Any], ways: int = 1, stagger: bool = False) -> None:
+        within("ways", ways)
+        self._function = function
+        self._ways = ways
+        self._stagger = stagger
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if self._ways == 1:
+            return self._function(*arguments, **named)
+        parts = _split((arguments, named), self._ways)
+        loom = Loom(self._ways, self._stagger)
+        return _join(loom.run([_call(self._function, *part) for part in parts]))
+
+
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Callable[[], Any]:
+    return lambda: function(*arguments, **named)
+
+
+class Loom:
+    """One run of some strands."""
+
+    def __init__(self, ways: int, stagger: bool = False) -> None:
+        self.ways = ways
+        self.under_way: dict[int, UnderWay] = {}  # collectives between start and finish, by identity
+        self._stagger = stagger
+        self._numbers: list[int] = []  # of nodes that were put off, as they were made
+        self._meetings: list[dict[int, tuple[Tensor, ...]]] = []
+        self._agreed: list[Tensor] = []
+        self._met = [0] * ways
+
+    def run(self, functions: list[Callable[[], Any]]) -> list[Any]:
+        results: list[Any] = [None] * self.ways
+        strands = [Strand(function, number, self) for number, function in enumerate(functions)]
+        base = ThreadState.take()
+        states = [base] * self.ways
+        turn = 0
+        try:
+            while any(not strand.dead for strand in strands):
+                for number, strand in enumerate(strands):
+                    if strand.dead or (self._stagger and turn < number):
+                        continue
+                    states[number].put()
+                    results[number] = strand.switch()
+                    states[number] = ThreadState.take()
+                turn += 1
+        except BaseException:
+            ThreadState.take()
+            self._abandon(strands, states)
+            raise
+        finally:
+            base.put()
+        return results
+
+    def _abandon(self, strands: list[Strand], states: list[ThreadState]) -> None:
+        """End the strands that are left, and wait for what they have started: all ranks have."""
+        for strand, state in zip(strands, states, strict=True):
+            if not strand.dead and strand:
+                state.put()
+                strand.throw(GreenletExit)
+                ThreadState.take()
+        for each in list(self.under_way.values()):
+            each.settle()
+
+    def meet(self, strand: Strand, then: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Tensor:
+        place = self._met[strand.number]
+        self._met[strand.number] += 1
+        if place == len(self._meetings):
+            self._meetings.append({})
+        meeting = self._meetings[place]
+        meeting[strand.number] = tensors
+        if len(meeting) == self.ways:
+            # In the order of the strands, whoever came last.
+            self._agreed.append(then(*(sum(column[1:], start=column[0]) for column in _columns(meeting))))
+            meeting.clear()
+        while place >= len(self._agreed):
+            pause()
+        return self._agreed[place]
+
+    def put_off(self, node: Node | None) -> None:
+        """Let this node, which waits in the backward, run where the one put off before it would have run.
+
+        Among the nodes that are ready autograd runs the one with the highest number. With the number of the other strand's
+        last one, this one waits only after that strand has computed up to there. A wrong number would cost time, never
+        values.
+        """
+        if node is None:  # nothing before it needs a gradient
+            return
+        self._numbers.append(torch_private.sequence_number(node))
+        if len(self._numbers) > 1:
+            torch_private.set_sequence_number(node, self._numbers[-2])
+
+
+def strand() -> Strand | None:
+    """The strand that is computing, if it is one."""
+    here = getcurrent()
+    return here if isinstance(here, Strand) else None
+
+
+def pause() -> None:
+    """Let the other strands compute. Without strands, nothing."""
+    here = getcurrent()
+    if isinstance(here, Strand):
+        assert here.parent is not None
+        here.parent.switch()
+
+
+def meet(then: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """`then` of the sums of all strands' tensors: computed once, one tensor for all. Without strands, of the tensors.
+
+    Where a strand's forward is computed once more it is alone, and is given what all agreed on the first time.
+    """
+    here = strand()
+    if here is not None:
+        agreed = here.loom.meet(here, then, tensors)
+    elif _replays and (before := next(_replays[-1].agreed, None)) is not None:
+        agreed = before.detach().requires_grad_(before.requires_grad)
+    else:
+        return then(*tensors)
+    for record in _records():
+        record.append(agreed.detach().requires_grad_(agreed.requires_grad))  # without the graph, which holds the record
+    return agreed
+
+
+def _columns(meeting: dict[int, tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+    return list(zip(*(meeting[number] for number in sorted(meeting)), strict=True))
+
+
+class Replay:
+    """A forward of one strand that is computed once more: its place, and what all strands agreed on in the first one."""
+
+    def __init__(self, place: tuple[int, int], agreed: list[Tensor]) -> None:
+        self.place = place
+        self.agreed = iter(agreed)
+        self.records: Records = []
+
+
+_replays: list[Replay] = []
+
+
+def _records() -> Records:
+    here = strand() or (_replays[-1] if _replays else None)
+    return [] if here is None else here.records
+
+
+@contextmanager
+def recording(agreed: list[Tensor]) -> Iterator[None]:
+    """Note in this list what strands agree on in the forward inside."""
+    records = _records()
+    records.append(agreed)
+    try:
+        yield
+    finally:
+        records.pop()
+
+
+@contextmanager
+def replaying_as(place: tuple[int, int], agreed: list[Tensor]) -> Iterator[None]:
+    """The forward inside is computed once more, for the strand of this place."""
+    _replays.append(Replay(place, agreed))
+    try:
+        yield
+    finally:
+        _replays.pop()
+
+
+def place() -> tuple[int, int]:
+    """This strand's number and the number of strands."""
+    here = strand()
+    if here is not None:
+        return here.number, here.loom.ways
+    return _replays[-1].place if _replays else (0, 1)
+
+
+def replaying() -> bool:
+    """A forward is being computed once more, in a backward."""
+    return bool(_replays)
+
+
+def refuse_to_guess(layer: str, woven: bool) -> None:
+    """Raise if a layer that strands have run is computed once more by torch's checkpoint, which does not say for which."""
+    if woven and torch_private.in_backward() and not replaying():
+        raise UserError(
+            f"layer {layer}: a forward is computed once more, and nobody knows for which strand of the weave; use "
+            "`cubeloom.parallel.weave.recompute` in place of torch's checkpoint"
+        )
+
+
+def _split(tree: Any, ways: int) -> list[Any]:
+    """As many trees, each with a part of every tensor."""
+    if isinstance(tree, Tensor):
+        if tree.dim() == 0 or tree.shape[0] % ways:
+            raise UserError(
+                f"a tensor of shape {list(tree.shape)} cannot be cut into {ways} strands by its first dimension"
+            )
+        return list(tree.chunk(ways))
+    if isinstance(tree, dict):
+        parts = {key: _split(value, ways) for key, value in tree.items()}
+        return [{key: part[number] for key, part in parts.items()} for number in range(ways)]
+    if isinstance(tree, list | tuple):
+        columns = [_split(value, ways) for value in tree]
+        return [type(tree)(column[number] for column in columns) for number in range(ways)]
+    return [tree] * ways
+
+
+def _join(trees: list[Any]) -> Any:
+    """The reverse. A number is one for all strands, the very same or at least equal."""
+    first = trees[0]
+    if isinstance(first, Tensor):
+        if first.dim() > 0:
+            return torch.cat(trees)
+        if not all(tree is first for tree in trees) and not _are_equal(trees):
+            raise UserError(_APART.format([tree.item() for tree in trees]))
+        return first
+    if isinstance(first, dict):
+        return {key: _join([tree[key] for tree in trees]) for key in first}
+    if isinstance(first, list | tuple):
+        return type(first)(_join(list(column)) for column in zip(*trees, strict=True))
+    if isinstance(first, int | float) and any(tree != first for tree in trees):
+        raise UserError(_APART.format(trees))
+    return first
+
+
+_APART = (
+    "strands of a weave returned different numbers, {}, such as means over their own samples: which of them would be the whole"
+    " is not known. Return a tensor with a number for each sample and take the mean outside, or use a loss that is cut"
+    " (`Loss()`), or `weave.meet`"
+)
+
+
+def _are_equal(scalars: list[Tensor]) -> bool:
+    """A GPU is not waited for: it asserts it."""
+    each = torch.stack([scalar.detach() for scalar in scalars])
+    return devices.assert_all((each == each[0]) | (each.isnan() & each[0].isnan()), _APART.format("its losses"))

@@ -1,0 +1,177 @@
+"""A weight that rests sharded, gathered for use, its gradient scattered back.
+
+The gather of the next layer's weight starts before it is needed: a `Chain` remembers in which order layers used weights.
+
+A gathered copy never outlives an update: one that is kept until the backward lives in the graph and nowhere else, and any copy
+is used only if the weight has not changed since it was gathered.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from copy import copy, deepcopy
+from typing import Literal
+
+from torch import Tensor, nn
+
+from cubeloom.base import torch_private
+from cubeloom.comm import Axis, Pending
+from cubeloom.parallel import weave
+from cubeloom.parallel.cut import Weights
+from cubeloom.parallel.parameter import Version, local_of, version_of
+
+Direction = Literal["forward", "backward"]
+
+
+class Chain:
+    """The order in which the layers of one model use weights in a forward, learned from the last one."""
+
+    def __init__(self) -> None:
+        self._order: list[tuple[str, Weight]] = []  # by layer: two may share a weight
+        self._needed: dict[str, bool] = {}  # whether the layer's backward needs the weight
+        self._place = 0
+        self._log: list[str] | None = None  # layers that used sharded weights since ranks last compared, if they do
+
+    def forward(self, layer: str, weight: Weight, backward_needs_it: bool | None) -> None:
+        """`weight` is being used: start gathering the one that came after it last time."""
+        if self._log is not None:
+            self._log.append(layer)
+        if backward_needs_it is not None:
+            self._needed[layer] = backward_needs_it
+        use = (layer, weight)
+        if self._place >= len(self._order) or self._order[self._place] != use:
+            if use not in self._order:
+                self._order.append(use)
+            self._place = self._order.index(use)
+        self._place += 1
+        if self._place < len(self._order):
+            self._order[self._place][1].prefetch("forward")
+
+    def backward(self, layer: str, weight: Weight) -> None:
+        """The same in the backward, where the one before comes next."""
+        place = self._order.index((layer, weight))
+        if place > 0:
+            before, its_weight = self._order[place - 1]
+            if self._needed.get(before):
+                its_weight.prefetch("backward")
+
+    def begin_log(self) -> None:
+        """From now on remember which layers used sharded weights; somebody takes it from time to time."""
+        self._log = []
+
+    def take_log(self) -> list[str]:
+        """The layers that used sharded weights since this was last asked, in their order."""
+        assert self._log is not None
+        log, self._log = self._log, []
+        return log
+
+
+class Weight:
+    """A parameter cut over `axis` in its first dimension, if it is sharded at all; gathered, it is whole over that axis."""
+
+    def __init__(self, parameter: nn.Parameter, axis: Axis, mode: Weights, chain: Chain, origin: str) -> None:
+        self.parameter = parameter
+        self.sharded = mode != "replicated" and axis.size > 1
+        self.keeps = self.sharded and mode == "kept"  # the caller holds the gathered copy until the backward
+        self._axis = axis
+        self._chain = chain
+        self._origin = origin
+        self._pending: Pending | None = None
+        self._full: Tensor | None = None
+        self._kept: weakref.ref[Tensor] | None = None
+        self._gathered_from: Version | None = None
+        self._reads = {"forward": 0, "backward": 0}  # by strands, of what all of them read
+
+    @property
+    def parts(self) -> int:
+        """How many shards make the whole."""
+        return self._axis.size if self.sharded else 1
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Weight:
+        """For a copy of the model; what was gathered is not copied."""
+        made = copy(self)
+        memo[id(self)] = made
+        made.parameter, made._chain = deepcopy(self.parameter, memo), deepcopy(self._chain, memo)
+        made._pending = made._full = made._kept = made._gathered_from = None
+        made._reads = {"forward": 0, "backward": 0}
+        return made
+
+    def forward(self, layer: str, backward_needs_it: bool | None) -> Tensor:
+        """The whole weight, for a layer's forward; `read` must follow. Gathered once for all strands of a weave.
+
+        `backward_needs_it` is unknown where no graph is made.
+        """
+        if not self.sharded:
+            return local_of(self.parameter)
+        if self._held is not None:
+            return self._held  # another strand has asked for it
+        full = self._gathered("forward")
+        # A recomputation inside a backward runs one block forward: the next block's weights are not wanted then.
+        if not torch_private.in_backward():
+            self._chain.forward(layer, self, backward_needs_it)
+        return full
+
+    def backward(self, layer: str) -> Tensor:
+        """The whole weight, for an input gradient; `read` must follow."""
+        if not self.sharded:
+            return local_of(self.parameter)
+        if self._held is not None:
+            return self._held
+        full = self._gathered("backward")
+        self._chain.backward(layer, self)
+        return full
+
+    @property
+    def _held(self) -> Tensor | None:
+        """The whole weight as it is now, if it has been gathered and not all strands have read it."""
+        return self._full if self._gathered_from == version_of(self.parameter) else None
+
+    def read(self, direction: Direction, ways: int) -> None:
+        """The computation that asked for the whole weight is done with it: one of so many strands."""
+        self._reads[direction] += 1
+        strand = weave.strand()
+        if self._reads[direction] < ways:
+            if strand is not None:
+                strand.loom.under_way[id(self)] = self
+            return
+        if strand is not None:
+            strand.loom.under_way.pop(id(self), None)
+        self._reads[direction] = 0
+        self._full = None
+
+    def settle(self) -> None:
+        """Drop what was gathered and not read: strands were given up, or the weight has changed."""
+        self._reads = {"forward": 0, "backward": 0}
+        if self._pending is not None:
+            self._pending.wait()
+        self._pending = self._full = None
+
+    @property
+    def scatter(self) -> Callable[[Tensor], Pending] | None:
+        """Takes the gradient of the whole weight on its way to be this rank's part of the sum over the axis."""
+        return self._scatter if self.sharded else None
+
+    def _scatter(self, gradient: Tensor) -> Pending:
+        return self._axis.reduce_scatter(gradient, 0, f"{self._origin} weight gradient")
+
+    def prefetch(self, direction: Direction) -> None:
+        """Start gathering, unless that is done or under way for the values that the shard has now."""
+        now = version_of(self.parameter)
+        if self._gathered_from != now:
+            self.settle()
+            self._kept = None
+        if self._full is None and self._kept is not None:
+            self._full = self._kept()
+        if self._pending is None and self._full is None:
+            self._gathered_from = now
+            shard = local_of(self.parameter)
+            self._pending = self._axis.all_gather(shard, 0, f"{self._origin} weight {direction}")
+
+    def _gathered(self, direction: Direction) -> Tensor:
+        self.prefetch(direction)
+        if self._pending is not None:
+            self._full, self._pending = self._pending.wait(), None
+        assert self._full is not None
+        self._kept = weakref.ref(self._full) if self.keeps else None
+        return self._full

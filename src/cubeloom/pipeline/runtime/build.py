@@ -1,0 +1,211 @@
+"""The stages that one worker holds: the model pruned to each, its layers cut over the cube."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from torch import nn
+
+from cubeloom.base.errors import UserError, counted
+from cubeloom.base.grid import Grid
+from cubeloom.base.limits import within
+from cubeloom.comm import Network
+from cubeloom.models import AttentionCore
+from cubeloom.models.pieces import Piece
+from cubeloom.parallel import Batch, CubeState, Cut, resolve
+from cubeloom.parallel.apply import Fill, replace_layers
+from cubeloom.parallel.compiled import compile_local, whole_blocks
+from cubeloom.parallel.cut import Rest
+from cubeloom.parallel.forms import Form, LinearForm
+from cubeloom.parallel.gradients import Gradients
+from cubeloom.parallel.image_forms import BatchNormForm
+from cubeloom.parallel.state import Clock
+from cubeloom.parallel.weave import recompute as again
+from cubeloom.pipeline import Schedule, Updates, check
+from cubeloom.pipeline.runtime.handed import Handed, handed_on
+from cubeloom.pipeline.runtime.microbatches import portions
+from cubeloom.pipeline.runtime.partition import belongs, counted_costs, partition
+from cubeloom.pipeline.runtime.recorded import Record, RecordedStage
+from cubeloom.pipeline.runtime.stage import Stage
+
+Home = tuple[int, int]  # replica, stage
+Recompute = bool | Collection[int] | Literal["attention"]
+
+
+class Elsewhere(nn.Module):
+    """In the place of a module that another stage has."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which modules, and so which layers, each stage has, and which workers hold it."""
+
+    schedule: Schedule
+    stages: Sequence[range]  # the pieces of each stage
+    modules: Sequence[tuple[str, ...]]  # the modules of each piece
+    forms: Sequence[Form]
+    handed: Sequence[tuple[Handed, ...]]  # what each piece hands to the next
+    # Asked for in every step, and long to find where a model has many layers.
+    _holders: dict[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
+
+    def modules_of(self, stage: int) -> tuple[str, ...]:
+        return tuple(name for piece in self.stages[stage] for name in self.modules[piece])
+
+    def forms_of(self, stage: int) -> list[Form]:
+        return [form for form in self.forms if belongs(form.name, self.modules_of(stage))]
+
+    def handed_by(self, stage: int) -> tuple[Handed, ...]:
+        """What a stage hands to the next."""
+        return self.handed[self.stages[stage][-1]]
+
+    def holders(self, parameter: str) -> tuple[int, ...]:
+        """The workers that hold a parameter, because a stage of theirs has its layer or one that shares its weight."""
+        if parameter not in self._holders:
+            owner = parameter.rpartition(".")[0]
+            users = {
+                form.name
+                for form in self.forms
+                if form.name == owner
+                or (parameter.endswith(".weight") and isinstance(form, LinearForm) and form.shares == owner)
+            }
+            stages = [s for s in range(len(self.stages)) if any(belongs(user, self.modules_of(s)) for user in users)]
+            self._holders[parameter] = tuple(sorted({row[s] for row in self.schedule.placement for s in stages}))
+        return self._holders[parameter]
+
+
+def lay_out(
+    model: nn.Module,
+    cut: Cut,
+    grid: Grid,
+    batch: Batch,
+    schedule: Schedule,
+    rest: Rest,
+    stages: Sequence[range] | None = None,
+    ways: int = 1,
+) -> Layout:
+    """Decide all that can be decided without a process group; raises UserError for what cannot work.
+
+    `stages` may say which pieces each stage gets; otherwise they are balanced by the multiplications counted.
+    """
+    check(schedule)
+    within("ways", ways)
+    if schedule.updates is not Updates.FLUSH and len(schedule.homes) > len(schedule.workers):
+        raise UserError(f"{schedule.name} updates weights within a step: it runs with one stage a worker, not several")
+    if len(schedule.workers) != grid.pipe:
+        raise UserError(
+            f"{schedule.name} has {len(schedule.workers)} workers, and the grid {grid} has pipe={grid.pipe}"
+        )
+    count = len(portions(schedule))
+    least = count * ways * grid.data * grid.z
+    if batch.samples % least:
+        strands = f" of {ways} strands" if ways > 1 else ""
+        raise UserError(
+            f"the batch of {counted(batch.samples, 'sample')} cannot be cut into {count} micro-batches{strands} on "
+            f"data={grid.data}·z={grid.z}; it must be a multiple of {least}"
+        )
+    forms = resolve(model, cut, grid, rest, Batch(batch.samples // (count * ways), batch.sequence))
+    norm = next((form.name for form in forms if isinstance(form, BatchNormForm)), None)
+    if norm is not None and count > 1:
+        raise UserError(
+            f"layer {norm} is a batch norm, whose statistics would be those of each of {count} micro-batches and not of the "
+            "batch; use one micro-batch, or a group norm"
+        )
+    pieces: list[Piece] = model.pieces()  # type: ignore[operator]
+    modules = [piece.modules for piece in pieces]
+    chosen = stages or partition(counted_costs(modules, forms), schedule.stages)
+    if [piece for stage in chosen for piece in stage] != list(range(len(pieces))) or len(chosen) != schedule.stages:
+        raise UserError(
+            f"the stages {chosen} do not have each of {len(pieces)} pieces once, in {schedule.stages} stages"
+        )
+    return Layout(schedule, chosen, modules, forms, handed_on(model, forms, batch))
+
+
+# All that gradients of layers are summed over, besides replicas of their stage; and what else layers use.
+_GRADIENT_AXES = (("data",), ("data", "z"), ("data", "z", "y"), ("data", "z", "x"))
+_LAYER_AXES = (("y", "z"), ("x", "y"))
+
+
+def make_groups(network: Network, layout: Layout) -> None:
+    """Make the groups that any worker's layers need, on all ranks in one order: workers have different layers."""
+    for axes in (*_GRADIENT_AXES, *_LAYER_AXES):
+        network.axis(*axes)
+    owners = [form.name for form in layout.forms]
+    for workers in sorted({layout.holders(f"{owner}.{kind}") for owner in owners for kind in ("weight", "bias")}):
+        for axes in _GRADIENT_AXES:
+            network.across(workers, *axes)
+
+
+@dataclass
+class Held:
+    """What a worker holds."""
+
+    stages: dict[Home, Stage]
+    models: dict[Home, nn.Module]
+    parameters: dict[str, nn.Parameter]
+    gradients: Gradients
+    clock: Clock
+
+
+def hold(
+    model: nn.Module,
+    layout: Layout,
+    network: Network,
+    fill: Fill,
+    rest: Rest,
+    recompute: Recompute,
+    ways: int,
+    compile: bool = False,
+    record: Record | None = None,
+    seed: int = 0,
+) -> Held:
+    """Build the stages of this rank's worker. A name is one parameter, also where two of the stages share it.
+
+    `compile`: let torch compile what is computed between collectives; whole blocks only where nothing within a block is
+    computed once more.
+    """
+    make_groups(network, layout)
+    gradients, clock = Gradients(rest.gradients), Clock(seed)
+    held = Held({}, {}, {}, gradients, clock)
+    homes = layout.schedule.held_by(network.coordinates["pipe"])
+    # By stage: workers that hold the same stages must make the groups of their gradients in one order.
+    for replica, stage in sorted(homes, key=lambda home: home[1]):
+        own = deepcopy(model)
+        _prune(own, layout, stage)
+        under_way = layout.schedule.updates is not Updates.FLUSH
+        state = CubeState(network, rest, gradients, clock=clock, updates_under_way=under_way)
+        forms = layout.forms_of(stage)
+        plain = whole_blocks(own, forms, network.grid) if compile and recompute != "attention" else {}
+        replace_layers(own, forms, state, fill, held.parameters, layout.holders)
+        if compile:
+            compile_local(own, plain, state)
+        pieces: list[Piece] = own.pieces()  # type: ignore[operator]
+        runs = [pieces[number].run for number in layout.stages[stage]]
+        if recompute == "attention":
+            _recompute_attention(own)
+            whole = False
+        else:
+            whole = recompute if isinstance(recompute, bool) else stage in recompute
+        if record is None:
+            held.stages[replica, stage] = Stage(runs, state, whole, ways)
+        else:
+            held.stages[replica, stage] = RecordedStage(runs, state, record=record, home=(replica, stage))
+        held.models[replica, stage] = own
+    return held
+
+
+def _recompute_attention(model: nn.Module) -> None:
+    """Scores are the part of a block's activations that grows with the square of the sequence, and cheap to compute again."""
+    for module in model.modules():
+        if isinstance(module, AttentionCore):
+            module.forward = partial(again, module.forward)  # type: ignore[method-assign]
+
+
+def _prune(model: nn.Module, layout: Layout, stage: int) -> None:
+    kept = layout.modules_of(stage)
+    for name in (name for names in layout.modules for name in names if name not in kept):
+        owner, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, Elsewhere())

@@ -1,0 +1,115 @@
+"""Carries out one worker's programme: actions in their order, results handed on, messages sent and awaited.
+
+It knows nothing of Chimera or of any other family, and nothing of models: replicas, split backwards, doubled forwards and
+halved micro-batches are all in the rows, and what an action computes is the business of `Work`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from cubeloom.pipeline import Action, Kind
+from cubeloom.pipeline.dependencies import Token, makes
+from cubeloom.pipeline.messages import Receive, Send, Step
+from cubeloom.pipeline.runtime.channels import Boundary, Channels
+from cubeloom.pipeline.runtime.stage import Carry
+
+
+class PipelineError(RuntimeError):
+    """A step that could not go on: says which rank, at which action, waiting for whom, and what it finished last."""
+
+
+class Work(Protocol):
+    """What one worker's actions compute."""
+
+    def forward(self, action: Action, inputs: Carry) -> Carry:
+        """A stage's output; the first stage gets no inputs, and what the last gives goes nowhere."""
+        ...
+
+    def backward(self, action: Action, gradients: Carry) -> Carry:
+        """The gradients of a stage's inputs, for B and I; the last stage gets no gradients, and the first one's go nowhere."""
+        ...
+
+    def other(self, action: Action) -> None:
+        """W, R and U, that need nothing from others and give nothing to them."""
+        ...
+
+
+class Observer(Protocol):
+    """Hears when each action begins and ends."""
+
+    def at(self, place: str) -> None: ...
+
+    def done(self, action: str) -> None: ...
+
+
+class Interpreter:
+    """`boundaries` are what each stage hands to the next, by stage. `observers` are told where we are."""
+
+    def __init__(
+        self,
+        work: Work,
+        channels: Channels,
+        boundaries: Mapping[int, Boundary],
+        stages: int,
+        where: str,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self._work = work
+        self._channels = channels
+        self._boundaries = boundaries
+        self._last = stages - 1
+        self._where = where
+        self._observers = observers
+        self._made: dict[Token, Carry] = {}  # results on this worker that nobody has taken yet
+        self._finished = "nothing"
+
+    def run(self, programme: tuple[Step, ...]) -> None:
+        step: Step | str = "start"
+        try:
+            for step in programme:
+                if isinstance(step, Action):
+                    self._act(step)
+                elif isinstance(step, Send):
+                    self._channels.send(step.message, self._made.pop(step.message.token))
+                else:
+                    self._receive(step)
+            step = "end"
+            self._channels.finish()
+        except RuntimeError as error:
+            raise PipelineError(f"{self._where}, at {step}, after {self._finished}: {error}") from error
+
+    def _receive(self, step: Receive) -> None:
+        what, stage, *_ = step.message.token
+        # The gradient of a stage's input has the shape of the output of the stage before.
+        self._channels.receive(step.message, self._boundaries[stage if what == "F" else stage - 1])
+
+    def _act(self, action: Action) -> None:
+        name = str(action)
+        for observer in self._observers:
+            observer.at(name)
+        self._carry_out(action)
+        for observer in self._observers:
+            observer.done(name)
+        self._finished = name
+
+    def _carry_out(self, action: Action) -> None:
+        stage, portion = action.stage, (action.microbatch, action.part)
+        if action.kind is Kind.FORWARD:
+            result = self._work.forward(action, self._take(("F", stage - 1, *portion)) if stage else {})
+            wanted = stage < self._last
+        elif action.makes_input_grad:
+            result = self._work.backward(action, self._take(("I", stage + 1, *portion)) if stage < self._last else {})
+            wanted = stage > 0
+        else:
+            self._work.other(action)
+            return
+        if wanted:
+            token = makes(action)
+            assert token is not None
+            self._made[token] = result
+
+    def _take(self, token: Token) -> Carry:
+        """What was made on this worker, or comes from another."""
+        return self._made.pop(token) if token in self._made else self._channels.take(token)

@@ -1,0 +1,58 @@
+"""Which pieces of a model each stage gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from cubeloom.base.errors import UserError, counted
+from cubeloom.parallel.forms import EmbeddingForm, Form, LinearForm, WholeForm
+
+
+def partition(costs: Sequence[float], stages: int) -> list[range]:
+    """Cut a row of pieces into stages so that the most costly stage costs least; each gets at least one piece.
+
+    Exact, by dynamic programming: `best[s][i]` is the least largest cost of the first i pieces in s stages.
+    """
+    count = len(costs)
+    if not 1 <= stages <= count:
+        raise UserError(f"{counted(count, 'piece')} cannot make {stages} stages; at most {count} are possible")
+    total = [0.0, *accumulate(costs)]
+    best = [[float("inf")] * (count + 1) for _ in range(stages + 1)]
+    cut = [[0] * (count + 1) for _ in range(stages + 1)]
+    best[0][0] = 0.0
+    for stage in range(1, stages + 1):
+        for end in range(stage, count + 1):
+            for start in range(stage - 1, end):
+                worst = max(best[stage - 1][start], total[end] - total[start])
+                if worst < best[stage][end]:
+                    best[stage][end], cut[stage][end] = worst, start
+    ends = [count]
+    for stage in range(stages, 0, -1):
+        ends.append(cut[stage][ends[-1]])
+    ends.reverse()
+    return [range(start, end) for start, end in pairwise(ends)]
+
+
+def counted_costs(modules: Sequence[tuple[str, ...]], forms: Sequence[Form]) -> list[float]:
+    """The multiplications of each piece for one row, or one sample of pixels, as counted from its layers, attention's left out.
+
+    `modules` are the pieces' modules. A lookup costs about as much as copying its row.
+    """
+
+    def cost(form: Form) -> float:
+        match form:
+            case LinearForm():
+                return float(form.k * form.n * form.taps * (form.pixels[1] if form.pixels else 1))
+            case WholeForm():
+                return float(form.k * form.n)
+            case EmbeddingForm():
+                return float(form.features)
+        return 0.0
+
+    return [sum(cost(form) for form in forms if belongs(form.name, names)) for names in modules]
+
+
+def belongs(name: str, modules: tuple[str, ...]) -> bool:
+    """Whether a layer of this name is one of the modules or inside one."""
+    return any(name == module or name.startswith(f"{module}.") for module in modules)

@@ -1,0 +1,173 @@
+"""A pipelined model on one rank: built from a schedule, trained step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.base.errors import UserError
+from cubeloom.comm import Network
+from cubeloom.parallel import Batch, Cut, Rest
+from cubeloom.parallel.apply import Fill
+from cubeloom.parallel.gradients import Gradients
+from cubeloom.pipeline import Schedule, Updates, forwards
+from cubeloom.pipeline.runtime.build import Recompute, hold, lay_out
+from cubeloom.pipeline.runtime.channels import Boundary, Channels, Shape
+from cubeloom.pipeline.runtime.interpreter import Interpreter, Observer, Work
+from cubeloom.pipeline.runtime.microbatches import cut_up, portions
+from cubeloom.pipeline.runtime.recorded import Record, RecordedSteps, check_recordable
+from cubeloom.pipeline.runtime.stage import Carry, Portion
+from cubeloom.pipeline.runtime.work import EvaluationWork, StepWork, Update
+
+
+class Pipeline:
+    """One rank of a pipelined model. `step` trains on one batch; then `parameters` have their gradients.
+
+    `model` is built on the meta device and says its pieces; `batch` is the whole one. `stages` may say which pieces each stage
+    gets, otherwise they are balanced; `recompute` says which stages, or whether all, or whether attention alone, compute their
+    forward once more in their backward instead of keeping it; each micro-batch runs as `ways` strands; `compile`d are the
+    pieces between collectives; `record` makes recordings of stages' actions (`GraphRecord()` on a GPU); masks of dropout
+    follow from `seed`. Raises UserError before anything is allocated.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        cut: Cut,
+        network: Network,
+        batch: Batch,
+        fill: Fill,
+        schedule: Schedule,
+        rest: Rest | None = None,
+        stages: list[range] | None = None,
+        recompute: Recompute = False,
+        ways: int = 1,
+        compile: bool = False,
+        record: Record | None = None,
+        seed: int = 0,
+    ) -> None:
+        rest = rest or Rest()
+        self.network = network
+        self.schedule = schedule
+        self.layout = lay_out(model, cut, network.grid, batch, schedule, rest, stages, ways)
+        if record is not None:
+            check_recordable(self.layout.forms, network.grid, schedule, ways, bool(recompute))
+        self._here = network.coordinates["pipe"]
+        held = self._held = hold(model, self.layout, network, fill, rest, recompute, ways, compile, record, seed)
+        self._recorded: RecordedSteps | None = None
+        if record is not None:
+            self._recorded = RecordedSteps(
+                held.stages.values(), held.parameters.values(), held.gradients, once=len(portions(schedule)) == 1
+            )
+        self._channels = Channels(network, schedule)
+        self._boundaries: dict[int, Boundary] = {}  # of each stage's output
+        self._learned = False  # what they are; a single stage hands nothing on
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that this rank holds a block of, by name."""
+        return self._held.parameters
+
+    @property
+    def gradients(self) -> Gradients:
+        return self._held.gradients
+
+    def step(
+        self,
+        data: Mapping[str, Tensor],
+        number: int = 0,
+        update: Update | None = None,
+        observer: Observer | None = None,
+    ) -> float:
+        """Forward and backward of all micro-batches of this rank's samples; the mean loss of the whole batch.
+
+        `number` of the step, for dropout. A schedule that updates weights within the step calls `update` where it does:
+        that lets an optimizer step on the parameters, and clears their gradients. `observer` hears of every action.
+        """
+        return self.launch(data, number, update, observer).item()
+
+    def launch(
+        self,
+        data: Mapping[str, Tensor],
+        number: int = 0,
+        update: Update | None = None,
+        observer: Observer | None = None,
+    ) -> Tensor:
+        """As `step`, but the loss stays on the device: on a GPU all is under way then, and nothing has been waited for."""
+        if (self.schedule.updates is Updates.FLUSH) is not (update is None):
+            raise UserError(
+                f"{self.schedule.name} updates weights {'after' if update else 'within'} a step: "
+                f"step() {'takes no update' if update else 'needs to be given an update'}"
+            )
+        if not self._learned:
+            self.learn(data)
+        work = self._work(data, number, update)
+        with self.gradients.accumulating():
+            if self._recorded is not None:
+                self._recorded.begin()
+            self._run(work, self._channels, observer)
+        return work.finish()
+
+    def evaluate(self, data: Mapping[str, Tensor]) -> float:
+        """The mean loss of the whole batch, of a forward without dropout; nothing is kept for a backward."""
+        if not self._learned:
+            self.learn(data)
+        work = EvaluationWork(self.layout, self._held, self.network, cut_up(data, portions(self.schedule)), 0)
+        for model in self._held.models.values():
+            model.eval()
+        with torch.no_grad():
+            self._run(work, self._forwards)
+        for model in self._held.models.values():
+            model.train()
+        return work.loss().item()
+
+    @cached_property
+    def _forwards(self) -> Channels:
+        """Messages of a step's forwards alone. Made at the first evaluation, by all ranks."""
+        return Channels(self.network, forwards(self.schedule), existing=self._channels)
+
+    def _run(self, work: Work, channels: Channels, observer: Observer | None = None) -> None:
+        where = f"rank {self.network.rank}, worker {self._here}"
+        observers = [each for each in (self.network.watch, observer) if each is not None]
+        Interpreter(work, channels, self._boundaries, self.schedule.stages, where, observers).run(channels.steps)
+
+    def learn(self, data: Mapping[str, Tensor], known: Mapping[int, Boundary] | None = None) -> None:
+        """Run every stage once, forward only, to learn what stages hand to one another and which parameters they use.
+
+        The first `step` does it if need be.
+
+        `known` is what each stage hands on, in a rehearsal, whose network carries nothing.
+        """
+        work = self._work(data, 0, None)
+        portion = portions(self.schedule)[0]
+        with self.gradients.seen_in_forward() as used:
+            self._run_each_stage(work, portion, known)
+        names = [used] if self.network.rehearsed else self.network.aside.gather(used)
+        self.gradients.expect(set().union(*names))
+        self._learned = True
+
+    def _run_each_stage(self, work: StepWork, portion: Portion, known: Mapping[int, Boundary] | None) -> None:
+        for replica, row in enumerate(self.schedule.placement):
+            carry: Carry = {}
+            for stage, worker in enumerate(row):
+                if worker != self._here:
+                    continue
+                if stage and row[stage - 1] != worker:
+                    edge = row[stage - 1], worker
+                    self._boundaries[stage - 1] = self._channels.hear(edge, known[stage - 1] if known else None)
+                    carry = self._empty(self._boundaries[stage - 1])
+                carry = work.stage_for(replica, stage, portion).dry_run(carry, work.data[portion])
+                if stage + 1 < len(row):
+                    self._boundaries[stage] = {name: Shape.of(tensor) for name, tensor in carry.items()}
+                    if row[stage + 1] != worker:
+                        self._channels.tell((worker, row[stage + 1]), self._boundaries[stage])
+
+    def _work(self, data: Mapping[str, Tensor], number: int, update: Update | None) -> StepWork:
+        return StepWork(self.layout, self._held, self.network, cut_up(data, portions(self.schedule)), number, update)
+
+    def _empty(self, boundary: Boundary) -> Carry:
+        device = self.network.device
+        return {name: torch.zeros(shape.size, dtype=shape.dtype, device=device) for name, shape in boundary.items()}

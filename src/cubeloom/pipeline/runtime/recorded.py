@@ -1,0 +1,214 @@
+"""A stage whose actions are recorded once and then launched as a whole, so that a GPU never waits for Python.
+
+Python takes a millisecond to launch the kernels of a block; where they take no longer to run, it is what a pipeline waits for.
+A recording (a CUDA graph) repeats what was done once, on the same memory. So each portion in flight has a slot of its own,
+with memory for its inputs, its activations and what comes out; and gradients stay where they are from step to step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.base import torch_private
+from cubeloom.base.errors import UserError
+from cubeloom.base.grid import Grid
+from cubeloom.parallel.forms import DropoutForm, Form
+from cubeloom.parallel.gradients import Gradients
+from cubeloom.parallel.parameter import like, local_of
+from cubeloom.pipeline import Schedule, Updates
+from cubeloom.pipeline.runtime.stage import Carry, Data, Portion, Stage
+
+Function = Callable[..., Carry]
+
+
+def check_recordable(forms: Iterable[Form], grid: Grid, schedule: Schedule, ways: int, recomputes: bool) -> None:
+    """Raises UserError where a step does something that a recording cannot repeat."""
+    reasons = {
+        f"the grid {grid} cuts layers (x, y or z > 1), and a recording has no collectives": grid.x * grid.y * grid.z
+        > 1,
+        "dropout draws other numbers in every step": any(
+            isinstance(form, DropoutForm) and form.probability > 0 for form in forms
+        ),
+        f"{schedule.name} keeps several versions of weights": schedule.updates is not Updates.FLUSH,
+        f"strands take turns in Python (ways = {ways})": ways > 1,
+        "what is recomputed is so by Python": recomputes,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise UserError(f"stages cannot be recorded: {reason}")
+
+
+class Recording(Protocol):
+    """Something that was done once, to be done again with other values."""
+
+    def __call__(self, *given: Mapping[str, Tensor]) -> Carry: ...
+
+
+class Record(Protocol):
+    """Makes recordings. Those with one `slot` are replayed in the order in which they were made, and share memory."""
+
+    def __call__(self, function: Function, given: tuple[Carry, ...], slot: Hashable) -> Recording: ...
+
+
+class GraphRecord:
+    """Recordings as CUDA graphs."""
+
+    def __init__(self) -> None:
+        self._pools: dict[Hashable, Any] = {}
+
+    def __call__(self, function: Function, given: tuple[Carry, ...], slot: Hashable) -> Recording:
+        pool = self._pools.setdefault(slot, torch.cuda.graph_pool_handle())
+        still = tuple({name: tensor.clone() for name, tensor in each.items()} for each in given)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, such as the one that watches a communicator, may go on meanwhile.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            found = function(*still)
+        return _Graph(graph, still, found)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    given: tuple[Carry, ...]
+    found: Carry
+
+    def __call__(self, *given: Mapping[str, Tensor]) -> Carry:
+        for still, values in zip(self.given, given, strict=True):
+            for name, tensor in still.items():
+                tensor.copy_(values[name])
+        self.graph.replay()
+        # The next portion in this slot writes over what was found, which may still be on its way to another rank.
+        return {name: tensor.clone() for name, tensor in self.found.items()}
+
+
+@dataclass
+class _Slot:
+    """What one portion in flight does, by action: F, then B, or I and W."""
+
+    recordings: dict[str, Recording]
+
+    def do(self, name: str, *given: Carry) -> Carry:
+        if name == "B" and name not in self.recordings:
+            found = self.recordings["I"](*given)
+            self.recordings["W"]()
+            return found
+        return self.recordings[name](*given)
+
+
+@dataclass
+class RecordedStage(Stage):
+    """The first step runs as it is and shows what there is to record; `prepare` records it; then actions are replayed."""
+
+    record: Record = field(default_factory=GraphRecord)
+    home: Hashable = 0  # which of a worker's stages it is
+    _examples: dict[str, tuple[Carry, ...]] = field(default_factory=dict)  # by action, what it was given
+    _most: int = 0  # portions that were in flight at once
+    _free: list[_Slot] = field(default_factory=list)
+    _taken: dict[Portion, _Slot] = field(default_factory=dict)
+
+    def prepare(self) -> None:
+        """Record what the first step did, once for every portion that was in flight. Between steps."""
+        if self._most and not self._free:
+            if "I" in self._examples:
+                # Where only some backwards are split, both halves stand for a whole one.
+                self._examples.pop("B", None)
+            self._free = [_Slot(self._record_slot(number)) for number in range(self._most)]
+            self._examples.clear()
+
+    def _record_slot(self, number: int) -> dict[str, Recording]:
+        portion = -1 - number, None
+        return {
+            name: self.record(partial(self._do, name, portion), given, (self.home, number))
+            for name, given in self._examples.items()
+        }
+
+    def _do(self, name: str, portion: Portion, *given: Carry) -> Carry:
+        if name == "F":
+            inputs, data, shares = given
+            self.state.shares.update(shares)
+            return super().forward(portion, inputs, data)
+        if name == "W":
+            super().weight_grad(portion)
+            return {}
+        return super().backward(portion, *given) if name == "B" else super().input_grad(portion, *given)
+
+    def _act(self, name: str, portion: Portion, *given: Carry) -> Carry:
+        slot = self._taken.get(portion)
+        if slot is not None:
+            return slot.do(name, *given)
+        self._examples.setdefault(name, given)
+        found = self._do(name, portion, *given)
+        self._most = max(self._most, len(self._flights))
+        return found
+
+    def forward(self, portion: Portion, inputs: Carry, data: Data) -> Carry:
+        if self._free:
+            self._taken[portion] = self._free.pop()
+        return self._act("F", portion, inputs, dict(data), dict(self.state.shares))
+
+    def backward(self, portion: Portion, gradients: Carry) -> Carry:
+        found = self._act("B", portion, gradients)
+        self._release(portion)
+        return found
+
+    def input_grad(self, portion: Portion, gradients: Carry) -> Carry:
+        return self._act("I", portion, gradients)
+
+    def weight_grad(self, portion: Portion) -> None:
+        self._act("W", portion)
+        self._release(portion)
+
+    def _release(self, portion: Portion) -> None:
+        slot = self._taken.pop(portion, None)
+        if slot is not None:
+            self._free.append(slot)
+
+
+class RecordedSteps:
+    """The stages of a worker and where their gradients are summed: in every step the same memory.
+
+    Portions add to it, and it is zero at the step's beginning. Where the worker has one stage and a step `once` one portion,
+    gradients are where the recording has written them, and there is nothing to add to.
+    """
+
+    def __init__(
+        self, stages: Iterable[Stage], parameters: Iterable[nn.Parameter], gradients: Gradients, *, once: bool
+    ) -> None:
+        self._stages = [stage for stage in stages if isinstance(stage, RecordedStage)]
+        self._parameters = list(parameters)
+        self._gradients = gradients
+        self._once = once and len(self._stages) == 1
+        self._steps = 0
+        self._sums: dict[nn.Parameter, Tensor] = {}
+
+    def begin(self) -> None:
+        """Before a step's actions; records before the second."""
+        self._steps += 1
+        if self._steps == 1:
+            return
+        if self._steps == 2:
+            self._prepare()
+        for parameter, total in self._sums.items():
+            grad = parameter.grad
+            if grad is not None and local_of(grad).data_ptr() == total.data_ptr():
+                parameter.grad = like(parameter, local_of(grad).clone())  # this step writes over it
+        if not self._once:
+            torch_private.zero(list(self._sums.values()))
+        self._gradients.accumulate_in(self._sums)
+
+    def _prepare(self) -> None:
+        if not self._once:
+            self._gradients.accumulate_in({each: self._zeros(each) for each in self._parameters})
+        for stage in self._stages:
+            stage.prepare()
+        self._sums = self._gradients.sums()
+        self._gradients.clear()
+
+    def _zeros(self, parameter: nn.Parameter) -> Tensor:
+        return torch.zeros_like(local_of(parameter), dtype=self._gradients.dtype_of(parameter))

@@ -1,0 +1,88 @@
+"""One stage of one replica on its worker: forward, backward, and the two halves of a backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from cubeloom.parallel import CubeState
+from cubeloom.parallel.gradients import Noted
+from cubeloom.parallel.weave import Weave, recompute
+
+Carry = dict[str, Tensor]
+Data = Mapping[str, Tensor]
+Run = Callable[[Carry, Data], Carry]
+Portion = tuple[int, int | None]  # a micro-batch, or one half of it
+
+
+@dataclass
+class _Flight:
+    """A portion between its forward and its weight gradient."""
+
+    inputs: Carry
+    outputs: Carry
+    noted: Noted | None = None
+
+
+@dataclass
+class Stage:
+    """`runs` are the stage's pieces. What goes in and out is detached: each stage has a graph of its own."""
+
+    runs: Sequence[Run]
+    state: CubeState
+    recompute: bool = False
+    ways: int = 1  # strands of a portion
+    _flights: dict[Portion, _Flight] = field(default_factory=dict)
+
+    def forward(self, portion: Portion, inputs: Carry, data: Data) -> Carry:
+        leaves = {name: tensor.detach() for name, tensor in inputs.items()}
+        for tensor in leaves.values():
+            if tensor.is_floating_point():
+                tensor.requires_grad_()
+        run = partial(recompute, self._run) if self.recompute else self._run
+        outputs = Weave(run, self.ways, self.state.staggers)(leaves, data)
+        self._flights[portion] = _Flight(leaves, outputs)
+        return {name: tensor.detach() for name, tensor in outputs.items()}
+
+    def _run(self, carry: Carry, data: Data) -> Carry:
+        for run in self.runs:
+            carry = run(carry, data)
+        return carry
+
+    def dry_run(self, inputs: Carry, data: Data) -> Carry:
+        """For the shapes of what comes out."""
+        with torch.no_grad():
+            return self._run(inputs, data)
+
+    def backward(self, portion: Portion, gradients: Carry) -> Carry:
+        """Both gradients; gives those of the inputs."""
+        flight = self._flights.pop(portion)
+        return self._input_gradients(flight, gradients)
+
+    def input_grad(self, portion: Portion, gradients: Carry) -> Carry:
+        """The gradients of the inputs; those of weights are noted."""
+        flight = self._flights[portion]
+        with self.state.gradients.putting_off() as noted:
+            found = self._input_gradients(flight, gradients)
+        # The notes hold what the weight gradients need; the graph and the rest of the activations go now.
+        self._flights[portion] = _Flight({}, {}, noted)
+        return found
+
+    def weight_grad(self, portion: Portion) -> None:
+        """The weight gradients that `input_grad` noted."""
+        noted = self._flights.pop(portion).noted
+        assert noted is not None
+        self.state.gradients.drain(noted)
+
+    def _input_gradients(self, flight: _Flight, gradients: Carry) -> Carry:
+        roots = {name: tensor for name, tensor in flight.outputs.items() if tensor.requires_grad}
+        # A loss is where gradients begin.
+        torch.autograd.backward(
+            list(roots.values()), [gradients[name] if gradients else torch.ones_like(roots[name]) for name in roots]
+        )
+        found = {name: tensor.grad for name, tensor in flight.inputs.items() if tensor.requires_grad}
+        return {name: torch.zeros_like(flight.inputs[name]) if grad is None else grad for name, grad in found.items()}

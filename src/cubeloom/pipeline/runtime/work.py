@@ -1,0 +1,162 @@
+"""What the actions of one step compute on a worker that holds stages of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.comm import Network
+from cubeloom.models.pieces import Piece
+from cubeloom.parallel.image_layers import CubeSquaredLoss
+from cubeloom.parallel.loss import CubeCrossEntropy
+from cubeloom.pipeline import Action, Kind, Updates
+from cubeloom.pipeline.memory import versions
+from cubeloom.pipeline.runtime.build import Held, Layout
+from cubeloom.pipeline.runtime.microbatches import shares
+from cubeloom.pipeline.runtime.stage import Carry, Data, Portion, Stage
+from cubeloom.pipeline.runtime.versions import Versions
+
+Update = Callable[[], None]  # lets an optimizer step, and clears the gradients
+
+
+class StepWork:
+    """`data` are this rank's samples by portion. `update` is for schedules that update within a step."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        held: Held,
+        network: Network,
+        data: Mapping[Portion, Data],
+        number: int,
+        update: Update | None = None,
+    ) -> None:
+        self._layout = layout
+        self._schedule = layout.schedule
+        self._held = held
+        self._network = network
+        self.data = data
+        self._update = update
+        self._versions = self._find_versions() if update is not None else None
+        self._losses: list[Tensor] = []
+        self._reduced: set[nn.Parameter] = set()
+        self._first_rows = self._rows_before()
+        self._shares = self._loss_shares()
+        held.clock.step = number
+
+    def forward(self, action: Action, inputs: Carry) -> Carry:
+        portion = action.microbatch, action.part
+        stage = self.stage_for(action.replica, action.stage, portion)
+        with self._weights(action):
+            outputs = stage.forward(portion, inputs, self.data[portion])
+        if action.stage == self._schedule.stages - 1:
+            self._losses.append(outputs["loss"])
+        return outputs
+
+    def backward(self, action: Action, gradients: Carry) -> Carry:
+        portion = action.microbatch, action.part
+        stage = self.stage_for(action.replica, action.stage, portion)
+        if action.kind is Kind.INPUT_GRAD:
+            return stage.input_grad(portion, gradients)
+        with self._weights(action):
+            found = stage.backward(portion, gradients)
+        if self._versions is not None:
+            self._versions.backward_done(action.microbatch)
+        return found
+
+    def other(self, action: Action) -> None:
+        match action.kind:
+            case Kind.WEIGHT_GRAD:
+                self._held.stages[action.replica, action.stage].weight_grad((action.microbatch, action.part))
+            case Kind.REDUCE:
+                self._reduce_stage(action.stage)
+            case Kind.UPDATE:
+                assert self._update is not None and self._versions is not None
+                self._held.gradients.start_reduce(self._held.parameters.values())
+                self._held.gradients.finish_reduce()
+                self._versions.update(self._update)
+
+    def finish(self) -> Tensor:
+        """Sum what gradients are left to sum; the mean loss."""
+        if self._versions is None:
+            self._reduce(self._held.parameters.values())
+            self._held.gradients.finish_reduce()
+        return self.loss()
+
+    def loss(self) -> Tensor:
+        """The mean of the whole batch, on every rank."""
+        groups = 1 + self._schedule.groups[-1]
+        nothing = torch.zeros((), dtype=torch.float64, device=self._network.device)
+        mine = torch.stack(self._losses).double().sum() if self._losses else nothing
+        return self._network.axis("pipe").all_reduce(mine, "loss").wait() / groups
+
+    def stage_for(self, replica: int, stage: int, portion: Portion) -> Stage:
+        """A stage, made ready for a portion."""
+        found = self._held.stages[replica, stage]
+        self._held.clock.first_row, self._held.clock.rows = self._first_rows[portion]
+        found.state.shares.update(self._shares.get(portion, {}))
+        return found
+
+    def _weights(self, action: Action) -> AbstractContextManager[None]:
+        return nullcontext() if self._versions is None else self._versions.of(action.microbatch)
+
+    def _find_versions(self) -> Versions:
+        assert self._schedule.updates is not Updates.FLUSH
+        used = versions(self._schedule, self._network.coordinates["pipe"])
+        # One stage a worker: `lay_out` has seen to that.
+        by_microbatch = {microbatch: version for (_, _, microbatch), version in used.items()}
+        return Versions(list(self._held.parameters.values()), by_microbatch)
+
+    def _reduce_stage(self, stage: int) -> None:
+        """Start to sum the gradients of a stage, but for a weight that another stage of this worker still adds to."""
+        done = {form.name for form in self._layout.forms_of(stage)}
+        shared = {
+            name for replica, other in self._held.stages if other != stage for name in self._names(replica, other)
+        }
+        mine = {name: each for name, each in self._held.parameters.items() if name.rpartition(".")[0] in done}
+        self._reduce(each for name, each in mine.items() if name not in shared)
+
+    def _names(self, replica: int, stage: int) -> list[str]:
+        return [name for name, _ in self._held.models[replica, stage].named_parameters()]
+
+    def _reduce(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Start to sum the gradients of those that have not been started."""
+        new = [parameter for parameter in parameters if parameter not in self._reduced]
+        self._reduced.update(new)
+        self._held.gradients.start_reduce(new)
+
+    def _rows_before(self) -> dict[Portion, tuple[int, int]]:
+        """For each portion the rows of this z rank that come before it, and all of them."""
+        # Rows are tokens; a model on images has no dropout by rows, so that its samples will do.
+        sizes = {portion: next(iter(data.values())).flatten(0, 1).shape[0] for portion, data in self.data.items()}
+        total = sum(sizes.values())
+        found, before = {}, 0
+        for portion, size in sizes.items():
+            found[portion] = (before, total)
+            before += size
+        return found
+
+    def _loss_shares(self) -> dict[Portion, dict[str, Tensor]]:
+        last = [home for home in self._held.stages if home[1] == self._schedule.stages - 1]
+        if not last:
+            return {}
+        model = self._held.models[last[0]]
+        pieces: list[Piece] = model.pieces()  # type: ignore[operator]
+        losses = pieces[-1].losses
+        layers = {name: model.get_submodule(name) for name in losses if hasattr(model, name)}
+        found = {name: layer for name, layer in layers.items() if isinstance(layer, CubeCrossEntropy | CubeSquaredLoss)}
+        return shares(self.data, self._schedule.groups, {name: losses[name] for name in found}, found, self._network)
+
+
+class EvaluationWork(StepWork):
+    """Forwards alone, of which nothing is kept."""
+
+    def forward(self, action: Action, inputs: Carry) -> Carry:
+        portion = action.microbatch, action.part
+        outputs = self.stage_for(action.replica, action.stage, portion).dry_run(inputs, self.data[portion])
+        if action.stage == self._schedule.stages - 1:
+            self._losses.append(outputs["loss"])
+        return outputs

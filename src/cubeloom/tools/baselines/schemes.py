@@ -1,0 +1,162 @@
+"""The ways in which the world cuts a GPT block over its devices, as settings of the cube, and what each of them moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+
+import torch
+
+from cubeloom.base.grid import Grid, grids
+from cubeloom.models.cuts import gpt_cut
+from cubeloom.models.gpt import Block, GPTConfig
+from cubeloom.parallel import Batch, Cut, Rest
+from cubeloom.parallel.amounts import Words
+from cubeloom.parallel.forms import LinearForm
+from cubeloom.parallel.resolve import forms, problems
+from cubeloom.parallel.volume import layer_volume
+from cubeloom.tools.baselines.summa import summa_words
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A GPT block and what it is fed: M = samples · sequence tokens of `hidden` features."""
+
+    samples: int
+    sequence: int
+    hidden: int
+    heads: int
+
+    @property
+    def tokens(self) -> int:
+        return self.samples * self.sequence
+
+    @property
+    def batch(self) -> Batch:
+        return Batch(self.samples, self.sequence)
+
+    @property
+    def config(self) -> GPTConfig:
+        return GPTConfig(vocab=1, positions=self.sequence, hidden=self.hidden, layers=1, heads=self.heads)
+
+    @property
+    def matmuls(self) -> dict[str, tuple[int, int, int]]:
+        """(M, K, N) of the block's four linears."""
+        m, h = self.tokens, self.hidden
+        return {
+            "attention.qkv": (m, h, 3 * h),
+            "attention.proj": (m, h, h),
+            "mlp.up": (m, h, 4 * h),
+            "mlp.down": (m, 4 * h, h),
+        }
+
+    def cut(self) -> Cut:
+        """The block's part of the model's cut."""
+        prefix = "blocks.*."
+        return {name.removeprefix(prefix): kind for name, kind in gpt_cut(self.config).items() if prefix in name}
+
+
+@cache
+def skeleton(shape: Shape) -> Block:
+    """The block without values; not to be changed. `Block(shape.config)` is another each time."""
+    with torch.device("meta"):
+        return Block(shape.config)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a rank receives in one forward and backward of the block, in bytes, or in words where a word is one byte."""
+
+    activations: Fraction = Fraction(0)  # of linears
+    weights: Fraction = Fraction(0)  # of linears
+    others: Fraction = Fraction(0)  # statistics of norms; gradients of norms and biases
+
+    @property
+    def linears(self) -> Fraction:
+        return self.activations + self.weights
+
+    @property
+    def total(self) -> Fraction:
+        return self.linears + self.others
+
+    def __add__(self, more: Moved) -> Moved:
+        return Moved(self.activations + more.activations, self.weights + more.weights, self.others + more.others)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    name: str
+    grid: Grid
+    rest: Rest
+
+    def moved(self, shape: Shape, item: int) -> Moved:
+        """The library's closed form, summed over the block's layers; `item` is the bytes of a number, gradients' too."""
+        total = Moved()
+        words, start = Words(item, "model"), self.grid.coordinates(0)
+        for form in forms(skeleton(shape), shape.cut(), self.grid, self.rest):
+            everything = sum(layer_volume(form, self.grid, shape.batch, words, start).values(), Fraction(0))
+            if isinstance(form, LinearForm):
+                matmul = layer_volume(replace(form, bias=False), self.grid, shape.batch, words, start)
+                activations = matmul.get("x", Fraction(0)) + matmul.get("y", Fraction(0))
+                weights = sum(matmul.values(), Fraction(0)) - activations
+                total += Moved(activations, weights, everything - activations - weights)
+            else:
+                total += Moved(others=everything)
+        return total
+
+    def refusals(self, shape: Shape) -> list[str]:
+        """Why the block of this shape cannot be cut so; none if it can. The closed form does not ask."""
+        return list(problems(forms(skeleton(shape), shape.cut(), self.grid, self.rest), self.grid, shape.batch))
+
+
+def cheapest(name: str, shape: Shape, rest: Rest, candidates: Iterable[Grid]) -> Scheme:
+    """The grid on which the linears move least; among equals the one with the least besides."""
+
+    def cost(scheme: Scheme) -> tuple[Fraction, Fraction]:
+        moved = scheme.moved(shape, item=2)
+        return moved.linears, moved.others
+
+    return min((Scheme(name, grid, rest) for grid in candidates), key=cost)
+
+
+def cube_side(ranks: int) -> int | None:
+    """q, if there are q³ ranks."""
+    q = round(ranks ** (1 / 3))
+    return q if q**3 == ranks else None
+
+
+REPLICATED = Rest(activations="replicated", weights="freed")
+SEQUENCE = Rest(activations="sharded", inputs="regathered")
+KEPT = Rest(activations="sharded", weights="kept")
+FREED = Rest(activations="sharded", weights="freed")
+
+
+def schemes(shape: Shape, ranks: int) -> list[Scheme]:
+    """What is compared on so many ranks. Tensor3D and AxoNN choose their grid by their own communication model."""
+    found = [
+        Scheme("1-D Megatron", Grid(y=ranks), REPLICATED),
+        Scheme("1-D, sequence parallel", Grid(y=ranks), SEQUENCE),
+        cheapest("2-D Tensor3D", shape, REPLICATED, grids(ranks, ("y", "x"))),
+        cheapest("4-D AxoNN, its best grid", shape, REPLICATED, grids(ranks, ("z", "y", "x"))),
+        Scheme("FSDP", Grid(z=ranks), FREED),
+    ]
+    q = cube_side(ranks)
+    if q is not None:
+        cube = Grid(z=q, y=q, x=q)
+        found += [
+            Scheme("4-D AxoNN, on the cube", cube, REPLICATED),
+            Scheme("3-D cube, weights kept", cube, KEPT),
+            Scheme("3-D cube, weights freed", cube, FREED),
+        ]
+    return [*found, cheapest("best grid, weights kept", shape, KEPT, grids(ranks, ("z", "y", "x")))]
+
+
+def summa_moved(shape: Shape, q: int, item: int) -> Moved:
+    """SUMMA's closed form for the block's four linears."""
+    total = Moved()
+    for m, k, n in shape.matmuls.values():
+        activations, weights = (sum(summa_words(*sizes, q), Fraction(0)) * item for sizes in ((m, k, 0), (0, k, n)))
+        total += Moved(activations, weights)
+    return total

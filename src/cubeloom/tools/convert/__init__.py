@@ -1,0 +1,5 @@
+"""Hugging Face folders to checkpoints and back, a tensor at a time: no process ever holds the whole model."""
+
+from cubeloom.tools.convert.conversion import SHARD_SIZE as SHARD_SIZE
+from cubeloom.tools.convert.conversion import Done as Done
+from cubeloom.tools.convert.conversion import convert as convert

@@ -1,0 +1,113 @@
+"""A folder that transformers saved, read a tensor at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from cubeloom.base.errors import UserError
+from cubeloom.base.files import check_sealed, checksum, is_plain_name, read_json, write_sealed
+from cubeloom.tools.convert.dtypes import DTYPES
+
+CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CHECKSUMS = "checksums.json"
+"""What an export adds, since safetensors have none. Folders of others have no such file, and are read as they are."""
+
+
+class HuggingFaceFolder:
+    """`config` is what config.json says; `tensors` are those of all files, on the meta device."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        _check_sums(folder)
+        self.config = _read(folder / CONFIG)
+        self.tensors: dict[str, Tensor] = {}
+        self._files: dict[str, Path] = {}
+        index = _weight_map(folder)
+        for file in [folder / SINGLE] if index is None else [folder / name for name in sorted(set(index.values()))]:
+            self._add(file)
+        for name, shard in (index or {}).items():
+            if self._files.get(name) != folder / shard:
+                raise UserError(f"{folder / INDEX} says that {name} is in {shard}, and it is not there")
+
+    def read(self, name: str) -> Tensor:
+        """The file is opened for one tensor only: what is mapped of it goes when that tensor does."""
+        file = self._files[name]
+        try:
+            with safe_open(file, "pt") as opened:
+                return opened.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise _unreadable(file, error) from None
+
+    def _add(self, file: Path) -> None:
+        try:
+            with safe_open(file, "pt") as opened:
+                headers = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+                found = {name: (header.get_shape(), header.get_dtype()) for name, header in headers.items()}
+        except FileNotFoundError:
+            raise UserError(f"{file.parent} is not whole: {file.name} is missing") from None
+        except (SafetensorError, OSError) as error:
+            raise _unreadable(file, error) from None
+        for name, (shape, code) in found.items():
+            if code not in DTYPES:
+                raise UserError(f"{name} in {file} is stored as {code}; it must be {', '.join(DTYPES)}")
+            if name in self._files:
+                raise UserError(f"{name} is in {self._files[name].name} and again in {file}")
+            self._files[name] = file
+            self.tensors[name] = torch.empty(shape, dtype=DTYPES[code], device="meta")
+
+
+def is_hugging_face(folder: Path) -> bool:
+    return (folder / CONFIG).is_file()
+
+
+def write_sums(folder: Path) -> None:
+    write_sealed(folder / CHECKSUMS, {file.name: checksum(file) for file in sorted(folder.iterdir())})
+
+
+def _check_sums(folder: Path) -> None:
+    """That of an export every file is as it was written."""
+    file = folder / CHECKSUMS
+    if not file.exists():
+        return
+    expected = _read(file)
+    check_sealed(file, expected)
+    for name, digest in expected.items():
+        path = folder / name
+        if not is_plain_name(name) or not path.is_file():
+            raise UserError(f"{folder} is not whole: {name} is missing")
+        if checksum(path) != digest:
+            raise UserError(
+                f"{path} is damaged: it is not what was written. If somebody changed it on purpose, remove {file}"
+            )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return read_json(file)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _weight_map(folder: Path) -> dict[str, str] | None:
+    """In which file each tensor is; None where there is one file for all."""
+    if (folder / SINGLE).is_file():
+        return None
+    if not (folder / INDEX).is_file():
+        others = ", ".join(sorted(file.name for file in folder.iterdir())[:8])
+        raise UserError(
+            f"{folder} has neither {SINGLE} nor {INDEX}, but {others}; weights in another format must be saved as "
+            "safetensors first"
+        )
+    found = _read(folder / INDEX).get("weight_map")
+    if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
+        raise UserError(f"{folder / INDEX} is damaged: weight_map should say in which file each tensor is")
+    return found
+
+
+def _unreadable(file: Path, error: Exception) -> UserError:
+    return UserError(f"{file} is damaged, or not a safetensors file: {error}")

@@ -1,0 +1,52 @@
+"""A folder that appears whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cubeloom.base.errors import UserError
+from cubeloom.base.files import replace_folder
+from cubeloom.tools.convert.hugging_face_folder import CHECKSUMS, CONFIG, INDEX
+
+IMPORTED = "step-00000000"
+"""The checkpoint that an import writes; others are of a training."""
+
+
+def check_place(source: Path, target: Path, force: bool) -> None:
+    """Refuse to write where something is; `force` replaces it, but only what a conversion could have written."""
+    if source.resolve().is_relative_to(target.resolve()):
+        raise UserError(f"{target} cannot be written: {source}, which is read, is there")
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise UserError(f"{target} is there already, and is not a folder; choose another")
+    if not target.exists():
+        return
+    if not force:
+        raise UserError(f"{target} is there already; --force replaces it")
+    strange = sorted(path.name for path in target.iterdir() if not _converted(path))
+    if strange:
+        raise UserError(
+            f"{target} holds {strange[0]}, which no conversion writes; --force would remove it, so it does not"
+        )
+
+
+def _converted(path: Path) -> bool:
+    return path.name in (CONFIG, INDEX, CHECKSUMS, IMPORTED) or path.suffix == ".safetensors"
+
+
+@contextmanager
+def written_whole(target: Path) -> Iterator[Path]:
+    """A folder to write in, beside its place, and renamed when all is written; a failure leaves all as it was."""
+    writing = target.with_name(f".{target.name}.writing")
+    try:
+        try:
+            shutil.rmtree(writing, ignore_errors=True)  # of one that was killed
+            writing.mkdir(parents=True)
+            yield writing
+            replace_folder(writing, target)
+        finally:
+            shutil.rmtree(writing, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,166 @@
+"""How much memory tensors take, over time and by what they are for: counted by their storages, fake ones as true ones.
+
+    with Tracker() as tracker:
+        build the model
+        tracker.label("parameters", …)
+        tracker.begin()                 # from here on the peak counts
+        train
+    memory = tracker.memory()
+
+A storage counts from the operation that made it until nobody holds it any more. What an operation allocates inside and
+drops before it returns is not seen, nor what the allocator adds by rounding, nor a network's own buffers. (gloo copies what
+it is to scatter, and cuts the copy up in this thread: a storage that nobody was seen to make is not ours.)
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from cubeloom.base.torch_private import (
+    TorchDispatchMode,
+    device_of,
+    in_backward,
+    running_backward,
+    storage_identity,
+    tree_leaves,
+)
+
+Kind = Literal["parameters", "gradients", "optimizer", "activations", "buffers"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one rank. `at_peak` is what the peak is made of; `over_time` has the total after each operation's changes."""
+
+    peak: int
+    at_peak: dict[Kind, int]
+    over_time: list[tuple[int, int]]  # the number of the operation, bytes
+
+    def thinned(self, points: int = 200) -> list[tuple[int, int]]:
+        """At most so many points of `over_time`, each the largest of its stretch."""
+        stretch = -(-len(self.over_time) // points) or 1
+        parts = (self.over_time[first : first + stretch] for first in range(0, len(self.over_time), stretch))
+        return [max(part, key=lambda point: point[1]) for part in parts]
+
+
+# What torch.tensor makes is first seen here, as an argument.
+_FRESH = torch.ops.aten.lift_fresh.default
+
+
+@dataclass
+class _Storage:
+    size: int
+    born: int  # the operation that made it
+    backward: int  # the newest backward that had begun by then
+    outside: bool  # of any backward, it was made
+    died: int | None = None
+    outlived: bool = False  # a later backward began while it was there
+    label: Kind | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """What is made outside a backward and is there when one begins, is kept for it; the rest comes and goes."""
+        if self.label is not None:
+            return self.label
+        return "activations" if self.outside and self.outlived else "buffers"
+
+
+class Tracker(TorchDispatchMode):
+    """Sees every operation of this thread, and of the backward passes that it starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storages: list[_Storage] = []
+        self._alive: dict[int, tuple[_Storage, weakref.ref[torch.UntypedStorage]]] = {}  # by address
+        self._now = 0
+        self._begun = 0
+        self._backward = -1  # the newest that has begun; torch numbers them upwards
+
+    def __torch_dispatch__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        arguments: tuple[Any, ...] = (),
+        named: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it is made of local tensors, whose operations come here
+        result = function(*arguments, **(named or {}))
+        self._now += 1
+        self._backward = max(self._backward, running_backward())
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and device_of(leaf).type != "meta":
+                storage = leaf.untyped_storage()
+                if storage_identity(storage) not in self._alive and (
+                    function is _FRESH or not _shares(storage, arguments)
+                ):
+                    self._see(storage)
+        return result
+
+    def begin(self) -> None:
+        """The peak is that of what follows, with what is there."""
+        self._now += 1
+        self._begun = self._now
+
+    def label(self, kind: Kind, tensors: Iterable[Tensor]) -> None:
+        """Say what some tensors are for."""
+        for tensor in tensors:
+            self._see(tensor.untyped_storage()).label = kind
+
+    def memory(self) -> Memory:
+        for storage, _ in self._alive.values():
+            storage.outlived = self._backward > storage.backward
+        changes: list[tuple[int, int, Kind]] = [(self._begun, 0, "buffers")]
+        for storage in self._storages:
+            changes.append((storage.born, storage.size, storage.kind))
+            if storage.died is not None:
+                changes.append((storage.died, -storage.size, storage.kind))
+        # What dies within an operation, or before the next, does so after what that operation made was there.
+        changes.sort(key=lambda change: (change[0], -change[1]))
+        now: Counter[Kind] = Counter()
+        total = peak = 0
+        at_peak: Counter[Kind] = Counter()
+        over_time: list[tuple[int, int]] = []
+        for time, size, kind in changes:
+            now[kind] += size
+            total += size
+            if over_time and over_time[-1][0] == time:
+                over_time[-1] = (time, max(total, over_time[-1][1]))
+            else:
+                over_time.append((time, total))
+            if time >= self._begun and total > peak:
+                peak, at_peak = total, now.copy()
+        return Memory(peak, {kind: at_peak[kind] for kind in KINDS}, over_time)
+
+    def _see(self, storage: torch.UntypedStorage) -> _Storage:
+        address = storage_identity(storage)
+        known = self._alive.get(address)
+        if known is not None:
+            return known[0]
+        outside = not in_backward()
+        new = _Storage(storage.nbytes(), self._now, self._backward, outside)
+        self._storages.append(new)
+        self._alive[address] = new, weakref.ref(storage, partial(self._gone, address))
+        return new
+
+    def _gone(self, address: int, _: object) -> None:
+        storage, _ = self._alive.pop(address)
+        storage.died = self._now
+        self._backward = max(self._backward, running_backward())
+        storage.outlived = self._backward > storage.backward
+
+
+def _shares(storage: torch.UntypedStorage, arguments: tuple[Any, ...]) -> bool:
+    """Whether it is that of an argument."""
+    address = storage_identity(storage)
+    return any(isinstance(each, Tensor) and storage_identity(each) == address for each in tree_leaves(arguments))

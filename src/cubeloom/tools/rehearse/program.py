@@ -1,0 +1,66 @@
+"""Some steps of one rank, watched: its communication and its memory. The same on a live job and in a rehearsal."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from cubeloom.comm import Ledger, Network, devices
+from cubeloom.parallel.apply import Fill
+from cubeloom.parallel.parameter import local_of
+from cubeloom.tools.rehearse.memory import Memory, Tracker
+from cubeloom.tools.verify import Experiment
+from cubeloom.tools.verify.live import Live, build, fill_of
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one rank saw: its last step's communication, its memory over all steps."""
+
+    ledger: Ledger
+    memory: Memory
+
+
+def watch(live: Live, tracker: Tracker, ledger: Ledger) -> Seen:
+    """Train, with the tracker and the ledger on."""
+    tracker.label("parameters", map(local_of, live.parameters.values()))
+    tracker.label("optimizer", live.optimizer_state())
+    # Of an optimizer whose state is sharded, gradients are gone by the end of the backward.
+    live.summed.observer = lambda found: tracker.label("gradients", [found])
+    tracker.begin()
+    mark = 0
+    for number in range(live.experiment.steps):
+        mark = len(ledger.entries)
+        data = live.data(number)
+        tracker.label("buffers", data.values())
+        live.train(data, number, lambda: tracker.label("gradients", live.gradients()))
+        tracker.label("optimizer", live.optimizer_state())
+    return Seen(Ledger(ledger.entries[mark:]), tracker.memory())
+
+
+def compute_time(live: Live, repeats: int = 3) -> float:
+    """Seconds of a step in which the network takes none: the least of some."""
+    found = []
+    for number in range(repeats):
+        data = live.data(number)
+        devices.settle(live.network.device)
+        start = time.perf_counter()
+        live.train(data, number, lambda: None)
+        devices.settle(live.network.device)
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def measure(experiment: Experiment, kind: devices.Kind = devices.CPU) -> Seen:
+    """The same on a rank of a live job, which this process is: what a rehearsal must have predicted."""
+    network = Network(experiment.grid, devices.current(kind), experiment.patience)
+    fill = fill_of(experiment, experiment.skeleton(), network.device)
+    with Tracker() as tracker, network.recording() as ledger:
+        return watch(build(experiment, network, fill), tracker, ledger)
+
+
+def empty_values(dtype: torch.dtype, device: torch.device) -> Fill:
+    """For tensors without values."""
+    return lambda _, block: torch.empty(block.local, dtype=dtype, device=device)

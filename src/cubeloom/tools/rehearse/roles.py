@@ -1,0 +1,91 @@
+"""Which ranks run the same program, but for their coordinates: one of each kind stands for all.
+
+A rank's program depends on its place in the pipeline, which says what stages it holds. All else is cut evenly, so that ranks
+that differ in data, z, y or x do the same with other ranks, with one exception: a turn redistributes features in the plane of
+x and y, and what a rank exchanges with whom depends on where in the plane it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+
+from cubeloom.base.grid import AXES, Grid
+from cubeloom.comm.recording_backend import Group
+from cubeloom.parallel.forms import Form, LinearForm
+from cubeloom.tools.verify import Experiment
+
+_INSIDE = tuple(axis for axis in AXES if axis != "pipe")
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a rank's program depends on."""
+
+    place: int  # in the pipeline
+    plane: tuple[int, int] | None = None  # x and y, where they matter
+
+
+@dataclass(frozen=True)
+class Line:
+    """A group as any rank of a role sees it: all ranks along `axes`, at `places` of the pipeline, else where it is itself."""
+
+    axes: tuple[str, ...]
+    places: tuple[int, ...]
+    copy: int = 0
+
+    def ranks(self, grid: Grid, rank: int) -> tuple[int, ...]:
+        """The group of this rank."""
+        here = grid.coordinates(rank)
+        steps = product(self.places, *(range(grid.size(axis)) for axis in self.axes))
+        names = ("pipe", *self.axes)
+        return tuple(sorted(grid.rank({**here, **dict(zip(names, step, strict=True))}) for step in steps))
+
+
+def line_of(grid: Grid, rank: int, group: Group) -> Line:
+    """How a rank's group lies on the grid. ValueError if it is no line of it: then nobody can tell other ranks' groups."""
+    here = grid.coordinates(rank)
+    members = [grid.coordinates(member) for member in group.ranks]
+    axes = tuple(axis for axis in _INSIDE if any(each[axis] != here[axis] for each in members))
+    places = tuple(sorted({each["pipe"] for each in members}))
+    line = Line(axes, places, group.copy)
+    if line.ranks(grid, rank) != tuple(sorted(group.ranks)):
+        raise ValueError(f"the group of ranks {list(group.ranks)} is no line of the grid {grid}")
+    return line
+
+
+class Roles:
+    """The roles of an experiment's ranks."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.grid = experiment.grid
+        schedule = experiment.schedule
+        layers: list[Iterable[Form]] = [experiment.forms()] if schedule is None else []
+        if schedule is not None:
+            layout = experiment.layout(schedule)
+            layers = [
+                [form for _, stage in schedule.held_by(place) for form in layout.forms_of(stage)]
+                for place in range(self.grid.pipe)
+            ]
+        self._turning = {place for place, forms in enumerate(layers) if any(map(_turns, forms))}
+        self.of = cache(self._of)
+
+    def _of(self, rank: int) -> Role:
+        here = self.grid.coordinates(rank)
+        return Role(here["pipe"], (here["x"], here["y"]) if here["pipe"] in self._turning else None)
+
+    def distinct(self, wanted: Iterable[int] = ()) -> list[int]:
+        """Ranks that together have every role: those that are wanted, and the first rank of each role that they have not."""
+        found = list(dict.fromkeys(wanted))
+        have = {self.of(rank) for rank in found}
+        for rank in range(self.grid.world):
+            if self.of(rank) not in have:
+                have.add(self.of(rank))
+                found.append(rank)
+        return found
+
+
+def _turns(form: Form) -> bool:
+    return isinstance(form, LinearForm) and form.turn

@@ -1,0 +1,48 @@
+"""A run's model and tokenizer, read back from its newest checkpoint: any grid's will do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cubeloom.base.errors import UserError
+from cubeloom.base.settings import load
+from cubeloom.models import build
+from cubeloom.models.decoder import Decoder
+from cubeloom.parallel import materialise
+from cubeloom.parallel.parameter import Block
+from cubeloom.tools.convert.checkpoint_files import CheckpointWeights, config_of
+from cubeloom.train.beside import from_run
+from cubeloom.train.checkpoint import check_fits, newest
+from cubeloom.train.data import TokenFile, Tokenizer
+from cubeloom.train.job import Job
+
+
+@dataclass(frozen=True)
+class Trained:
+    model: Decoder
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, run: Path) -> Trained:
+        """Raises UserError where there is no run, no checkpoint, or no text that it was trained on."""
+        job = load(Job, run / "settings.toml")
+        if not job.data.sources:
+            raise UserError(f"{run} was trained on random tokens: there is no text in it")
+        checkpoint = newest(run)
+        if checkpoint is None:
+            raise UserError(f"{run} has no checkpoint yet")
+        weights = CheckpointWeights(checkpoint)
+        with torch.device("meta"):
+            model = build(config_of(checkpoint, weights.progress))
+        if not isinstance(model, Decoder):
+            raise UserError(f"{checkpoint} is of a {weights.progress['model']['family']}, which does not write text")
+        check_fits(checkpoint, {name: each.shape for name, each in model.named_parameters()})
+
+        def fill(name: str, _: Block) -> torch.Tensor:
+            return weights.read(name).float()
+
+        materialise(model, fill)
+        return cls(model.eval(), TokenFile(from_run(run, job.data.sources[0].folder)).tokenizer)

@@ -1,0 +1,128 @@
+"""What is trained to compare a grid with the serial model: a model, a grid, a few steps on data made for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.base.errors import UserError
+from cubeloom.base.grid import Grid
+from cubeloom.base.limits import within
+from cubeloom.models import Config, build, cut_of
+from cubeloom.parallel import Batch, Cut, Rest, resolve
+from cubeloom.parallel.forms import Form, LinearForm
+from cubeloom.pipeline import Schedule, Updates
+from cubeloom.pipeline.runtime.build import Layout, Recompute, lay_out
+from cubeloom.pipeline.runtime.recorded import check_recordable
+from cubeloom.tools.verify import data
+from cubeloom.train.job import Job
+from cubeloom.train.job.settings import RECOMPUTE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    model: Config
+    grid: Grid
+    batch: Batch
+    rest: Rest = field(default_factory=Rest)
+    steps: int = 3
+    dtype: torch.dtype = torch.float64
+    seed: int = 0
+    initial_seed: int = 0
+    repeat: bool = False  # one batch for all steps, so that there is something to learn
+    learning_rate: float = 1e-3
+    zero: bool = False  # optimizer state sharded over the data axis
+    weights: str | None = None  # a file to start from, instead of initial values
+    schedule: Schedule | None = None  # of the pipeline, where the grid has one
+    patience: float = 120  # seconds that a rank waits for another
+    ways: int = 1  # strands of a weave
+    recompute: Recompute = False  # each stage's forward, or attention, once more in its backward
+    record: bool = False  # stages' actions as CUDA graphs
+    compile: bool = False  # what is computed between collectives
+    nudged: bool = False  # initial values off by as much as rounding may be, to see what that does to a training
+
+    @classmethod
+    def of_job(cls, job: Job, *, steps: int, dtype: torch.dtype, seed: int = 0, patience: float = 120) -> Experiment:
+        """The decomposition of a job."""
+        return cls(
+            model=job.model.config(),
+            grid=job.grid,
+            batch=job.batch,
+            rest=job.layout.rest,
+            steps=steps,
+            dtype=dtype,
+            seed=seed,
+            initial_seed=seed,
+            zero=job.optimizer.zero,
+            schedule=job.schedule.schedule(job.grid.pipe),
+            ways=job.layout.ways,
+            recompute=RECOMPUTE[job.layout.recompute],
+            patience=patience,
+        )
+
+    def skeleton(self) -> nn.Module:
+        """The model without values."""
+        with torch.device("meta"):
+            return build(self.model)
+
+    def cut(self) -> Cut:
+        return cut_of(self.skeleton())
+
+    def forms(self) -> list[Form]:
+        """The form of each layer on the grid; raises UserError if it cannot be cut."""
+        if self.schedule is None:
+            if self.record:
+                raise UserError("what is recorded are the stages of a pipeline: give a schedule")
+            return self._strand_forms()
+        forms = list(self.layout(self.schedule).forms)
+        if self.record:
+            check_recordable(forms, self.grid, self.schedule, self.ways, bool(self.recompute))
+        if self.asynchronous and self.drops:
+            raise UserError(f"{self.schedule.name} can be compared without dropout only: use --dropout 0")
+        tied = any(isinstance(form, LinearForm) and form.shares is not None for form in forms)
+        if tied and self.schedule.updates is Updates.NEWEST:
+            # Two stages would use two versions of one weight in the same micro-batch; a serial model has only one.
+            raise UserError(f"{self.schedule.name} can be compared on a model that ties no weights: use llama-tiny")
+        return forms
+
+    def layout(self, schedule: Schedule) -> Layout:
+        """Which stages have which layers; raises UserError if the model cannot be cut so."""
+        return lay_out(self.skeleton(), self.cut(), self.grid, self.batch, schedule, self.rest, ways=self.ways)
+
+    def _strand_forms(self) -> list[Form]:
+        within("ways", self.ways)
+        least = self.ways * self.grid.data * self.grid.z
+        if self.ways > 1 and self.batch.samples % least:
+            raise UserError(
+                f"the batch of {self.batch.samples} samples cannot be cut into {self.ways} strands on data={self.grid.data}·"
+                f"z={self.grid.z}; it must be a multiple of {least}"
+            )
+        strand = Batch(self.batch.samples // self.ways, self.batch.sequence)
+        return resolve(self.skeleton(), self.cut(), self.grid, self.rest, strand)
+
+    @property
+    def asynchronous(self) -> bool:
+        """The schedule updates weights within a step, so that the serial model must use stale ones as well."""
+        return self.schedule is not None and self.schedule.updates is not Updates.FLUSH
+
+    @property
+    def drops(self) -> bool:
+        return any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.skeleton().modules())
+
+    @property
+    def serial(self) -> Experiment:
+        """The same on one device."""
+        return replace(
+            self, grid=Grid(), zero=False, schedule=None, recompute=False, record=False, compile=False, ways=1
+        )
+
+    def samples(self, step: int) -> dict[str, Tensor]:
+        """The global batch of a step."""
+        return data.samples(self.model, self.batch, self.seed, 0 if self.repeat else step, self.dtype)
+
+    def share(self, step: int, coordinates: dict[str, int]) -> dict[str, Tensor]:
+        """The samples of a rank at these coordinates."""
+        mine = self.grid.share(coordinates, self.batch.samples)
+        return {name: tensor[mine] for name, tensor in self.samples(step).items()}

@@ -1,0 +1,160 @@
+"""One rank of an experiment: its part of the model, its optimizer, its steps. The same on a live job and in a rehearsal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cubeloom.base import counter
+from cubeloom.comm import Network
+from cubeloom.models.weights import stored_values
+from cubeloom.parallel import Batch, CubeState, apply, initial_values
+from cubeloom.parallel.apply import Fill
+from cubeloom.parallel.gradients import Gradients
+from cubeloom.parallel.parameter import Block, local_of
+from cubeloom.parallel.weave import Weave
+from cubeloom.pipeline.runtime import Pipeline
+from cubeloom.pipeline.runtime.channels import Boundary
+from cubeloom.pipeline.runtime.recorded import GraphRecord
+from cubeloom.tools.verify.experiment import Experiment
+from cubeloom.train import BlockOptimizer, ShardedOptimizer
+
+# What each stage hands to the next, where the network cannot tell.
+Known = Mapping[int, Boundary]
+
+
+def fill_of(experiment: Experiment, model: nn.Module, device: torch.device) -> Fill:
+    if experiment.weights is not None:
+        fill = stored_values(experiment.weights, model, experiment.dtype, device)
+    else:
+        fill = initial_values(model, experiment.initial_seed, experiment.dtype, device)  # type: ignore[arg-type]
+    return _nudged(fill, max(side for each in model.parameters() for side in each.shape)) if experiment.nudged else fill
+
+
+def _nudged(fill: Fill, longest: int) -> Fill:
+    """Each value off by what rounding does to a sum of so many terms, up or down at random.
+
+    Sums of n terms in another order differ by about √n units of the precision that they are added in, float32 at least, and
+    results by a unit of their own.
+    """
+
+    def nudged(name: str, block: Block) -> Tensor:
+        values = fill(name, block)
+        added = torch.promote_types(values.dtype, torch.float32)
+        size = max(torch.finfo(values.dtype).eps, torch.finfo(added).eps * longest**0.5)
+        index = torch.arange(values.numel(), device=values.device).view_as(values)
+        sign = (counter.uniform(counter.key(1, name), index) < 0.5).double() * 2 - 1
+        return (values.double() * (1 + size * sign)).to(values.dtype)
+
+    return nudged
+
+
+# AdamW divides a gradient by its own size, and so shows at full scale the rounding of one that is zero but for rounding (an
+# attention key's bias is such a one). Its epsilon must lie far above that rounding, which is one of the tensor's largest: with
+# gradients up to 0.05 in float32 it is 3e-8, and would be 3e-4 of an update if epsilon were 1e-4.
+EPSILON = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 1e-3}
+
+
+def adamw(parameters: Iterable[nn.Parameter], experiment: Experiment) -> Optimizer:
+    """In one kernel, as `train` has it: it needs no memory of its own."""
+    return torch.optim.AdamW(parameters, lr=experiment.learning_rate, eps=EPSILON[experiment.dtype], fused=True)
+
+
+# One forward and backward of a step on a rank's samples, and the loss.
+Train = Callable[[dict[str, Tensor], int], float]
+
+
+def plainly(model: Callable[..., Tensor], state: CubeState | None) -> Train:
+    """Forward and backward without a pipeline."""
+
+    def step_on(data: dict[str, Tensor], step: int) -> float:
+        if state is not None:
+            state.clock.step = step
+        loss = model(**data)
+        loss.backward()
+        return loss.item()
+
+    return step_on
+
+
+@dataclass
+class Live:
+    """A rank that is ready to train. `step` is forward and backward; `update` follows, unless the step has it inside."""
+
+    experiment: Experiment
+    network: Network
+    step: Train
+    parameters: dict[str, nn.Parameter]
+    optimizer: BlockOptimizer | ShardedOptimizer
+    summed: Gradients
+
+    def data(self, number: int) -> dict[str, Tensor]:
+        samples = self.experiment.share(number, self.network.coordinates)
+        return {name: tensor.to(self.network.device) for name, tensor in samples.items()}
+
+    def train(self, data: Mapping[str, Tensor], number: int, after_backward: Callable[[], None]) -> None:
+        self.step(dict(data), number)
+        after_backward()
+        if not self.experiment.asynchronous:
+            self.update()
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def gradients(self) -> Iterator[Tensor]:
+        """Those that are there: of a parameter, or of the part that this rank updates."""
+        for parameter, part in self.optimizer.parts.items():
+            if parameter.grad is not None:
+                yield local_of(parameter.grad)
+            if part.tensor.grad is not None:
+                yield part.tensor.grad
+
+    def optimizer_state(self) -> Iterator[Tensor]:
+        """Moments and the like, and masters of weights of few digits."""
+        yield from (part.tensor for part in self.optimizer.parts.values() if part.master)
+        for state in self.optimizer.optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def build(experiment: Experiment, network: Network, fill: Fill, known: Known | None = None) -> Live:
+    """`known` takes the place of what workers tell one another before the first step."""
+    model = experiment.skeleton()
+    make = partial(adamw, experiment=experiment)
+    step: Train
+    if experiment.schedule is None:
+        strand = Batch(experiment.batch.samples // experiment.ways, experiment.batch.sequence)
+        state = apply(model, experiment.cut(), network, strand, fill, experiment.rest, experiment.compile)
+        step, gradients = plainly(Weave(model, experiment.ways, state.staggers), state), state.gradients
+        parameters = dict(model.named_parameters())
+    else:
+        pipeline = Pipeline(
+            model,
+            experiment.cut(),
+            network,
+            experiment.batch,
+            fill,
+            experiment.schedule,
+            experiment.rest,
+            recompute=experiment.recompute,
+            ways=experiment.ways,
+            compile=experiment.compile,
+            record=GraphRecord() if experiment.record else None,
+        )
+        first = experiment.share(0, network.coordinates)
+        pipeline.learn({name: tensor.to(network.device) for name, tensor in first.items()}, known)
+        step, parameters, gradients = pipeline.step, pipeline.parameters, pipeline.gradients
+    optimizer: BlockOptimizer | ShardedOptimizer = (
+        ShardedOptimizer(parameters.values(), gradients, make)
+        if experiment.zero
+        else BlockOptimizer(parameters.values(), make)
+    )
+    live = Live(experiment, network, step, parameters, optimizer, gradients)
+    if experiment.asynchronous:
+        live.step = partial(pipeline.step, update=live.update)
+    return live

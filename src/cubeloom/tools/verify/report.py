@@ -1,0 +1,179 @@
+"""Compare a grid with the serial model, and say what came out."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+
+from cubeloom.comm import devices
+from cubeloom.comm.ledger import plain
+from cubeloom.launch import RankPool
+from cubeloom.models.weights import check_weights
+from cubeloom.parallel import step_volume
+from cubeloom.pipeline.runtime.volume import pipeline_volume
+from cubeloom.tools.verify.experiment import Experiment
+from cubeloom.tools.verify.runs import WEIGHTS, Outcome, differences_of_files, grid_run, no_less_than_nan, serial_run
+from cubeloom.tools.verify.stale import stale_run
+from cubeloom.train.metrics.record import finite
+
+# The largest relative difference that is right without a second look. In float64 rounding is far below it; in the others
+# gradients and weights mostly agree to a few units of their own rounding.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4, torch.bfloat16: 0.1}
+# What is off by more is right all the same where rounding alone makes such a difference: at most so many times as much as
+# between two serial runs, and never as much as a sum that lacks a part.
+ROUNDINGS, MOST = 4.0, 0.3
+
+
+@dataclass(frozen=True)
+class Report:
+    experiment: Experiment
+    serial_losses: list[float]
+    losses: list[float]
+    differences: dict[str, float]  # relative: of the `loss`, and of `gradient` and `weight` of each parameter
+    counted: dict[str, Fraction]  # of rank 0
+    predicted: dict[str, Fraction]
+    bytes_agree: bool  # on every rank
+    replicas_agree: bool  # ranks that hold the same block of a parameter hold the same bits
+    parameters: int  # of the rank with the most
+    rounding: dict[str, float] = field(
+        default_factory=dict
+    )  # the differences of two serial runs, if they were asked for
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE[self.experiment.dtype]
+
+    def allowed(self, what: str) -> float:
+        """The largest difference of this that is right."""
+        return max(self.tolerance, min(ROUNDINGS * self.rounding.get(what, 0.0), MOST))
+
+    @property
+    def wrong(self) -> list[str]:
+        """What differs by more than is right, the worst first."""
+        found = [what for what, difference in self.differences.items() if not difference <= self.allowed(what)]
+        return sorted(found, key=lambda what: -self.differences[what] / self.allowed(what))
+
+    @property
+    def may_be_rounding(self) -> bool:
+        return bool(self.wrong) and all(self.differences[what] <= MOST for what in self.wrong)
+
+    @property
+    def ok(self) -> bool:
+        return self.bytes_agree and self.replicas_agree and not self.wrong
+
+    def largest(self, kind: str) -> tuple[float, str]:
+        """The largest difference of a `loss`, a `gradient` or a `weight`, and of which it is."""
+        some = {what: each for what, each in self.differences.items() if what.partition(" ")[0] == kind}
+        worst = max(some, key=lambda what: some[what], default="")
+        return some.get(worst, 0.0), worst
+
+    @property
+    def loss_diff(self) -> float:
+        return self.largest("loss")[0]
+
+    @property
+    def grad_diff(self) -> float:
+        return self.largest("gradient")[0]
+
+    @property
+    def weight_diff(self) -> float:
+        return self.largest("weight")[0]
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "ok": self.ok,
+            "loss_diff": finite(self.loss_diff),
+            "grad_diff": finite(self.grad_diff),
+            "weight_diff": finite(self.weight_diff),
+            "counted_bytes": {axis: plain(size) for axis, size in sorted(self.counted.items())},
+            "predicted_bytes": {axis: plain(size) for axis, size in sorted(self.predicted.items())},
+            "params_per_rank": self.parameters,
+            "grid": self.experiment.grid.sizes,
+        }
+
+
+def verify(
+    experiment: Experiment, device: devices.Kind = devices.CPU, pool: RankPool | None = None, timeout: float = 600
+) -> Report:
+    """Train serially and on the grid, on ranks of this machine. Raises UserError before it starts any."""
+    experiment.forms()
+    if experiment.weights is not None:
+        check_weights(experiment.weights, experiment.skeleton())
+    if pool is None:
+        with RankPool(experiment.grid.world, device) as own:
+            return verify(experiment, device, own, timeout)
+    with tempfile.TemporaryDirectory(prefix="cubeloom-verify-") as folder:
+        (serial,) = pool.run(1, *_reference(experiment), folder, device, timeout=timeout)
+        outcomes = pool.run(experiment.grid.world, grid_run, experiment, folder, device, timeout=timeout)
+        report = _report(experiment, serial, outcomes)
+        if not report.may_be_rounding:
+            return report
+        with tempfile.TemporaryDirectory(prefix="cubeloom-verify-") as other:
+            again = _reference(replace(experiment, nudged=True))
+            (nudged,) = pool.run(1, *again, other, device, timeout=timeout)
+            return replace(report, rounding=_rounding(serial, nudged, Path(folder), Path(other)))
+
+
+def _reference(experiment: Experiment) -> tuple[Callable[..., Outcome], Experiment]:
+    """What the grid is compared with."""
+    return (stale_run, experiment) if experiment.asynchronous else (serial_run, experiment.serial)
+
+
+def _rounding(serial: Outcome, nudged: Outcome, first: Path, second: Path) -> dict[str, float]:
+    """The differences of two serial runs that began apart by rounding."""
+    found = {"loss": _loss_difference(nudged.losses, serial.losses)}
+    for file in second.iterdir():
+        kind = "weight" if file.name == WEIGHTS else "gradient"
+        for name, difference in differences_of_files(file, first / file.name).items():
+            found[f"{kind} {name}"] = max(difference, found.get(f"{kind} {name}", 0.0))
+    return found
+
+
+def _loss_difference(ours: list[float], theirs: list[float]) -> float:
+    return max(no_less_than_nan(abs(a - b) / abs(b)) for a, b in zip(ours, theirs, strict=True))
+
+
+def _report(experiment: Experiment, serial: Outcome, outcomes: list[Outcome]) -> Report:
+    predicted = _predict(experiment)
+    counted = [{axis: size for axis, size in outcome.counted.items() if size} for outcome in outcomes]
+    differences = {"loss": max(_loss_difference(outcome.losses, serial.losses) for outcome in outcomes)}
+    for outcome in outcomes:
+        for kind, found in (("gradient", outcome.gradients), ("weight", outcome.weights)):
+            for name, difference in found.items():
+                what = f"{kind} {name}"
+                differences[what] = max(difference, differences.get(what, 0.0))
+    return Report(
+        experiment=experiment,
+        serial_losses=serial.losses,
+        losses=outcomes[0].losses,
+        differences=differences,
+        counted=counted[0],
+        predicted=predicted[0],
+        # What a recomputation moves depends on where torch can stop it, so it is not predicted.
+        bytes_agree=bool(experiment.recompute) or counted == predicted,
+        replicas_agree=_replicas_agree(outcomes),
+        parameters=max(outcome.parameters for outcome in outcomes),
+    )
+
+
+def _replicas_agree(outcomes: list[Outcome]) -> bool:
+    seen: dict[tuple[str, tuple[int, ...]], str] = {}
+    return all(seen.setdefault(block, bits) == bits for outcome in outcomes for block, bits in outcome.digests.items())
+
+
+def _predict(experiment: Experiment) -> list[dict[str, Fraction]]:
+    """The closed form for all steps, for each rank."""
+    grid, batch, item = experiment.grid, experiment.batch, experiment.dtype.itemsize
+    how, zero = experiment.rest.gradients, experiment.zero
+    if experiment.schedule is None:
+        forms = experiment.forms()
+        each = [step_volume(forms, grid, batch, item, grid.coordinates(rank), how, zero) for rank in range(grid.world)]
+    else:
+        layout = experiment.layout(experiment.schedule)
+        each = [pipeline_volume(layout, grid, batch, item, rank, how, zero) for rank in range(grid.world)]
+    return [{axis: size * experiment.steps for axis, size in step.items()} for step in each]

@@ -1,0 +1,174 @@
+"""The two runs that are compared. Both are called on ranks of a pool; they meet in a folder of safetensors files."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from cubeloom.comm import Network, devices
+from cubeloom.parallel import apply, materialise
+from cubeloom.parallel.parameter import block_of, local_of
+from cubeloom.tools.verify.experiment import Experiment
+from cubeloom.tools.verify.live import Train, adamw, build, fill_of, plainly
+from cubeloom.train import BlockOptimizer, ShardedOptimizer
+
+WEIGHTS = "weights.safetensors"
+
+
+def gradients_of(step: int) -> str:
+    return f"gradients{step}.safetensors"
+
+
+@dataclass
+class Outcome:
+    """What one rank saw."""
+
+    losses: list[float] = field(default_factory=list)
+    gradients: dict[str, float] = field(default_factory=dict)  # how far that of each parameter is off at most
+    weights: dict[str, float] = field(default_factory=dict)
+    counted: dict[str, Fraction] = field(default_factory=dict)
+    parameters: int = 0
+    digests: dict[tuple[str, tuple[int, ...]], str] = field(default_factory=dict)  # of each block's bits, at the end
+
+
+def serial_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome:
+    """Train the plain model on one rank, and leave its gradients of each step and its last weights in the folder."""
+    device = devices.use(kind, 0)
+    devices.compute_in_full()
+    model = experiment.skeleton()
+    fill = fill_of(experiment, model, device)
+    # Dropout is by position only in its cube form, so with dropout the serial model is the cube of one device.
+    state = None
+    if experiment.drops:
+        network = Network(experiment.grid, device)
+        state = apply(model, experiment.cut(), network, experiment.batch, fill, experiment.rest)
+    else:
+        materialise(model, fill)
+    outcome = Outcome()
+    optimizer = adamw(model.parameters(), experiment)
+    for step in train(plainly(model, state), optimizer, experiment, experiment.grid.coordinates(0), device, outcome):
+        save_file(whole(model, gradients=True), Path(folder) / gradients_of(step))
+    save_file(whole(model, gradients=False), Path(folder) / WEIGHTS)
+    return outcome
+
+
+def whole(model: nn.Module, gradients: bool) -> dict[str, Tensor]:
+    found = {}
+    for name, parameter in model.named_parameters():
+        tensor = parameter.grad if gradients else parameter.data
+        if tensor is not None:
+            found[name] = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).cpu().contiguous()
+    return found
+
+
+def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome:
+    """Train on the grid, and compare each rank's blocks with the serial model's."""
+    device = devices.current(kind)
+    devices.compute_in_full()
+    network = Network(experiment.grid, device, experiment.patience, lanes=devices.lanes(kind, experiment.grid.world))
+    fill = fill_of(experiment, experiment.skeleton(), device)
+    live = build(experiment, network, fill)
+    parameters, optimizer = live.parameters, live.optimizer
+    outcome = Outcome(parameters=sum(local_of(parameter).numel() for parameter in parameters.values()))
+    with network.recording() as ledger:
+        for step in train(live.step, optimizer, experiment, network.coordinates, device, outcome):
+            if experiment.asynchronous:
+                continue  # its gradients went into updates within the step
+            blocks = _gradient_blocks(parameters, optimizer, network)
+            found = compare(blocks, Path(folder) / gradients_of(step), parameters)
+            outcome.gradients = {name: max(each, outcome.gradients.get(name, 0.0)) for name, each in found.items()}
+    outcome.counted = ledger.by_axis()
+    outcome.weights = compare(_weight_blocks(parameters, network), Path(folder) / WEIGHTS, parameters)
+    outcome.digests = {
+        (name, block_of(parameter, network).offset): _digest(local_of(parameter))
+        for name, parameter in parameters.items()
+    }
+    return outcome
+
+
+def train(
+    step_on: Train,
+    optimizer: Optimizer | BlockOptimizer | ShardedOptimizer,
+    experiment: Experiment,
+    coordinates: dict[str, int],
+    device: torch.device,
+    outcome: Outcome,
+) -> Iterator[int]:
+    """Train, pausing after each step's backward with the number of the step."""
+    for step in range(experiment.steps):
+        data = {name: tensor.to(device) for name, tensor in experiment.share(step, coordinates).items()}
+        outcome.losses.append(step_on(data, step))
+        yield step
+        if not experiment.asynchronous:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+# A local tensor, and where it lies in the whole one.
+Blocks = dict[str, tuple[Tensor, tuple[slice, ...]]]
+
+
+def _weight_blocks(parameters: Mapping[str, nn.Parameter], network: Network) -> Blocks:
+    return {name: (local_of(each), block_of(each, network).slices) for name, each in parameters.items()}
+
+
+def _gradient_blocks(
+    parameters: Mapping[str, nn.Parameter], optimizer: BlockOptimizer | ShardedOptimizer, network: Network
+) -> Blocks:
+    """Gradients that are there: of a parameter, or of the part that this rank updates."""
+    found: Blocks = {}
+    for name, (_, (first, *rest)) in _weight_blocks(parameters, network).items():
+        parameter = parameters[name]
+        if parameter.grad is not None:
+            found[name] = local_of(parameter.grad), (first, *rest)
+        elif isinstance(optimizer, ShardedOptimizer) and optimizer.parts[parameter].tensor.grad is not None:
+            part = optimizer.parts[parameter]
+            rows = slice(first.start + part.rows.start, first.start + part.rows.stop)
+            assert part.tensor.grad is not None
+            found[name] = part.tensor.grad, (rows, *rest)
+    return found
+
+
+def compare(mine: Blocks, file: Path, names: Collection[str]) -> dict[str, float]:
+    """How far this rank's blocks are off the serial tensors, relative to each tensor's largest number.
+
+    Of those `names` that are there on one side only, such as a gradient that nobody computed: infinitely far.
+    """
+    found = {}
+    with safe_open(file, "pt") as serial:
+        there = set(serial.keys())
+        for name in names:
+            if (name in mine) != (name in there):
+                found[name] = math.inf
+            elif name in mine:
+                local, slices = mine[name]
+                theirs = serial.get_tensor(name)
+                scale = theirs.abs().max().item() or 1.0
+                found[name] = no_less_than_nan((local.cpu() - theirs[slices]).abs().max().item() / scale)
+    return found
+
+
+def differences_of_files(mine: Path, theirs: Path) -> dict[str, float]:
+    """The same of two serial runs."""
+    tensors = load_file(mine)
+    return compare({name: (each, (slice(None),) * each.dim()) for name, each in tensors.items()}, theirs, tensors)
+
+
+def no_less_than_nan(difference: float) -> float:
+    """A NaN is neither larger nor smaller than anything, and would be lost among differences: it is the largest there is."""
+    return math.inf if math.isnan(difference) else difference
+
+
+def _digest(local: Tensor) -> str:
+    return hashlib.blake2b(local.cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()

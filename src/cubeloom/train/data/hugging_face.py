@@ -1,0 +1,89 @@
+"""Tokenizers of the `tokenizers` package: read from a file, or trained here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cubeloom.base.errors import UserError
+from cubeloom.train.data.tokenizer import Array
+
+END = "<|endoftext|>"
+# How published tokenizers call the token that ends a document, the commonest first.
+KNOWN_ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+SMALLEST = 257
+"""A trained vocabulary holds every byte and the end, so that no text is beyond it."""
+
+
+class HuggingFace:
+    """A tokenizer file, with the name of the token that ends a document (found by itself where it is a usual one)."""
+
+    def __init__(self, file: Path, end: str | None = None) -> None:
+        text = read(file)
+        try:
+            self._made = _package().Tokenizer.from_str(text)
+        except Exception as error:  # the package raises plain Exceptions
+            raise UserError(f"{file} is not a tokenizer file of Hugging Face: {error}") from None
+        # Files often carry the settings of a model's own training. Here no text is cut short, none is padded, and text that
+        # looks like the end token is text.
+        self._made.no_truncation()
+        self._made.no_padding()
+        self._made.encode_special_tokens = True
+        vocabulary = self._made.get_vocab()
+        names = [end] if end is not None else [name for name in KNOWN_ENDS if name in vocabulary]
+        if not names or names[0] not in vocabulary:
+            asked = f"no token {end!r}" if end is not None else f"none of {', '.join(KNOWN_ENDS)}"
+            raise UserError(f"{file} has {asked} to end a document with; name one of its tokens with --end")
+        self.end: int = vocabulary[names[0]]
+        self.vocabulary: int = max(vocabulary.values()) + 1
+        self.fingerprint = f"sha256:{hashlib.sha256(text.encode()).hexdigest()} end:{self.end}"
+
+    def encode(self, texts: Sequence[str]) -> list[Array]:
+        found = self._made.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(each.ids, dtype=np.uint32) for each in found]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        return str(self._made.decode([token for token in tokens if token != self.end], skip_special_tokens=False))
+
+
+def train(texts: Iterator[str], vocabulary: int) -> str:
+    """Byte-level BPE, as the text of a tokenizer file. The same texts give the same file."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(texts, trainer)
+    return str(made.to_str(pretty=True))
+
+
+def read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"no tokenizer at {file}: {error.strerror}; it is bytes, bpe or a tokenizer file") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{file} is not a tokenizer file of Hugging Face: it is not text") from None
+
+
+def require() -> None:
+    """Refuse early where the package is not installed."""
+    _package()
+
+
+def _package() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise UserError("this tokenizer needs the package tokenizers: pip install 'cubeloom[text]'") from None
+    return tokenizers

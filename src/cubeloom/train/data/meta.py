@@ -1,0 +1,93 @@
+"""What `meta.json` says of a folder of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cubeloom.base.errors import UserError
+from cubeloom.base.files import check_sealed, is_plain_name, read_json, write_sealed
+
+FORMAT, VERSION = "cubeloom tokens", 2
+META, TOKENS, DOCUMENTS, TOKENIZER = "meta.json", "tokens.bin", "documents.bin", "tokenizer.json"
+CHECKSUMS = "checksums.bin"
+"""Of the parts of tokens.bin, then of those of documents.bin."""
+ENDS = np.dtype("<u8")
+"""Of the ends of documents."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Training or validation: whole documents, each with its end token."""
+
+    tokens: int
+    documents: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meta:
+    """Training comes first in the files, validation after it. Everything but `request` can be checked in the files."""
+
+    vocabulary: int
+    end: int
+    dtype: str
+    training: Part
+    validation: Part
+    tokenizer: str
+    """The fingerprint of the tokenizer."""
+    sha256: dict[str, str]
+    """Of each file beside this one."""
+    request: dict[str, Any]
+    """What was asked for: the sources with their hashes, and the options. The same request gives the same folder."""
+
+    @property
+    def tokens(self) -> int:
+        return self.training.tokens + self.validation.tokens
+
+    @property
+    def documents(self) -> int:
+        return self.training.documents + self.validation.documents
+
+    def write(self, folder: Path) -> None:
+        write_sealed(folder / META, {"format": FORMAT, "version": VERSION, **asdict(self)})
+
+    @classmethod
+    def read(cls, folder: Path) -> Meta:
+        file = folder / META
+        try:
+            known = read_json(file)
+        except FileNotFoundError as error:
+            raise UserError(f"{folder} is not a folder of tokens: {META} cannot be read ({error.strerror})") from None
+        if known.get("format") != FORMAT:
+            raise UserError(f"{folder} is not a folder of tokens: {META} is of another program")
+        if (version := known.get("version")) != VERSION:
+            raise UserError(
+                f"{folder} is of version {version} of the format, and this program reads version {VERSION}; prepare it "
+                "again (cubeloom data prepare)"
+            )
+        check_sealed(file, known)
+        del known["format"], known["version"]
+        try:
+            training, validation = Part(**known.pop("training")), Part(**known.pop("validation"))
+            found = cls(training=training, validation=validation, **known)
+            found.check()
+        except (AttributeError, KeyError, TypeError):
+            raise UserError(f"{file} is damaged: it lacks something, or has too much") from None
+        return found
+
+    def check(self) -> None:
+        """Raises TypeError where something is not of its type, as in a file that no program of ours wrote."""
+        numbers = [self.vocabulary, self.end, *asdict(self.training).values(), *asdict(self.validation).values()]
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise TypeError("a count")
+        if not isinstance(self.sha256, dict) or not all(map(is_plain_name, self.sha256)):
+            raise TypeError("the hashes of files")
+        if not isinstance(self.request["tokenizer"], dict) or not isinstance(self.request["tokenizer"]["kind"], str):
+            raise TypeError("the tokenizer")
+
+
+def token_dtype(vocabulary: int) -> np.dtype[np.unsignedinteger]:
+    return np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")

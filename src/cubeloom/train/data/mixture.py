@@ -1,0 +1,93 @@
+"""Several streams in one, by weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from cubeloom.base.errors import UserError
+from cubeloom.train.data.stream import Stream
+
+LONGEST = 1 << 16
+
+
+class Mixture:
+    """Among any first n samples, each stream has its share of n to within one; and gives its samples in its own order.
+
+    Weights are taken as written, so 0.7 and 0.3 are 7 and 3 in every 10. Which stream gives a sample repeats with the sum of
+    the weights as whole numbers, so a table of one such turn is all that is kept.
+    """
+
+    def __init__(self, streams: Sequence[Stream], weights: Sequence[float]) -> None:
+        if not streams or len(streams) != len(weights):
+            raise UserError(f"a mixture has a weight for each stream: got {len(streams)} and {len(weights)} weights")
+        if len(sequences := {stream.sequence for stream in streams}) > 1:
+            raise UserError(f"streams of sequences {sorted(sequences)} do not mix: choose one length")
+        if len({stream.tokenizer for stream in streams}) > 1:
+            raise UserError("streams of different tokenizers do not mix: prepare them with one tokenizer file")
+        self.streams = tuple(streams)
+        self.sequence = streams[0].sequence
+        self._parts = torch.tensor(whole_numbers(weights))
+        self._stream = torch.tensor(turn(self._parts.tolist()))
+        given = torch.nn.functional.one_hot(self._stream, len(streams)).cumsum(0)
+        self._before = (
+            given.gather(1, self._stream[:, None]).squeeze(1) - 1
+        )  # samples of its stream earlier in the turn
+
+    def samples(self, numbers: Tensor) -> Tensor:
+        which, own = self.source(numbers)
+        out = torch.empty(len(numbers), self.sequence + 1, dtype=torch.int64)
+        for index in which.unique().tolist():
+            out[which == index] = self.streams[index].samples(own[which == index])
+        return out
+
+    def needed(self, count: int) -> list[int]:
+        """How many samples of each stream the first so many are."""
+        which, own = self.source(torch.arange(count))
+        return [
+            int(own[which == index].max()) + 1 if (which == index).any() else 0 for index in range(len(self.streams))
+        ]
+
+    def source(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream that gives each sample, and its number in that stream."""
+        turns, within = numbers // len(self._stream), numbers % len(self._stream)
+        which = self._stream[within]
+        return which, turns * self._parts[which] + self._before[within]
+
+
+def whole_numbers(weights: Sequence[float]) -> list[int]:
+    """The smallest whole numbers in the same proportion."""
+    if not all(math.isfinite(weight) and weight > 0 for weight in weights):
+        raise UserError(f"weights must be above 0, got {', '.join(map(str, weights))}")
+    exact = [Fraction(str(weight)) for weight in weights]
+    scale = math.lcm(*(part.denominator for part in exact))
+    parts = [int(part * scale) for part in exact]
+    parts = [part // math.gcd(*parts) for part in parts]
+    if sum(parts) > LONGEST:
+        raise UserError(
+            f"the weights {', '.join(map(str, weights))} are {sum(parts):,} whole parts, and at most {LONGEST:,} will do;"
+            " write them with fewer digits"
+        )
+    return parts
+
+
+def turn(parts: Sequence[int]) -> list[int]:
+    """Which stream gives each sample of one turn, `parts[i]` of stream i.
+
+    Sample k of stream i has its window, from ⌊k·whole/part⌋ until ⌈(k+1)·whole/part⌉; of the streams whose window is open,
+    that goes first whose window closes first. So each always has its share to within one (Tijdeman, The chairman
+    assignment problem, 1980).
+    """
+    whole, given, order = sum(parts), [0] * len(parts), []
+    for slot in range(whole):
+        closing = [
+            (-(-(given[i] + 1) * whole // part), i) for i, part in enumerate(parts) if given[i] * whole // part <= slot
+        ]
+        chosen = min(closing)[1]
+        given[chosen] += 1
+        order.append(chosen)
+    return order

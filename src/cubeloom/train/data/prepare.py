@@ -1,0 +1,161 @@
+"""Text to a folder of tokens: atomically, and going on where an interrupted run stopped.
+
+Everything happens in a hidden folder beside the result. After each chunk a journal there says how far the files are good;
+the folder gets its name when it is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cubeloom.base.errors import UserError
+from cubeloom.base.files import check_sealed, read_json, replace_bytes, replace_text, write_sealed
+from cubeloom.train.data import hugging_face
+from cubeloom.train.data.checked import sums
+from cubeloom.train.data.chunks import Place, chunks
+from cubeloom.train.data.meta import CHECKSUMS, DOCUMENTS, META, TOKENIZER, TOKENS, Meta, Part, token_dtype
+from cubeloom.train.data.request import DEFAULT_VOCABULARY, Request
+from cubeloom.train.data.sources import Progress, Source, describe, sha256
+from cubeloom.train.data.token_file import TokenFile
+from cubeloom.train.data.tokenizer import Bytes, Tokenizer
+from cubeloom.train.data.workshop import empty, publish, workshop
+from cubeloom.train.data.writer import BEGIN, VALIDATION, State, Writer
+
+_JOURNAL = "journal.json"
+TRAINED_ON = 1 << 30
+"""Bytes that a tokenizer is trained on at most: the first part of each source, in proportion."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The folder, and whether it was written now, after an interruption, or before."""
+
+    file: TokenFile
+    how: Literal["written", "resumed", "already there"]
+
+
+def prepare(request: Request, out: Path, *, force: bool = False, progress: Progress = lambda *_: None) -> Prepared:
+    """Write `out`, a folder of tokens. One that is there already is left alone if it is of the same request."""
+    out = out.resolve()
+    if not out.parent.is_dir():
+        raise UserError(f"there is no folder {out.parent} to write {out.name} in")
+    if out.exists() and not _is_ours(out):
+        raise UserError(f"{out} is there, and is not a folder of tokens; choose another --out")
+    sources = describe(request.inputs, progress)
+    if not any(source.bytes for source in sources):
+        raise _no_text(sources)
+    wanted = request.as_json(sources)
+    if (out / META).exists() and not force:
+        there = TokenFile(out)
+        if there.meta.request != wanted:
+            raise UserError(f"{out} holds tokens of another request; replace it with --force, or choose another --out")
+        return Prepared(there, "already there")
+    with workshop(out) as folder:
+        state = _journal(folder, wanted)
+        if state is None:
+            empty(folder)
+        tokenizer = _tokenizer(request, sources, folder, progress)
+        with Writer(folder, tokenizer, request.share, state or BEGIN) as writer:
+            _fill(writer, request, sources, folder, wanted, progress)
+            if not writer.state.document:
+                raise _no_text(sources)
+            writer.finish()
+        _describe_result(folder, tokenizer, writer.state, wanted)
+        for name in (_JOURNAL, VALIDATION + TOKENS, VALIDATION + DOCUMENTS):
+            (folder / name).unlink()
+        publish(folder, out)
+    return Prepared(TokenFile(out), "written" if state is None else "resumed")
+
+
+def _no_text(sources: list[Source]) -> UserError:
+    return UserError(f"there is no text in {', '.join(str(source.path) for source in sources)}")
+
+
+def _is_ours(out: Path) -> bool:
+    """A folder of tokens, damaged or not; or an empty folder."""
+    return out.is_dir() and ((out / META).exists() or not any(out.iterdir()))
+
+
+def _fill(
+    writer: Writer, request: Request, sources: list[Source], folder: Path, wanted: dict[str, Any], progress: Progress
+) -> None:
+    total = sum(source.bytes for source in sources)
+    while writer.state.source < len(sources):
+        source = sources[writer.state.source]
+        before = sum(earlier.bytes for earlier in sources[: writer.state.source])
+        for chunk in chunks(source, writer.state.place, request.field, request.separator):
+            writer.add(chunk.pieces, writer.state.source, chunk.after)
+            _write_journal(folder, wanted, writer.state)
+            progress("tokenizing", before + chunk.read, total)
+        writer.next_source()
+
+
+def _tokenizer(request: Request, sources: list[Source], folder: Path, progress: Progress) -> Tokenizer:
+    if request.tokenizer == "bytes":
+        return Bytes()
+    file = folder / TOKENIZER
+    if request.tokenizer != "bpe":
+        given = Path(request.tokenizer)
+        made = hugging_face.HuggingFace(given, request.end)  # of the user's own file, which a refusal then names
+        replace_text(file, hugging_face.read(given))
+        return made
+    if not file.exists():
+        texts = _training_texts(request, sources, progress)
+        replace_text(file, hugging_face.train(texts, request.vocabulary or DEFAULT_VOCABULARY))
+    return hugging_face.HuggingFace(file)
+
+
+def _training_texts(request: Request, sources: list[Source], progress: Progress) -> Iterator[str]:
+    whole = sum(source.bytes for source in sources)
+    parts = [source.bytes * min(whole, TRAINED_ON) // whole for source in sources]
+    for index, (source, part) in enumerate(zip(sources, parts, strict=True)):
+        for chunk in chunks(source, Place(), request.field, request.separator):
+            yield from (piece.text for piece in chunk.pieces)
+            progress("training the tokenizer", sum(parts[:index]) + min(chunk.read, part), sum(parts))
+            if chunk.read >= part:
+                break
+
+
+def _write_journal(folder: Path, wanted: dict[str, Any], state: State) -> None:
+    write_sealed(folder / _JOURNAL, {"request": wanted, "state": asdict(state)})
+
+
+def _journal(folder: Path, wanted: dict[str, Any]) -> State | None:
+    """Where to go on, if what lies here is of this request."""
+    file = folder / _JOURNAL
+    if not file.exists():
+        return None
+    try:
+        found = read_json(file)
+        check_sealed(file, found)
+    except UserError:
+        return None
+    if found["request"] != wanted:
+        return None
+    state = found["state"]
+    return State(
+        **state
+        | {
+            "place": Place(**state["place"]),
+            "training": Part(**state["training"]),
+            "validation": Part(**state["validation"]),
+        }
+    )
+
+
+def _describe_result(folder: Path, tokenizer: Tokenizer, state: State, wanted: dict[str, Any]) -> None:
+    replace_bytes(folder / CHECKSUMS, b"".join(sums(folder / name).tobytes() for name in (TOKENS, DOCUMENTS)))
+    names = [name for name in (TOKENS, DOCUMENTS, CHECKSUMS, TOKENIZER) if (folder / name).exists()]
+    Meta(
+        vocabulary=tokenizer.vocabulary,
+        end=tokenizer.end,
+        dtype=token_dtype(tokenizer.vocabulary).name,
+        training=state.training,
+        validation=state.validation,
+        tokenizer=tokenizer.fingerprint,
+        sha256={name: sha256(folder / name)[1] for name in names},
+        request=wanted,
+    ).write(folder)

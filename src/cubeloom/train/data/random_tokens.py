@@ -1,0 +1,25 @@
+"""Samples of random tokens, to try a model or a grid out without any text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cubeloom.base import counter
+
+
+@dataclass(frozen=True)
+class RandomTokens:
+    """Every token is as likely as any other, so that the least loss is the logarithm of their number."""
+
+    vocabulary: int
+    sequence: int
+    seed: int = 0
+
+    def samples(self, numbers: Tensor) -> Tensor:
+        width = self.sequence + 1
+        places = numbers[:, None] * width + torch.arange(width)
+        drawn = counter.uniform(counter.key(self.seed, "random tokens"), places)
+        return (drawn * self.vocabulary).long()

@@ -1,0 +1,55 @@
+"""Everything about a job that can be found wrong before a process starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cubeloom.base.errors import UserError
+from cubeloom.comm import devices
+from cubeloom.pipeline import Updates
+from cubeloom.pipeline.runtime.recorded import check_recordable
+from cubeloom.train.job.job import Job
+from cubeloom.train.job.samples import check_validation, samples_of
+from cubeloom.train.job.settings import RECOMPUTE
+
+
+def check(job: Job, device_here: bool = True) -> None:
+    """Raises UserError; touches nothing. `device_here`: that this machine has the job's device, too."""
+    if device_here and not devices.available(job.device):
+        raise UserError(f"device = {job.device!r}: torch sees none here; use device = {devices.CPU!r}")
+    layout = job.laid_out()
+    job.learning_rate(0)
+    samples_of(job, "training")
+    if job.evaluation.every is not None:
+        check_validation(job)
+    if layout.schedule.updates is not Updates.FLUSH and (job.optimizer.zero or job.optimizer.clip > 0):
+        raise UserError(
+            f"schedule.name = {job.schedule.name!r} updates weights within a step: it takes no optimizer.zero, and "
+            "optimizer.clip = 0, since there is no gradient of a whole step"
+        )
+    if (job.optimizer.name, job.dtype, job.device) == ("sgd", "bfloat16", devices.CPU) and not job.optimizer.masters:
+        raise UserError(
+            "optimizer.masters = false: torch's sgd on a CPU does not update weights of bfloat16 (its issue 191763); "
+            "leave it out, or use optimizer.name = 'adamw'"
+        )
+    if job.layout.record:
+        if job.device == devices.CPU:
+            raise UserError(
+                "layout.record = true: stages are recorded on a GPU only; use device = 'cuda', or leave it out"
+            )
+        check_recordable(
+            layout.forms, job.grid, layout.schedule, job.layout.ways, RECOMPUTE[job.layout.recompute] is not False
+        )
+    _check_folder(job.folder)
+
+
+def _check_folder(folder: Path) -> None:
+    """That the run can be written there."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise UserError(f"folder = {str(folder)!r}: {existing} is a file")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"folder = {str(folder)!r}: {existing} cannot be written to")

@@ -1,0 +1,79 @@
+"""Another grid for a job, when there are other ranks than the ones it was made for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cubeloom.base.errors import UserError
+from cubeloom.base.grid import AXES, Grid, grids
+from cubeloom.base.limits import RANKS, within
+from cubeloom.models import cut_of
+from cubeloom.parallel import Batch
+from cubeloom.parallel.resolve import divides
+from cubeloom.pipeline.runtime.microbatches import portions
+from cubeloom.pipeline.runtime.volume import pipeline_volume
+from cubeloom.train.job.job import Job
+
+
+def replan(job: Job, ranks: int) -> Job:
+    """The job on at most so many ranks: on as many as can be used, and of those grids on the one that moves fewest bytes.
+
+    Model, batch and schedule stay, so that the same training goes on. A job that fits exactly is left alone.
+    """
+    within("--ranks", ranks, most=RANKS)
+    if job.grid.world == ranks:
+        return job
+    fits = _Fits(job)
+    for count in range(ranks, 0, -1):
+        some = (grid for grid in grids(count, AXES) if fits(grid, job.batch.samples))
+        found = [fitted for grid in some if (fitted := _fitted(job, grid, fits)) is not None]
+        if found:
+            return min(found, key=_bytes)
+    raise UserError(f"the job fits on no grid of {ranks} ranks or fewer")
+
+
+class _Fits:
+    """Whether so many samples, pieces and layers can be cut so. Most cannot, and of each it is asked once."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._model = job.skeleton()
+        self._cut = cut_of(self._model)
+        self._pieces = len(self._model.pieces())
+        self._known: dict[tuple[Grid, int], bool] = {}
+
+    def __call__(self, grid: Grid, samples: int) -> bool:
+        if grid.pipe > self._pieces or samples % (grid.data * grid.z):
+            return False
+        # An axis that cannot cut alone cannot with others. There are few such, and many grids.
+        alone = (Grid(x=grid.x), Grid(y=grid.y), Grid(z=grid.z))
+        return all(self._cuts(each, samples) for each in (*alone, replace(grid, pipe=1)))
+
+    def _cuts(self, cube: Grid, samples: int) -> bool:
+        if (cube, samples) not in self._known:
+            batch = Batch(samples, self._job.batch.sequence)
+            self._known[cube, samples] = divides(self._model, self._cut, cube, self._job.layout.rest, batch)
+        return self._known[cube, samples]
+
+
+def _fitted(job: Job, grid: Grid, fits: _Fits) -> Job | None:
+    """The job on this grid, with its schedule if that runs there, else with the one that always does."""
+    placed = replace(grid, placement=job.grid.placement)
+    for schedule in (job.schedule, replace(job.schedule, name="1f1b", pairs=None, mode=None)):
+        fitted = replace(job, grid=placed, schedule=schedule)
+        try:
+            parts = len(portions(schedule.schedule(grid.pipe))) * job.layout.ways
+            if job.batch.samples % parts or not fits(grid, job.batch.samples // parts):
+                continue
+            fitted.laid_out()
+        except UserError:
+            continue
+        return fitted
+    return None
+
+
+def _bytes(job: Job) -> float:
+    """Of the first rank in a step."""
+    how = job.layout.rest.gradients
+    volume = pipeline_volume(job.laid_out(), job.grid, job.batch, job.numbers.itemsize, 0, how, job.optimizer.zero)
+    return float(sum(volume.values()))

@@ -1,0 +1,210 @@
+"""The sections of a settings file. Each is a frozen value; what a section means is said here, what it does elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from cubeloom.base.errors import UserError
+from cubeloom.base.limits import of_model, share, within
+from cubeloom.models import Config, config
+from cubeloom.parallel import Rest
+from cubeloom.parallel.cut import Activations, GradientDtype, Inputs, Weights
+from cubeloom.pipeline import Schedule, Sync, family, generate, synchronised
+from cubeloom.pipeline.runtime.build import Recompute
+from cubeloom.train.job.rates import Decay
+
+SHARES = ("dropout", "label_smoothing")  # of a model's numbers, those that are no sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """A preset, and in which of its sizes this model differs."""
+
+    preset: str = "gpt-tiny"
+    vocab: int | None = None
+    positions: int | None = None
+    hidden: int | None = None
+    layers: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    mlp_hidden: int | None = None
+    dropout: float | None = None
+    label_smoothing: float | None = None
+    tied: bool | None = None
+    start: Path | None = None
+    """A checkpoint whose weights to begin with, for instance one that `cubeloom convert` made."""
+
+    def config(self) -> Config:
+        model = config(self.preset)
+        names = [field.name for field in fields(self) if field.name not in ("preset", "start")]
+        changes = {name: value for name in names if (value := getattr(self, name)) is not None}
+        for name, value in changes.items():
+            if not hasattr(model, name):
+                raise UserError(f"model.{name}: the model {self.preset} has no such size")
+            if name in SHARES:
+                share(f"model.{name}", value)
+            elif not isinstance(value, bool):
+                within(f"model.{name}", value, most=of_model(name))
+        return replace(model, **changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A folder of tokens that `cubeloom data prepare` made."""
+
+    folder: Path
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Where samples come from. Their order depends on the seed and the step alone."""
+
+    sources: tuple[Source, ...] = ()
+    """Mixed by their weights. Without any, random tokens are drawn, to try a grid out."""
+    seed: int | None = None
+    """Of the order; the job's by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSettings:
+    """Of the pipeline. On `pipe = 1` its micro-batches are gradient accumulation."""
+
+    name: str = "1f1b"
+    microbatches: int | None = None
+    """Twice as many as there are workers by default, and one where there is no pipeline."""
+    pairs: int | None = None
+    mode: Literal["direct", "doubling", "halving"] | None = None
+    sync: Literal["end", "eager", "eager-opt"] = "end"
+
+    def schedule(self, workers: int) -> Schedule:
+        count = self.microbatches
+        if count is None:
+            count = 2 * workers if workers > 1 else 1
+        family(self.name)  # known on every grid: a job goes on on others
+        # A pipeline of one worker is the same under every name.
+        name = self.name if workers > 1 else "1f1b"
+        made = generate(name, workers, count, pairs=self.pairs, mode=self.mode)
+        return made if self.sync == "end" else synchronised(made, Sync(self.sync))
+
+
+# What the runtime calls them.
+RECOMPUTE: dict[str, Recompute] = {"none": False, "selective": "attention", "full": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutSettings:
+    """How a rank keeps and computes its part."""
+
+    activations: Activations = "sharded"
+    weights: Weights = "freed"
+    inputs: Inputs = "kept"
+    gradients: GradientDtype = "float32"
+    """Of weights with fewer digits: accumulated over micro-batches and reduced in float32, or in the model's dtype."""
+    ways: int = 1
+    """Strands of a micro-batch: while one waits for a collective, another computes."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations computed once more in the backward: none, those inside attention, or all but what a stage was given."""
+    compile: bool = False
+    """Let torch compile what is computed between collectives. The first steps then take longer."""
+    record: bool = False
+    """Record what a stage computes and launch it as a whole (CUDA graphs): for a GPU that would wait for Python."""
+
+    @property
+    def rest(self) -> Rest:
+        return Rest(activations=self.activations, weights=self.weights, inputs=self.inputs, gradients=self.gradients)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    name: Literal["adamw", "sgd"] = "adamw"
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    momentum: float = 0.9
+    """Of sgd."""
+    weight_decay: float = 0.1
+    """Of matrices; vectors, such as biases and norms, never decay."""
+    clip: float = 1.0
+    """The largest norm of all gradients together; 0 for none."""
+    zero: bool = False
+    """Shard the optimizer's state over the data axis and a pipeline's replicas (ZeRO-1)."""
+    masters: bool = True
+    """Update a float32 copy of weights of fewer digits; without, small updates are lost in rounding, and memory is saved."""
+
+    def __post_init__(self) -> None:
+        for place, beta in enumerate(self.betas):
+            share(f"optimizer.betas[{place}]", beta)
+        share("optimizer.momentum", self.momentum)
+        if not self.eps > 0:
+            raise UserError(f"optimizer.eps must be above 0, got {self.eps}")
+        within("optimizer.weight_decay", self.weight_decay, least=0)
+        within("optimizer.clip", self.clip, least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateSettings:
+    """The learning rate: a warm-up to the peak, then a shape down to the floor. See `Rate`."""
+
+    peak: float = 1e-3
+    warmup: int = 0
+    decay: Decay = "cosine"
+    floor: float = 0.0
+    cooldown: float = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    every: int = 100
+    """Steps between two; the last step is always kept."""
+    keep: int = 2
+    asynchronous: bool = True
+    """Written while training goes on."""
+
+    def __post_init__(self) -> None:
+        within("checkpoint.every", self.every)
+        within("checkpoint.keep", self.keep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    every: int | None = None
+    """Steps between two; never by default."""
+    batches: int = 4
+    patience: int | None = None
+    """End early once so many in a row were no better than the best before."""
+
+    def __post_init__(self) -> None:
+        within("evaluation.batches", self.batches)
+        for name, count in (("every", self.every), ("patience", self.patience)):
+            if count is not None:
+                within(f"evaluation.{name}", count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardSettings:
+    """What is done with a step whose loss or gradient cannot be right: it is skipped, and said so."""
+
+    spike: float | None = None
+    """Also skip steps whose gradient norm is so many times the median of the last 32."""
+    most: int = 10
+    """So many skipped in a row end the run."""
+
+    def __post_init__(self) -> None:
+        within("guard.most", self.most)
+        if self.spike is not None and not self.spike > 1:
+            raise UserError(f"guard.spike must be above 1, got {self.spike}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsSettings:
+    """Beside metrics.jsonl, which is always written."""
+
+    every: int = 1
+    tensorboard: bool = False
+    wandb: str | None = None
+    """A project of Weights & Biases."""
+
+    def __post_init__(self) -> None:
+        within("metrics.every", self.every)

@@ -1,0 +1,94 @@
+"""How much of the devices' peak a run uses: model FLOPs utilisation (MFU).
+
+The FLOPs of a token are those that the model needs, not those that a run happens to do:
+- a multiplication and an addition are two;
+- a backward has two products for each of the forward, so that a step is three forwards;
+- attention's scores are counted whole, also where a causal mask hides half of them;
+- what is computed a second time to save memory is not counted, nor are norms, activation functions and lookups.
+
+This is the sense of the formula of Narayanan et al. 2021 (Megatron-LM, arXiv 2104.04473, appendix), whose step has four
+forwards because it recomputes; ours has three.
+"""
+
+from __future__ import annotations
+
+import re
+
+from cubeloom.base.errors import UserError
+from cubeloom.base.grid import Grid
+from cubeloom.models import cut_of
+from cubeloom.models.layers import AttentionCore
+from cubeloom.models.presets import LanguageConfig
+from cubeloom.parallel.cut import Rest
+from cubeloom.parallel.forms import Form, LinearForm, WholeForm
+from cubeloom.parallel.resolve import forms
+from cubeloom.plan.hardware import Device, Dtype, device, devices
+from cubeloom.train.job import Job
+
+_DTYPES: dict[str, Dtype] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+# Words of a device's name that say nothing of how fast it computes.
+_MAKERS = {"nvidia", "amd", "tesla", "instinct", "hbm2", "hbm2e", "hbm3", "hbm3e"}
+
+
+def flops_per_token(job: Job) -> float:
+    """Forward and backward, from the sizes of the model's own layers."""
+    if not isinstance(job.model.config(), LanguageConfig):
+        raise UserError(f"model.preset = {job.model.preset!r} is a model of images: it has no tokens to count by")
+    model, sequence = job.skeleton(), job.batch.sequence
+    found = {form.name: form for form in forms(model, cut_of(model), Grid(), Rest())}
+    products = sum(_product(form, sequence) for form in found.values())
+    scores = sum(
+        _attention(core, found[f"{name.rpartition('.')[0]}.qkv"], sequence)
+        for name, core in model.named_modules()
+        if isinstance(core, AttentionCore)
+    )
+    return 3 * (products + scores)
+
+
+def _product(form: Form, sequence: int) -> float:
+    """Of a token, in the forward."""
+    match form:
+        case LinearForm():
+            return 2 * form.k * form.n
+        case WholeForm():  # on one row of each sequence
+            return 2 * form.k * form.n / sequence
+    return 0.0
+
+
+def _attention(core: AttentionCore, into: Form, sequence: int) -> float:
+    """Queries with keys, and probabilities with values, of one token with its whole sequence."""
+    assert isinstance(into, LinearForm)
+    # Features come as [kv_head, queries_per_key + 2, head_dim].
+    queries = into.n * core.queries_per_key // (core.queries_per_key + 2)
+    return 2 * 2 * sequence * queries
+
+
+def mfu(tokens_per_s: float, flops_per_token: float, peak: float | None, ranks: int) -> float | None:
+    """The share of the peak of all ranks that went into the model; None where the peak is not known."""
+    return None if peak is None else tokens_per_s * flops_per_token / (peak * ranks)
+
+
+def peak_of(device_name: str, dtype: str) -> float | None:
+    """The FLOP/s of a device, by the name that torch reports and the name of torch's dtype; None if it is not known.
+
+    The planner's device files say it, if they have it from the maker: what was estimated is a guess, and what was measured is
+    one machine's. A file is taken only if it knows every word of the name: an H100 on PCIe is another device than one on SXM,
+    and a slice of a GPU is not the GPU.
+    """
+    if dtype not in _DTYPES:
+        return None
+    facts = [each.facts[_DTYPES[dtype]] for each in map(device, devices()) if _is(device_name, each)]
+    peaks = {fact.value if fact.confidence == "published" else None for fact in facts}
+    return peaks.pop() if len(peaks) == 1 else None
+
+
+def _is(name: str, known: Device) -> bool:
+    words = _words(name)
+    model = known.name.partition("-")[0].lower()
+    return model in words and words <= _words(f"{known.name} {known.about}") | _MAKERS
+
+
+def _words(text: str) -> set[str]:
+    """Lowercase, `40 GB` as one word, SXM without the number of its generation."""
+    joined = re.sub(r"(\d+)\s+gb\b", r"\1gb", text.lower())
+    return {re.sub(r"^sxm\d$", "sxm", word) for word in re.findall(r"[a-z0-9.]+", joined)}

@@ -1,0 +1,79 @@
+"""What a run's folder says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cubeloom.base import settings
+from cubeloom.base.errors import UserError
+from cubeloom.train.job import Job
+from cubeloom.train.metrics import log, timeline
+from cubeloom.train.metrics.log import Log
+from cubeloom.train.metrics.timeline import MeasuredStep
+
+BEGINNINGS = ("start", "resume")
+"""Events with which an attempt begins."""
+_ENDS = {
+    "done": "ended",
+    "early stop": "ended early",
+    "asked to stop": "stopped when asked to; the same command goes on",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    job: Job
+    settings: str  # the text of its file
+    log: Log
+    step: MeasuredStep | None
+    why_no_step: str
+
+    @property
+    def state(self) -> str:
+        """How it stands, by what was recorded since it last began."""
+        names = [event.name for event in self.log.events]
+        began = max((place for place, name in enumerate(names) if name in BEGINNINGS), default=0)
+        ends = [_ENDS[name] for name in names[began:] if name in _ENDS]
+        return ends[-1] if ends else "no end was recorded: it still runs, or was stopped"
+
+    @property
+    def restarts(self) -> int:
+        """How often it was begun again because a rank had failed."""
+        return sum(event.name == "resume" and bool(event.fields.get("restart")) for event in self.log.events)
+
+    def as_json(self) -> dict[str, Any]:
+        """In few numbers."""
+        records = self.log.records
+        return {
+            "folder": str(self.folder),
+            "state": self.state,
+            "steps": self.job.steps,
+            "last": records[-1].as_json() if records else None,
+            "skipped": sum(record.skipped is not None for record in records),
+            "events": len(self.log.events),
+            "timeline": self.step is not None,
+        }
+
+
+def read_run(folder: Path) -> Run:
+    """Raises UserError for a folder that is no run; one that has not come to its first step is."""
+    file = folder / "settings.toml"
+    if not folder.is_dir():
+        raise UserError(f"no folder {folder}")
+    if not file.is_file():
+        raise UserError(f"{folder} is no run: it has no settings.toml, which `cubeloom train` writes first")
+    job = settings.load(Job, file)
+    try:
+        found, text = log.read_log(folder / log.NAME), file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read: {error}") from None
+    step, why = None, "The run has no timeline of a step."
+    if (folder / timeline.NAME).exists():
+        try:
+            step = timeline.read_timeline(folder / timeline.NAME)
+        except UserError as error:
+            why = f"There is no picture of a step: {error}"
+    return Run(folder, job, text, found, step, why)
