@@ -21,7 +21,7 @@ from rich.table import Table
 
 from cubeloom.comm.ledger import plain
 from cubeloom.launch import RankPool
-from cubeloom.parallel import resolve, step_volume
+from cubeloom.parallel import ParallelConfig, resolve, step_volume
 from cubeloom.tools.baselines import (
     Scheme,
     Shape,
@@ -94,8 +94,8 @@ def count(planes: tuple[int, ...]) -> list[Counted]:
 
 
 def judge_scheme(scheme: Scheme, runs: list[Passes]) -> Counted:
-    forms = resolve(skeleton(SMALL), SMALL.cut(), scheme.grid, scheme.rest, SMALL.batch)
-    by_axis = step_volume(forms, scheme.grid, SMALL.batch, DTYPE.itemsize)
+    specs = resolve(skeleton(SMALL), SMALL.cut(), scheme.grid, scheme.rest, SMALL.batch)
+    by_axis = step_volume(specs, ParallelConfig.exact(scheme.grid, scheme.rest, SMALL.batch, DTYPE.itemsize))
     predicted = scheme.moved(SMALL, DTYPE.itemsize)
     agree = all(run.moved() == predicted and run.by_axis() == by_axis for run in runs)
     sharded = scheme.rest.activations == "sharded"

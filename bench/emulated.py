@@ -29,11 +29,10 @@ from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models.gpt import GPTConfig
 from cubeloom.parallel import Batch, Rest
-from cubeloom.parallel.cut import Activations, Inputs, Weights
+from cubeloom.parallel.config import WEIGHTS, Activations, Inputs, Weights
 from cubeloom.pipeline import Schedule
 from cubeloom.pipeline.sync import Sync, synchronised
 from cubeloom.plan.closed.schedules import Shape, shapes
-from cubeloom.plan.closed.settings import WEIGHTS
 from cubeloom.plan.hardware import Cluster, Device
 from cubeloom.plan.hardware.facts import Fact
 from cubeloom.plan.model import Model

@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from cubeloom.base.grid import Grid
+from cubeloom.parallel.config import ParallelConfig
 from cubeloom.plan.closed.carried import carry, loads
 from cubeloom.plan.closed.peak import memory
 from cubeloom.plan.closed.schedules import SHAPES
-from cubeloom.plan.closed.settings import Settings
 from cubeloom.plan.closed.step import step
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model import load
@@ -61,7 +61,7 @@ def each_on_its_own(model: str, count: int) -> Row:
     layers, machine, draw = load(model), cluster("perlmutter"), np.random.default_rng(0)
     data, z, y, x = (2.0 ** draw.integers(0, 5, count) for _ in range(4))
     inner = {"x": np.ones(count), "y": x, "z": x * y, "data": x * y * z, "pipe": x * y * z * data}
-    s = Settings(
+    s = ParallelConfig(
         data=data, z=z, y=y, x=x, samples=data * z * 2.0 ** draw.integers(1, 4, count), sequence=layers.sequence,
         sharded=draw.random(count) < 0.5, weights=draw.integers(0, 3, count), regathered=draw.random(count) < 0.5,
         ways=1.0 + draw.integers(0, 2, count), inner=inner,

@@ -23,17 +23,15 @@ from rich.table import Table
 from cubeloom.base.divisors import divisors
 from cubeloom.base.grid import Grid
 from cubeloom.models import build, config, cut_of
-from cubeloom.parallel import Batch, Rest
-from cubeloom.parallel.amounts import Words
-from cubeloom.parallel.forms import Form, LinearForm, Spread
-from cubeloom.parallel.image_forms import StayForm
-from cubeloom.parallel.resolve import forms
+from cubeloom.parallel import Batch, ParallelConfig, Rest
+from cubeloom.parallel.resolution import specs_of
+from cubeloom.parallel.specs import EdgeSpec, LayerSpec, LinearSpec
 from cubeloom.parallel.volume import pass_volume
 
 PLANES = (4, 8, 16, 32, 64, 128, 256)
 MODELS = ["gpt-80b", "unet-7.5b", "unet-28b"]
 SAMPLES = 256
-BF16 = Words(2, "model")  # as the paper's
+REST = Rest(activations="replicated", gradients="model")  # as the paper's, in bfloat16
 
 
 @dataclass(frozen=True)
@@ -43,41 +41,40 @@ class Moved:
 
 
 @cache
-def our_layers(model: str) -> tuple[Form, ...]:
+def our_layers(model: str) -> tuple[LayerSpec, ...]:
     """The linears and convolutions of all blocks, as we cut them; norms and the edges of the network are left out.
 
     Sizes and sides do not depend on the grid.
     """
     with torch.device("meta"):
         built = build(model)
-    found = forms(built, cut_of(built), Grid(), Rest(activations="replicated"))
-    return tuple(form for form in found if isinstance(form, LinearForm | StayForm) and form.name != "head")
+    return tuple(spec for spec in specs_of(built, cut_of(built)) if _inside(spec) and spec.name != "head")
+
+
+def _inside(spec: LayerSpec) -> bool:
+    return isinstance(spec, LinearSpec) or (isinstance(spec, EdgeSpec) and spec.kind == "stay")
 
 
 @cache
-def their_layers(model: str) -> tuple[Form, ...]:
+def their_layers(model: str) -> tuple[LayerSpec, ...]:
     """A U-Net's res blocks as Tensor3D cuts them: the first convolution and the skip's normal, the second transposed."""
-    return tuple(form for each in our_layers(model) if (form := _as_theirs(each)) is not None)
+    return tuple(spec for each in our_layers(model) if (spec := _as_theirs(each)) is not None)
 
 
-def _as_theirs(form: Form) -> Form | None:
-    match form, form.name.rpartition(".res.")[2]:
-        case LinearForm(), "conv1":
-            return replace(form, side="x")
-        case LinearForm(), "conv2":
-            return replace(form, side="y")
-        case StayForm(), "skip":
-            plain = Spread.REPLICATED
-            return LinearForm(
-                form.name, form.k, form.n, "x", plain, plain, "freed", "kept", form.bias, pixels=form.pixels
-            )
+def _as_theirs(spec: LayerSpec) -> LayerSpec | None:
+    match spec, spec.name.rpartition(".res.")[2]:
+        case LinearSpec(), "conv1":
+            return replace(spec, side="x")
+        case LinearSpec(), "conv2":
+            return replace(spec, side="y")
+        case EdgeSpec(), "skip":
+            return LinearSpec(name=spec.name, k=spec.k, n=spec.n, side="x", bias=spec.bias, pixels=spec.pixels)
     return None
 
 
-def moved(layers: tuple[Form, ...], sequence: int, grid: Grid) -> Moved:
-    batch, here = Batch(SAMPLES, sequence), grid.coordinates(0)
-    volumes = [pass_volume(each, grid, batch, BF16, here) for each in layers]
-    return Moved(grid, sum((size for volume in volumes for size in volume.values()), Fraction(0)))
+def moved(layers: tuple[LayerSpec, ...], sequence: int, grid: Grid) -> Moved:
+    config = ParallelConfig.exact(grid, REST, Batch(SAMPLES, sequence), item=2)
+    return Moved(grid, sum((size for each in layers for _, size in pass_volume(each, config)), Fraction(0)))
 
 
 def planes(ranks: int) -> Iterator[Grid]:
@@ -93,7 +90,7 @@ class Row:
     megatron: Moved
 
     @classmethod
-    def of(cls, model: str, layers: tuple[Form, ...], ranks: int) -> Row:
+    def of(cls, model: str, layers: tuple[LayerSpec, ...], ranks: int) -> Row:
         sequence = getattr(config(model), "positions", 1)
         found = [moved(layers, sequence, grid) for grid in planes(ranks)]
         return cls(ranks, min(found, key=lambda each: each.received), found[0])

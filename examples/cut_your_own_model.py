@@ -11,7 +11,7 @@ from cubeloom.base.initial import Constant, Initial, Normal
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.parallel import Batch, Cut, apply, initial_values, materialise
-from cubeloom.parallel.cut import Contract, Embedding, Expand, Loss, Norm
+from cubeloom.parallel.layers import Contract, Embedding, Expand, Loss, Norm
 
 VOCAB, WIDTH, LAYERS = 64, 32, 3
 GRID, BATCH = Grid(x=2, y=2), Batch(samples=4, sequence=8)

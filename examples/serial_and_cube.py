@@ -25,7 +25,7 @@ from cubeloom import Grid, UserError
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import GPT, GPTConfig, cut_of
-from cubeloom.parallel import Batch, Rest, apply, initial_values, materialise, resolve, step_volume
+from cubeloom.parallel import Batch, ParallelConfig, Rest, apply, initial_values, materialise, resolve, step_volume
 from drawing import plot, progress, table
 from text import draw, standard_library
 
@@ -157,8 +157,8 @@ class Demo:
         with torch.device("meta"):
             plain = GPT(job.model)
         # Before any process starts: a grid that cannot work is refused here, with the nearest that do.
-        forms = resolve(plain, cut_of(plain), grid, Rest(), job.batch)
-        closed_form = step_volume(forms, grid, job.batch, DTYPE.itemsize)
+        specs = resolve(plain, cut_of(plain), grid, Rest(), job.batch)
+        closed_form = step_volume(specs, ParallelConfig.exact(grid, Rest(), job.batch, DTYPE.itemsize))
         patience = 60 + 10 * job.steps  # seconds until a rank that does not answer is given up
         with RankPool(grid.world) as pool:
             (serial,) = pool.run(1, train_serially, job, timeout=patience)

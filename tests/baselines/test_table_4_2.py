@@ -17,7 +17,7 @@ from cubeloom import Grid
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.parallel import Batch, Rest, apply
-from cubeloom.parallel.cut import Contract, Expand
+from cubeloom.parallel.layers import Contract, Expand
 
 SAMPLES, SEQUENCE = 8, 3
 M, K, N = SAMPLES * SEQUENCE, 16, 40  # x, w and y differ, so that no sum of them is another by accident

@@ -12,8 +12,8 @@ from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, cut_of
 from cubeloom.parallel import Batch, Norm, Rest, apply, initial_values, materialise
-from cubeloom.parallel import cut as declared
-from cubeloom.parallel.head import CubeHead
+from cubeloom.parallel import layers as declared
+from cubeloom.parallel.layers.head import CubeHead
 
 NORMS = {
     "layer": lambda: nn.LayerNorm(24),

@@ -18,12 +18,12 @@ from cubeloom.models import build, config, cut_of
 from cubeloom.parallel import Batch, Rest, apply, initial_values, resolve
 from cubeloom.parallel import compiled as compiled_layers
 from cubeloom.parallel.compiled import compile_local, whole_blocks
-from cubeloom.parallel.cut import Contract, Cut, Expand
+from cubeloom.parallel.layers import Contract, Cut, Expand
+from cubeloom.parallel.layers.products import Matmul
 from cubeloom.parallel.parameter import local_of
-from cubeloom.parallel.products import Matmul
 from cubeloom.parallel.state import CubeState
 from cubeloom.pipeline import generate
-from cubeloom.pipeline.runtime.build import hold, lay_out
+from cubeloom.pipeline.runtime.build import hold, plan_stages
 
 BATCH = Batch(4, 12)
 TOKENS = (torch.arange(BATCH.samples * BATCH.sequence).view(BATCH.samples, -1) * 7) % 50
@@ -183,7 +183,7 @@ def held_blocks(schedule: str, recompute: Any) -> int:
     """How many blocks of a stage are compiled as a whole."""
     without_kernels()
     model, network = skeleton("gpt-tiny"), Network(Grid())
-    layout = lay_out(model, cut_of(model), Grid(), BATCH, generate(schedule, 1, 2), Rest())
+    layout = plan_stages(model, cut_of(model), Grid(), BATCH, generate(schedule, 1, 2), Rest())
     held = hold(model, layout, network, initial_values(model, 0, torch.float64), Rest(), recompute, 1, compile=True)
     whole = compiled_layers._Block
     return sum(isinstance(module.forward, whole) for each in held.models.values() for module in each.modules())

@@ -14,11 +14,11 @@ from cubeloom import Grid
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, config, cut_of
-from cubeloom.parallel import Batch, Rest, apply, initial_values, resolve
-from cubeloom.parallel.forms import LinearForm
-from cubeloom.parallel.head import CubeHead, chunk_rows
-from cubeloom.parallel.loss import CubeCrossEntropy
+from cubeloom.parallel import Batch, ParallelConfig, Rest, apply, initial_values, resolve
+from cubeloom.parallel.layers.head import CubeHead, chunk_rows
+from cubeloom.parallel.layers.loss import CubeCrossEntropy
 from cubeloom.parallel.parameter import local_of
+from cubeloom.parallel.specs import LinearSpec
 from grids import rest_is_long
 
 TINY = cast(GPTConfig, config("gpt-tiny"))
@@ -27,11 +27,12 @@ BATCH = Batch(4, 12)
 pytestmark = pytest.mark.timeout(120)
 
 
-def head_form(grid: Grid, rest: Rest, size: GPTConfig = TINY) -> LinearForm:
+def head_fits(grid: Grid, rest: Rest, size: GPTConfig = TINY) -> bool:
     with torch.device("meta"):
         model = build(size)
-    forms = resolve(model, cut_of(model), grid, rest, Batch(8, 24))
-    return next(form for form in forms if isinstance(form, LinearForm) and form.name == "head")
+    specs = resolve(model, cut_of(model), grid, rest, Batch(8, 24))
+    head = next(spec for spec in specs if isinstance(spec, LinearSpec) and spec.name == "head")
+    return bool(head.fits_loss(ParallelConfig.exact(grid, rest, Batch(8, 24), 8)))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def head_form(grid: Grid, rest: Rest, size: GPTConfig = TINY) -> LinearForm:
     ],
 )
 def test_where_head_and_loss_are_one(grid: str, rest: Rest, fits: bool) -> None:
-    assert head_form(Grid.parse(grid), rest).with_loss is fits
+    assert head_fits(Grid.parse(grid), rest) is fits
 
 
 def test_chunks_are_halved_until_they_are_small_enough() -> None:

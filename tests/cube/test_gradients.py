@@ -20,10 +20,10 @@ from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import build, cut_of
 from cubeloom.parallel import Batch, Contract, Cut, Expand, Loss, Norm, Rest, Whole, apply, initial_values
-from cubeloom.parallel.apply import materialise
 from cubeloom.parallel.gradients import Gradients, WeightGradient
+from cubeloom.parallel.layers.products import add_to
 from cubeloom.parallel.parameter import block_of, local_of
-from cubeloom.parallel.products import add_to
+from cubeloom.parallel.replace import materialise
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime import Pipeline
 from grids import rest_is_long

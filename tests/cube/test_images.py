@@ -17,8 +17,8 @@ from cubeloom.base.initial import Initial, Normal
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import MeanSquaredError, UNetConfig, build, config, cut_of
-from cubeloom.parallel import Batch, Cut, Rest, apply, initial_values, materialise, resolve, step_volume
-from cubeloom.parallel import cut as declared
+from cubeloom.parallel import Batch, Cut, ParallelConfig, Rest, apply, initial_values, materialise, resolve, step_volume
+from cubeloom.parallel import layers as declared
 from cubeloom.parallel.parameter import Block, local_of
 from cubeloom.parallel.weave import Weave
 from cubeloom.pipeline import generate
@@ -128,13 +128,13 @@ def test_a_batch_norm_in_several_micro_batches_is_refused() -> None:
     with pytest.raises(
         UserError, match="norm_in is a batch norm, whose statistics would be those of each of 2 micro-batches"
     ):
-        experiment("resnet-tiny", "pipe=2", schedule=generate("1f1b", 2, 2)).forms()
+        experiment("resnet-tiny", "pipe=2", schedule=generate("1f1b", 2, 2)).specs()
 
 
 def test_turns_that_a_grid_does_not_divide_are_refused() -> None:
     narrow = replace(cast(UNetConfig, config("unet-tiny")), turns=2)
     with pytest.raises(UserError, match="parts of a concatenation, 2 cannot be cut over x=4"):
-        replace(experiment("unet-tiny", "x=4"), model=narrow).forms()
+        replace(experiment("unet-tiny", "x=4"), model=narrow).specs()
 
 
 class Chain(nn.Module):
@@ -193,7 +193,7 @@ def layers(what: str) -> tuple[int, list[nn.Module], Cut]:
             return 2, middle, {"middle.0": declared.Grouped(), "middle.2": declared.Stay()}
         case "norms":
             middle = [nn.GroupNorm(1, 8), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.GroupNorm(8, 8), nn.Conv2d(8, 8, 1)]
-            cut: dict[str, declared.Kind] = {
+            cut: dict[str, declared.Declared] = {
                 "middle.0": declared.Norm(),
                 "middle.1": declared.Expand(),
                 "middle.2": declared.Norm(side="y"),
@@ -219,7 +219,7 @@ def differences(what: str, grid: Grid, rest: Any) -> tuple[float, float, dict[st
     batch, whole = Batch(8, 1), EDGES | cut  # type: ignore[operator]
     fill = initial_values(model, 0, torch.float64)
     materialise(plain, fill)
-    forms = resolve(model, whole, grid, Rest(activations=rest), batch)
+    specs = resolve(model, whole, grid, Rest(activations=rest), batch)
     apply(model, whole, network, batch, fill, Rest(activations=rest))
     images = torch.linspace(-1, 1, 8 * 3 * 9**dimensions, dtype=torch.float64).sin().view(8, 3, *[9] * dimensions)
     serial = plain(images)
@@ -229,7 +229,7 @@ def differences(what: str, grid: Grid, rest: Any) -> tuple[float, float, dict[st
         loss.backward()
     worst = max(_difference(model.get_parameter(name), theirs, network) for name, theirs in plain.named_parameters())
     counted = {axis: size for axis, size in ledger.by_axis().items() if size}
-    predicted = step_volume(forms, grid, batch, 8, network.coordinates)
+    predicted = step_volume(specs, ParallelConfig.exact(grid, Rest(activations=rest), batch, 8, network.coordinates))
     return abs(loss.item() - serial.item()), worst, counted, predicted
 
 
@@ -298,7 +298,7 @@ def test_running_statistics_are_those_of_the_whole_batch(ranks: RankPool) -> Non
         ({}, declared.Expand(heads=2), "cannot be cut by heads"),
     ],
 )
-def test_what_has_no_form_is_refused(options: dict[str, Any], kind: declared.Kind, message: str) -> None:
+def test_what_has_no_form_is_refused(options: dict[str, Any], kind: declared.Declared, message: str) -> None:
     with torch.device("meta"):
         model = Chain(2, nn.Conv2d(8, 8, **{"kernel_size": 3, **options}))
     with pytest.raises(UserError, match=message):

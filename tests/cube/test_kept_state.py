@@ -14,7 +14,7 @@ from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import Config, GPTConfig, build, config, cut_of
 from cubeloom.parallel import Batch, CutError, Rest, apply, initial_values, materialise, resolve
-from cubeloom.parallel.apply import Fill
+from cubeloom.parallel.replace import Fill
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime import Pipeline
 

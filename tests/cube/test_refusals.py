@@ -13,7 +13,7 @@ from torch import nn
 from cubeloom import Grid
 from cubeloom.models import Config, GPTConfig, build, config, cut_of
 from cubeloom.parallel import Batch, Cut, CutError, Rest, resolve
-from cubeloom.parallel.cut import Contract, Embedding, Expand, Loss, Table
+from cubeloom.parallel.layers import Contract, Embedding, Expand, Loss, Table
 
 GPT_TINY = cast(GPTConfig, config("gpt-tiny"))
 

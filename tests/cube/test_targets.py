@@ -15,8 +15,8 @@ from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, cut_of
 from cubeloom.parallel import Batch, apply, initial_values, materialise
-from cubeloom.parallel.apply import Fill
 from cubeloom.parallel.parameter import local_of
+from cubeloom.parallel.replace import Fill
 from cubeloom.parallel.weave import Weave
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime import Pipeline

@@ -48,7 +48,7 @@ def refused(module: nn.Module, grid: Grid, example: Example) -> str:
 def lies(proposal: Proposal) -> dict[str, str]:
     """Each cut layer as `[x>y]`: whole features at a bracket, cut ones without."""
     return {
-        layer.name: f"{'[' * layer.enters}{layer.form.k_axis}>{layer.form.n_axis}{']' * layer.leaves}"
+        layer.name: f"{'[' * layer.enters}{layer.spec.k_axis}>{layer.spec.n_axis}{']' * layer.leaves}"
         for layer in proposal.layers
     }
 
@@ -140,7 +140,7 @@ def test_the_side_is_the_one_that_moves_less() -> None:
 def test_a_weight_that_z_does_not_divide_is_not_cut_over_z() -> None:
     odd = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 8))
     proposal = cubeloom.cut(odd, Grid(y=2, z=2), {"input": torch.zeros(5, 4)})
-    assert [layer.form.weights for layer in proposal.layers] == ["replicated", "freed"]
+    assert [layer.sharded for layer in proposal.layers] == [False, True]
     assert "not cut over z" in str(proposal)
 
 

@@ -65,7 +65,7 @@ def test_their_perceptrons_are_chains(name: str, first: str, then: set[str]) -> 
     proposal = cubeloom.cut(build(name), Grid(x=2, y=2), lambda module: loss_of(module, batch(name, 2)))
     layers = {layer.name: layer for layer in proposal.layers}
     assert layers[first].enters and not layers[first].leaves
-    assert all(not layers[each].enters and layers[each].form.side != layers[first].form.side for each in then)
+    assert all(not layers[each].enters and layers[each].spec.side != layers[first].spec.side for each in then)
     assert not any(layers[each].enters for each in layers if each.endswith("time_emb_proj"))  # a third link
 
 

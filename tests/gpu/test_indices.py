@@ -14,7 +14,7 @@ pytestmark = NEEDS_GPU
 # In a process of its own: a GPU that has stopped is of no use to it any more.
 PROGRAM = """
 import sys, torch
-from cubeloom.parallel.indices import check_indices
+from cubeloom.parallel.layers.indices import check_indices
 indices = torch.tensor([0, -100, int(sys.argv[1])], device="cuda")
 torch.cuda.synchronize()
 torch.cuda.set_sync_debug_mode("error")

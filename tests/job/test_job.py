@@ -14,7 +14,7 @@ from cubeloom import Grid, UserError
 from cubeloom.base.grid import grids
 from cubeloom.base.settings import load, write
 from cubeloom.models import cut_of
-from cubeloom.parallel.resolve import forms, problems
+from cubeloom.parallel.resolution import problems, specs_of
 from cubeloom.train.data import Request, prepare
 from cubeloom.train.job import Job, check
 from cubeloom.train.job.replan import _Fits, replan
@@ -171,7 +171,7 @@ def test_ranks_that_nobody_has_are_not_replanned_for(file: Path, ranks: int) -> 
 
 def test_grids_that_cut_nothing_evenly_are_passed_over(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal looks for grids that work, and every look at a model takes a while: there are hundreds of grids."""
-    looks: dict[str, int] = {"divides": 0, "nearest": 0}
+    looks: dict[str, int] = {"problems": 0, "nearest": 0}
 
     def counted(module: ModuleType, name: str) -> None:
         real = getattr(module, name)
@@ -182,10 +182,10 @@ def test_grids_that_cut_nothing_evenly_are_passed_over(file: Path, monkeypatch: 
 
         monkeypatch.setattr(module, name, called)
 
-    counted(import_module("cubeloom.parallel.resolve"), "nearest")
-    counted(import_module("cubeloom.train.job.replan"), "divides")
+    counted(import_module("cubeloom.parallel.resolution"), "nearest")
+    counted(import_module("cubeloom.train.job.replan"), "problems")
     assert replan(load(Job, file), 100).grid.world <= 100
-    assert looks["nearest"] == 0 and looks["divides"] < 300
+    assert looks["nearest"] == 0 and looks["problems"] < 300
 
 
 @pytest.mark.parametrize("preset", ["gpt-tiny", "llama-tiny"])
@@ -194,7 +194,7 @@ def test_replanning_asks_what_a_refusal_would_say(file: Path, preset: str) -> No
     model = job.skeleton()
     cut, fits = cut_of(model), _Fits(job)
     for grid in (grid for world in (6, 24, 32, 64) for grid in grids(world, ("data", "z", "y", "x"))):
-        told = list(problems(forms(model, cut, grid, job.layout.rest), grid, job.batch))
+        told = list(problems(specs_of(model, cut), grid, job.layout.rest, job.batch))
         assert fits(grid, job.batch.samples) is not bool(told)
 
 

@@ -19,20 +19,17 @@ from cubeloom.base.grid import Grid, grids
 from cubeloom.models import build, cut_of
 from cubeloom.models import names as presets
 from cubeloom.parallel import Batch, Cut, Rest, step_volume
-from cubeloom.parallel.resolve import forms, problems
+from cubeloom.parallel.config import WEIGHTS, ParallelConfig
+from cubeloom.parallel.resolution import problems, specs_of
+from cubeloom.parallel.specs import LinearSpec, collectives
+from cubeloom.parallel.volume import named
 from cubeloom.pipeline import generate
-from cubeloom.pipeline.runtime.build import lay_out
-from cubeloom.pipeline.runtime.volume import pipeline_volume
+from cubeloom.pipeline.runtime.build import plan_stages
 from cubeloom.plan.closed import papers
-from cubeloom.plan.closed.layer import moves
-from cubeloom.plan.closed.legal import refusals
-from cubeloom.plan.closed.moves import received
-from cubeloom.plan.closed.settings import WEIGHTS, Settings
-from cubeloom.plan.closed.volume import named, pipeline_bytes, step_bytes
-from cubeloom.plan.model import load, names
+from cubeloom.plan.closed.volume import pipeline_bytes, step_bytes
+from cubeloom.plan.model import load, names, refusals
 from cubeloom.plan.model.derive import derive
 from cubeloom.plan.model.flops import flops, parameters
-from cubeloom.plan.model.layers import Linear
 
 MODELS = ("gpt-tiny", "llama-tiny", "bert-tiny", "unet-tiny")
 RESTS = [
@@ -47,9 +44,9 @@ def skeleton(name: str) -> tuple[torch.nn.Module, Cut]:
     return model, cut_of(model)
 
 
-def settings(grid: Grid, rest: Rest, samples: int, sequence: int, place: tuple[int, int] = (0, 0)) -> Settings:
+def settings(grid: Grid, rest: Rest, samples: int, sequence: int, place: tuple[int, int] = (0, 0)) -> ParallelConfig:
     """Exact: every size a fraction."""
-    return Settings(
+    return ParallelConfig(
         data=Fraction(grid.data),
         z=Fraction(grid.z),
         y=Fraction(grid.y),
@@ -72,12 +69,12 @@ def compare_steps(name: str, cases: list[tuple[Grid, Rest]], samples: int, seque
     """How many of these can be cut; of those the bytes must be equal."""
     model, cut = skeleton(name)
     layers, batch, compared = load(name), Batch(samples, sequence), 0
+    found = specs_of(model, cut)
     for grid, rest in cases:
-        found = forms(model, cut, grid, rest)
-        if any(problems(found, grid, batch)):
+        if any(problems(found, grid, rest, batch)):
             continue
         s = settings(grid, rest, samples, sequence)
-        assert named(step_bytes(layers, s), s) == step_volume(found, grid, batch, 8), (name, grid, rest)
+        assert named(step_bytes(layers, s).items(), s) == step_volume(found, s, zero=True), (name, grid, rest)
         compared += 1
     return compared
 
@@ -131,7 +128,7 @@ def test_bytes_of_pipelines_are_those_of_the_ledger(name: str) -> None:
         rest = chosen.choice(RESTS)
         batch = Batch(4 * 4 * 2 * grid.data * grid.z, 24)
         try:
-            layout = lay_out(model, cut, grid, batch, schedule, rest)
+            layout = plan_stages(model, cut, grid, batch, schedule, rest)
         except UserError:
             continue  # fewer pieces than stages
         portions = 8 if schedule.halved else 4
@@ -139,8 +136,10 @@ def test_bytes_of_pipelines_are_those_of_the_ledger(name: str) -> None:
         for rank in range(grid.world):
             here = grid.coordinates(rank)
             s = settings(grid, rest, batch.samples // portions, 24, (here["x"], here["y"]))
-            ours = named(pipeline_bytes(layers, s, schedule, here["pipe"]), s)
-            assert ours == pipeline_volume(layout, grid, batch, 8, rank), (schedule_name, options, grid, rest, rank)
+            ours = named(pipeline_bytes(layers, s, schedule, here["pipe"]).items(), s)
+            whole = replace(s, samples=s.samples * portions)
+            theirs = layout.volume(whole, here["pipe"], zero=True)
+            assert ours == theirs, (schedule_name, options, grid, rest, rank)
 
 
 def test_arrays_give_what_single_settings_give() -> None:
@@ -148,11 +147,11 @@ def test_arrays_give_what_single_settings_give() -> None:
     model = load("llama-tiny")
     every = [grid for grid in every_grid(6) if 24 % (grid.x * grid.y) == 0]
     data, z, y, x = (np.array([float(grid.size(axis)) for grid in every]) for axis in ("data", "z", "y", "x"))
-    many = Settings(data=data, z=z, y=y, x=x, samples=60.0, sequence=24)
+    many = ParallelConfig(data=data, z=z, y=y, x=x, samples=60.0, sequence=24)
     found = step_bytes(model, many)
     for place, grid in enumerate(every):
         s = settings(grid, Rest(), 60, 24)
-        one = step_bytes(model, Settings(**{**vars(s), "item": 2}))
+        one = step_bytes(model, ParallelConfig(**{**vars(s), "item": 2}))
         for axes, size in one.items():
             assert float(size) == pytest.approx(np.broadcast_to(found[axes], len(every))[place], rel=1e-12)
 
@@ -166,12 +165,12 @@ def test_arrays_give_what_single_settings_give() -> None:
 )
 def test_refuses_what_the_cut_refuses(name: str, cases: int) -> None:
     model, cut = skeleton(name)
-    layers = load(name)
+    layers, specs = load(name), specs_of(model, cut)
     every = list(product(every_grid(9), RESTS[::2], [(1, 7), (12, 24), (40, 3)]))
     for grid, rest, (samples, sequence) in random.Random(name).sample(every, cases):
-        complaints = list(problems(forms(model, cut, grid, rest), grid, Batch(samples, sequence)))
+        complaints = list(problems(specs, grid, rest, Batch(samples, sequence)))
         s = settings(grid, rest, samples, sequence)
-        plain = Settings(
+        plain = ParallelConfig(
             **{**vars(s), **{axis: float(grid.size(axis)) for axis in ("data", "z", "y", "x")}, "samples": samples}
         )
         found = [reason for reason, where in refusals(layers, plain) if np.any(where)]
@@ -180,7 +179,7 @@ def test_refuses_what_the_cut_refuses(name: str, cases: int) -> None:
 
 def test_heads_are_refused_where_features_divide() -> None:
     """GPT-2 has 12 heads of 64 features: 8 devices divide the features of its blocks and not the heads."""
-    s = Settings(data=1.0, z=1.0, y=8.0, x=1.0, samples=8, sequence=64)
+    s = ParallelConfig(data=1.0, z=1.0, y=8.0, x=1.0, samples=8, sequence=64)
     model = load("gpt2")
     block = replace(model, kinds=model.kinds[1:2])
     assert {reason for reason, where in refusals(block, s) if np.any(where)} == {"heads over x and y"}
@@ -210,14 +209,14 @@ def test_operations_are_those_of_the_literature() -> None:
 def test_tensor3d_block_is_its_equation() -> None:
     """A Transformer's linears on a plane, activations replicated: equation and closed form agree exactly."""
     model = load("gpt-80b")
-    linears = [layer for layer in model.kinds[1].layers if isinstance(layer, Linear)]
+    linears = [layer for layer in model.kinds[1].layers if isinstance(layer, LinearSpec)]
     for x, y, data in [(1, 8, 1), (2, 4, 2), (4, 16, 8), (8, 8, 1)]:
         rows = Fraction(64 * 2048)
-        s = Settings(
+        s = ParallelConfig(
             data=Fraction(data), z=Fraction(1), y=Fraction(y), x=Fraction(x), samples=Fraction(64), sequence=2048,
             sharded=False, item=1,
         )  # fmt: skip
-        ours = sum(received(move, s) for layer in linears for move in moves(layer, s))
+        ours = sum(each.received for layer in linears for each in collectives(layer, s))
         assert ours == papers.tensor3d_block(12288, rows, Fraction(x), Fraction(y), Fraction(data))
         singles = [
             papers.tensor3d_layer(layer.k, layer.n, rows, s.size(layer.k_axis), s.size(layer.n_axis), data)
@@ -231,12 +230,15 @@ def test_best_plane_of_a_gpt_is_tensor3ds(ranks: int, plane: tuple[int, int]) ->
     """The rule's optimum, and the best of all planes by the closed form: as `bench/tensor3d.py` prints."""
     model = load("gpt-80b")
     planes = [(x, ranks // x) for x in divisors(ranks)]
-    s = Settings(
+    s = ParallelConfig(
         data=1.0, z=1.0, x=np.array([float(x) for x, _ in planes]), y=np.array([float(y) for _, y in planes]),
         samples=256.0, sequence=2048, sharded=False,
     )  # fmt: skip
     total = sum(
-        received(move, s) for layer in model.kinds[1].layers if isinstance(layer, Linear) for move in moves(layer, s)
+        each.received
+        for layer in model.kinds[1].layers
+        if isinstance(layer, LinearSpec)
+        for each in collectives(layer, s)
     )
     assert planes[int(np.argmin(total))] == plane
     gi, go = papers.tensor3d_best(ranks)
@@ -244,8 +246,8 @@ def test_best_plane_of_a_gpt_is_tensor3ds(ranks: int, plane: tuple[int, int]) ->
 
 
 def test_a_linear_on_the_cube_is_bians() -> None:
-    layer = Linear(name="linear", k=64, n=96, side="x", bias=False)
-    s = Settings(data=1.0, z=2.0, y=4.0, x=2.0, samples=16.0, sequence=8, item=1)
+    layer = LinearSpec(name="linear", k=64, n=96, side="x", bias=False)
+    s = ParallelConfig(data=1.0, z=2.0, y=4.0, x=2.0, samples=16.0, sequence=8, item=1)
     x, w, y = papers.cube_layer(128, 64, 96, 2, 2, 4)
-    forward = sum(received(move, s) for move in moves(layer, s) if move.phase == "F")
+    forward = sum(each.received for each in collectives(layer, s) if each.phase == "F")
     assert forward == pytest.approx(x + w + y)

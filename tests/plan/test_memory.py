@@ -13,10 +13,11 @@ import torch
 from cubeloom.base.grid import Grid
 from cubeloom.models import Config, GPTConfig, LlamaConfig
 from cubeloom.parallel import Batch, Rest
+from cubeloom.parallel.config import WEIGHTS, ParallelConfig
 from cubeloom.plan.closed.carried import carry, loads
 from cubeloom.plan.closed.peak import memory
+from cubeloom.plan.closed.recompute import Recompute
 from cubeloom.plan.closed.schedules import ALONE, SHAPES
-from cubeloom.plan.closed.settings import WEIGHTS, Recompute, Settings
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model import Model
 from cubeloom.plan.model.derive import derive
@@ -63,7 +64,7 @@ def layers(name: str) -> Model:
 def predicted(case: Case) -> float:
     """Of the worker that needs most."""
     g, model, shape, item = Grid.parse(case.grid), layers(case.model), shape_of(case), case.dtype.itemsize
-    s = Settings(
+    s = ParallelConfig(
         data=float(g.data), z=float(g.z), y=float(g.y), x=float(g.x), samples=float(case.samples * g.data * g.z),
         sequence=SEQUENCE, sharded=case.rest.activations == "sharded", weights=WEIGHTS.index(case.rest.weights),
         regathered=case.rest.inputs == "regathered", ways=float(case.ways), item=item, inner=dict.fromkeys(AXES, 1.0),

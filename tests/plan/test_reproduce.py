@@ -11,8 +11,8 @@ import pytest
 
 from cubeloom.base.errors import UserError
 from cubeloom.cli.reproduce import Reproduce
+from cubeloom.parallel.config import ParallelConfig
 from cubeloom.pipeline import generate
-from cubeloom.plan.closed.settings import Settings
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model import load
 from cubeloom.plan.reproduce import PAPERS, Report, chimera, cube, published, reproduce, to_svg
@@ -189,7 +189,7 @@ def test_summa_moves_what_the_baseline_counts() -> None:
         cluster("longhorn"), start=0.0, link_latency=0.0, nic_latency=0.0, eager_fraction=0.0, inner_tiers=(),
         devices_per_node=1, nics=1, nodes=q * q,
     )  # fmt: skip
-    s = Settings(data=1, z=1, y=1, x=1, samples=samples, sequence=64, item=4)
+    s = ParallelConfig(data=1, z=1, y=1, x=1, samples=samples, sequence=64, item=4)
     piece = block(hidden, 16)
     linears = replace(piece, layers=tuple(layer for layer in piece.layers if hasattr(layer, "taps")))
     words = 0.0

@@ -13,9 +13,10 @@ import pytest
 from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid
 from cubeloom.base.settings import load as load_settings
+from cubeloom.parallel import ParallelConfig
 from cubeloom.pipeline.schedules import FAMILIES
+from cubeloom.plan.closed.recompute import RECOMPUTE
 from cubeloom.plan.closed.schedules import SHAPES
-from cubeloom.plan.closed.settings import RECOMPUTE
 from cubeloom.plan.hardware import Cluster, cluster
 from cubeloom.plan.model import load
 from cubeloom.plan.search import Answer, configuration, explain, refine, search, why
@@ -118,8 +119,6 @@ def test_plans_fit_and_use_all_devices(large: Answer) -> None:
 
 def test_the_configuration_of_every_plan_can_run(small: Answer, tmp_path: Path) -> None:
     """Loaded as a job and laid out, which raises for what the runtime cannot do; with the bytes that the runtime predicts."""
-    from cubeloom.pipeline.runtime.volume import pipeline_volume
-
     for number, plan in enumerate(small.plans[::4]):
         file = tmp_path / f"{number}.toml"
         file.write_text(configuration(small, plan))
@@ -128,7 +127,9 @@ def test_the_configuration_of_every_plan_can_run(small: Answer, tmp_path: Path) 
         check(job, device_here=False)
         layout = job.laid_out()
         if plan.recompute is not True:
-            assert small.bytes(plan) == pipeline_volume(layout, job.grid, job.batch, 2, 0, zero=True), plan
+            assert small.bytes(plan) == layout.volume(
+                ParallelConfig.exact(job.grid, job.layout.rest, job.batch, 2), worker=0, zero=True
+            ), plan
     assert number > 20
 
 

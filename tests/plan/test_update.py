@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cubeloom.parallel.config import FREED, REPLICATED, ParallelConfig
 from cubeloom.plan import costs
 from cubeloom.plan.closed.carried import carry, loads
 from cubeloom.plan.closed.compute import optimizer
 from cubeloom.plan.closed.schedules import ALONE, SHAPES
-from cubeloom.plan.closed.settings import FREED, REPLICATED, Settings
 from cubeloom.plan.closed.step import Step, step
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model import load
@@ -21,7 +21,7 @@ CHIMERA = next(shape for shape in SHAPES if shape.name == "chimera")
 
 def timed(data: float, z: float = 1.0, weights: int = FREED, pipe: int = 1) -> tuple[Step, float]:
     """A step with so many replicas, and the numbers of its weights on a rank."""
-    s = Settings(
+    s = ParallelConfig(
         data=np.array([data]), z=np.array([z]), y=np.array([1.0]), x=np.array([1.0]), samples=np.array([8 * data * z]),
         sequence=512, weights=np.array([weights]), sharded=np.array([True]), regathered=np.array([False]), ways=np.array([1.0]),
         inner={"x": np.ones(1), "y": np.ones(1), "z": np.ones(1), "data": np.array([z]), "pipe": np.array([data * z])},

@@ -8,10 +8,9 @@ from typing import Any
 
 from cubeloom import Grid
 from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig
-from cubeloom.parallel import Batch, Rest, step_volume
+from cubeloom.parallel import Batch, ParallelConfig, Rest, step_volume
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime.microbatches import portions
-from cubeloom.pipeline.runtime.volume import pipeline_volume
 from cubeloom.tools.verify import Experiment
 
 SMALL: dict[str, Any] = {"vocab": 96, "positions": 16, "hidden": 32, "heads": 8}
@@ -34,10 +33,11 @@ def job(
 
 def closed_form(experiment: Experiment, rank: int) -> dict[str, Fraction]:
     """Bytes that a rank receives in one step."""
-    grid, item = experiment.grid, experiment.dtype.itemsize
+    here = experiment.grid.coordinates(rank)
+    config = ParallelConfig.exact(experiment.grid, experiment.rest, experiment.batch, experiment.dtype.itemsize, here)
     if experiment.schedule is None:
-        return step_volume(experiment.forms(), grid, experiment.batch, item, grid.coordinates(rank))
-    return pipeline_volume(experiment.layout(experiment.schedule), grid, experiment.batch, item, rank)
+        return step_volume(experiment.specs(), config)
+    return experiment.layout(experiment.schedule).volume(config, here["pipe"])
 
 
 KEPT = Rest(activations="replicated", weights="kept")

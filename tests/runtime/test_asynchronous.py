@@ -106,4 +106,4 @@ def _refuses_the_wrong_step() -> None:
 def test_comparisons_that_would_not_be_fair_are_refused() -> None:
     tied = Experiment(model=TIED, grid=Grid(pipe=2), batch=Batch(4, 12), schedule=generate("pipedream", 2, 4))
     with pytest.raises(UserError, match="ties no weights"):
-        tied.forms()
+        tied.specs()

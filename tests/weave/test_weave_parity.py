@@ -97,7 +97,7 @@ def test_a_batch_that_cannot_be_cut_into_strands_is_refused() -> None:
     for schedule in (None, generate("1f1b", 1, 2)):
         experiment = Experiment(model=GPT, grid=Grid(), batch=Batch(6, 12), ways=4, schedule=schedule)
         with pytest.raises(UserError, match="of 6 samples cannot be cut into"):
-            experiment.forms()
+            experiment.specs()
 
 
 TOKENS = torch.arange(8 * 8).view(8, 8) % 32

@@ -22,7 +22,7 @@ from cubeloom.comm.ledger import plain
 from cubeloom.launch.share_gpu import sharing
 from cubeloom.models import Config, LanguageConfig, config
 from cubeloom.parallel import Batch, Rest
-from cubeloom.parallel.cut import Activations, GradientDtype, Inputs, Weights
+from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
 from cubeloom.pipeline.runtime.microbatches import portions
 from cubeloom.tools.verify import Experiment, Report, verify

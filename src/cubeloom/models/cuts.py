@@ -9,27 +9,26 @@ from cubeloom.models.gpt import GPT, GPTConfig
 from cubeloom.models.llama import Llama, LlamaConfig
 from cubeloom.models.resnet import ResNet, ResNetConfig
 from cubeloom.models.unet import Shape, UNet, UNetConfig
-from cubeloom.parallel.cut import (
+from cubeloom.parallel.layers import (
     Concat,
     Contract,
     Cut,
+    Declared,
     Dropout,
     Embedding,
     Expand,
     FirstToken,
     Join,
-    Kind,
     Loss,
     Norm,
     Share,
-    Side,
     Slice,
     SquaredLoss,
     Stay,
     Table,
     Whole,
 )
-from cubeloom.parallel.forms import other
+from cubeloom.parallel.specs import Side, other
 
 
 def gpt_cut(config: GPTConfig) -> Cut:
@@ -68,7 +67,7 @@ def llama_cut(config: LlamaConfig) -> Cut:
 
 
 def bert_cut(config: BERTConfig) -> Cut:
-    cut: dict[str, Kind] = {
+    cut: dict[str, Declared] = {
         "embed": Embedding(),
         "positions": Table(),
         "types": Table(),
@@ -104,7 +103,7 @@ def unet_cut(config: UNetConfig) -> Cut:
     So skip connections, which join blocks of one resolution, find both ends on the same side, and nothing is redistributed.
     """
     time = 4 * config.widths[0]
-    cut: dict[str, Kind] = {
+    cut: dict[str, Declared] = {
         "time.first": Whole(),
         "time.second": Whole(),
         "share_time": Share(time),
@@ -125,8 +124,8 @@ def unet_cut(config: UNetConfig) -> Cut:
     return cut
 
 
-def _unet_block(shape: Shape, side: Side, heads: int) -> dict[str, Kind]:
-    cut: dict[str, Kind] = {
+def _unet_block(shape: Shape, side: Side, heads: int) -> dict[str, Declared]:
+    cut: dict[str, Declared] = {
         "res.norm1": Norm(side=side),
         "res.conv1": _away(side),
         "res.time_proj": Slice(other(side)),
@@ -146,12 +145,12 @@ def _unet_block(shape: Shape, side: Side, heads: int) -> dict[str, Kind]:
     return cut
 
 
-def _away(side: Side, heads: int | None = None) -> Kind:
+def _away(side: Side, heads: int | None = None) -> Declared:
     """From the stream's side to the other."""
     return Expand(heads=heads, stream=side) if side == "x" else Contract(heads=heads, stream=side)
 
 
-def _back(side: Side, heads: int | None = None) -> Kind:
+def _back(side: Side, heads: int | None = None) -> Declared:
     return Contract(heads=heads, stream=side) if side == "x" else Expand(heads=heads, stream=side)
 
 

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from cubeloom.base.errors import UserError
-from cubeloom.parallel.apply import Fill
 from cubeloom.parallel.parameter import Block
+from cubeloom.parallel.replace import Fill
 
 _IDENTITY, _CHECKSUM = "cubeloom", "blake2b"  # in the file's metadata
 

@@ -1,21 +1,54 @@
-"""3-D tensor parallelism from one matmul: cuts, and the layers that they make of a plain model."""
+"""3-D tensor parallelism from one matmul: cuts, and the layers that they make of a plain model.
 
-from cubeloom.parallel.apply import apply as apply
-from cubeloom.parallel.apply import initial_values as initial_values
-from cubeloom.parallel.apply import materialise as materialise
-from cubeloom.parallel.cut import Contract as Contract
-from cubeloom.parallel.cut import Cut as Cut
+What needs torch is imported when it is first asked for: the planner reads the specs of layers without it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from cubeloom.parallel.config import Batch as Batch
+from cubeloom.parallel.config import ParallelConfig as ParallelConfig
+from cubeloom.parallel.config import Rest as Rest
 from cubeloom.parallel.cut import CutError as CutError
-from cubeloom.parallel.cut import Dropout as Dropout
-from cubeloom.parallel.cut import Embedding as Embedding
-from cubeloom.parallel.cut import Expand as Expand
-from cubeloom.parallel.cut import FirstToken as FirstToken
-from cubeloom.parallel.cut import Loss as Loss
-from cubeloom.parallel.cut import Norm as Norm
-from cubeloom.parallel.cut import Rest as Rest
-from cubeloom.parallel.cut import Table as Table
-from cubeloom.parallel.cut import Whole as Whole
-from cubeloom.parallel.forms import Batch as Batch
-from cubeloom.parallel.resolve import resolve as resolve
-from cubeloom.parallel.state import CubeState as CubeState
 from cubeloom.parallel.volume import step_volume as step_volume
+
+if TYPE_CHECKING:
+    from cubeloom.parallel.layers import Concat as Concat
+    from cubeloom.parallel.layers import Contract as Contract
+    from cubeloom.parallel.layers import Cut as Cut
+    from cubeloom.parallel.layers import Dropout as Dropout
+    from cubeloom.parallel.layers import Embedding as Embedding
+    from cubeloom.parallel.layers import Expand as Expand
+    from cubeloom.parallel.layers import FirstToken as FirstToken
+    from cubeloom.parallel.layers import Grouped as Grouped
+    from cubeloom.parallel.layers import Join as Join
+    from cubeloom.parallel.layers import Loss as Loss
+    from cubeloom.parallel.layers import Norm as Norm
+    from cubeloom.parallel.layers import Share as Share
+    from cubeloom.parallel.layers import Slice as Slice
+    from cubeloom.parallel.layers import SquaredLoss as SquaredLoss
+    from cubeloom.parallel.layers import Stay as Stay
+    from cubeloom.parallel.layers import Table as Table
+    from cubeloom.parallel.layers import Whole as Whole
+    from cubeloom.parallel.replace import apply as apply
+    from cubeloom.parallel.replace import initial_values as initial_values
+    from cubeloom.parallel.replace import materialise as materialise
+    from cubeloom.parallel.resolution import resolve as resolve
+    from cubeloom.parallel.state import CubeState as CubeState
+
+_ELSEWHERE = {
+    "replace": ("apply", "initial_values", "materialise"),
+    "resolution": ("resolve",),
+    "state": ("CubeState",),
+}
+_LAYERS = (
+    *("Concat", "Contract", "Cut", "Dropout", "Embedding", "Expand", "FirstToken", "Grouped", "Join", "Loss", "Norm"),
+    *("Share", "Slice", "SquaredLoss", "Stay", "Table", "Whole"),
+)
+
+
+def __getattr__(name: str) -> Any:
+    module = next((module for module, names in (*_ELSEWHERE.items(), ("layers", _LAYERS)) if name in names), None)
+    if module is None:
+        raise AttributeError(f"module 'cubeloom.parallel' has no attribute {name!r}")
+    return getattr(import_module(f"cubeloom.parallel.{module}"), name)

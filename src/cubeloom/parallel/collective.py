@@ -17,18 +17,23 @@ In a weave a strand pauses between the two nodes, and another one computes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from cubeloom.comm import Axis, Pending
+from cubeloom.comm import Axis, Network, Pending
 from cubeloom.parallel import weave
+from cubeloom.parallel.layout import Layout, redistribute
 
 Kind = Literal["gather", "scatter", "copy", "reduce", "sum"]
 _FORWARD = {"gather": "all_gather", "scatter": "reduce_scatter", "reduce": "all_reduce", "sum": "all_reduce"}
 _BACKWARD = {"gather": "reduce_scatter", "scatter": "all_gather", "copy": "all_reduce", "sum": "all_reduce"}
+_KINDS: dict[tuple[str | None, str | None], Kind] = {
+    (_FORWARD.get(kind), _BACKWARD.get(kind)): kind for kind in ("gather", "scatter", "copy", "reduce", "sum")
+}
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,24 @@ class Collective:
     origin: str
     dim: int = 0
     over: bool = False
+
+    @classmethod
+    def between(
+        cls,
+        layouts: tuple[Layout, Layout],
+        network: Network,
+        origin: str,
+        dims: Mapping[str, int],
+        over: bool = False,
+    ) -> Collective:
+        """The one that connects two layouts; `dims` are the tensor's dimensions by their names in a layout."""
+        source, target = layouts
+        forward, backward = redistribute(source, target), redistribute(target.gradient, source.gradient)
+        (move, *more) = forward or backward
+        kind = _KINDS.get(tuple(each[0].operation if each else None for each in (forward, backward)))  # type: ignore[arg-type]
+        if more or kind is None:
+            raise ValueError(f"{origin}: no single collective leads from {source} to {target}")
+        return cls(kind, network.axis(*move.axes), origin, dims[move.dim] if move.dim else 0, over)
 
     def start(self, tensor: Tensor) -> Started:
         """Begin; the result comes from `finish`."""

@@ -18,31 +18,31 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cubeloom.base.grid import Grid
-from cubeloom.parallel.forms import DropoutForm, Form, LinearForm, NormForm
 from cubeloom.parallel.gradients import WeightGradient
-from cubeloom.parallel.head import CubeHead
+from cubeloom.parallel.layers.head import CubeHead
+from cubeloom.parallel.layers.products import Matmul
 from cubeloom.parallel.parameter import check_unchanged, local_of, version_of
-from cubeloom.parallel.products import Matmul
+from cubeloom.parallel.specs import DropoutSpec, LayerSpec, LinearSpec, NormSpec
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.tapped import TOKENS, Tapped, within
 
 BACKEND = "inductor"
 
 
-def whole_blocks(model: nn.Module, forms: Sequence[Form], grid: Grid) -> dict[str, nn.Module]:
+def whole_blocks(model: nn.Module, specs: Sequence[LayerSpec], grid: Grid) -> dict[str, nn.Module]:
     """Plain copies, by name, of the blocks that can be compiled as a whole; taken before layers are replaced.
 
-    Blocks are what lies in a list of modules, and a norm that lies in none. Every form in one must be the plain layer on a
+    Blocks are what lies in a list of modules, and a norm that lies in none. Every layer in one must be the plain one on a
     cube of one device.
     """
     if grid.x * grid.y * grid.z > 1:
         return {}
-    by_name = {form.name: form for form in forms}
+    by_name = {spec.name: spec for spec in specs}
     found: dict[str, nn.Module] = {}
     for name, block in _blocks(model):
         names = (f"{name}.{inner}".rstrip(".") for inner, _ in block.named_modules())
         inside = [by_name[each] for each in names if each in by_name]
-        if inside and all(_is_plain(form) for form in inside):
+        if inside and all(map(_is_plain, inside)):
             found[name] = deepcopy(block)
     return found
 
@@ -57,10 +57,10 @@ def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def _is_plain(form: Form) -> bool:
-    if isinstance(form, LinearForm):
-        return form.shares is None
-    return isinstance(form, NormForm) or (isinstance(form, DropoutForm) and form.probability == 0)
+def _is_plain(spec: LayerSpec) -> bool:
+    if isinstance(spec, LinearSpec):
+        return spec.shares is None
+    return isinstance(spec, NormSpec) or (isinstance(spec, DropoutSpec) and spec.probability == 0)
 
 
 def compile_local(model: nn.Module, plain: Mapping[str, nn.Module], state: CubeState) -> None:

@@ -29,9 +29,9 @@ from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Axis, Pending
 from cubeloom.parallel.buckets import BUCKET_BYTES, Buckets, Receiver, Reduction
-from cubeloom.parallel.cut import GradientDtype
+from cubeloom.parallel.config import GradientDtype
+from cubeloom.parallel.layers.products import add_to
 from cubeloom.parallel.parameter import like, local_of
-from cubeloom.parallel.products import add_to
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
-from math import prod
 from typing import Any, Literal
 
 Axes = tuple[str, ...]
 Operation = Literal["slice", "reduce_scatter", "all_reduce", "all_to_all", "all_gather"]
-_ORDER = ("data", "z", "y", "x")  # in which a group of several axes is named
+_ORDER = ("data", "z", "x", "y")  # in which a group of several axes is named
 _PASSES = {"slice": 0, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1, "all_gather": 1}
 
 
@@ -100,7 +100,7 @@ class Move:
 
         All ranks receive the same, but where two axes exchange dimensions: `place` says where the rank is.
         """
-        local = elements / size(*self.larger.cutting)
+        local = local_elements(elements, self.larger, size)
         if self.exchange:
             return local * (1 - _kept(self.axes, size, place))
         parts = size(*self.axes)
@@ -123,6 +123,7 @@ def _largest(first: Any, second: Any) -> Any:
     return more * first + (1 - more) * second
 
 
+@cache
 def redistribute(source: Layout, target: Layout) -> tuple[Move, ...]:
     """The collectives from one layout to the other: those that make a tensor smaller come first."""
     return tuple(_moves(source, target))
@@ -208,9 +209,4 @@ def _refuse(source: Layout, target: Layout) -> None:
 
 def local_elements(elements: Any, layout: Layout, size: Callable[..., Any]) -> Any:
     """How many a rank has of a tensor."""
-    return elements / size(*layout.cutting)
-
-
-def sizes_of(grid: Mapping[str, int]) -> Callable[..., int]:
-    """`size` of one grid."""
-    return lambda *axes: prod(grid[axis] for axis in axes)
+    return elements / size(*layout.cutting) if layout.cutting else elements

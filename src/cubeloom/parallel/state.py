@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from cubeloom.comm import Network
 from cubeloom.parallel.agreement import agreement
-from cubeloom.parallel.cut import Rest
+from cubeloom.parallel.config import Batch, ParallelConfig, Rest
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import check_unchanged, local_of, version_of
 from cubeloom.parallel.weight import Chain
@@ -44,6 +45,11 @@ class CubeState:
         """For a model in a training loop of the user's own, where ranks may use different modules in a step."""
         chain = Chain()
         return cls(network, rest, Gradients(rest.gradients, agreement(network, chain)), chain)
+
+    @cached_property
+    def config(self) -> ParallelConfig:
+        """The grid and how operands rest on it, as specs read it; of no batch in particular."""
+        return ParallelConfig.exact(self.network.grid, self.rest, Batch(1, 1), item=1)
 
     @property
     def staggers(self) -> bool:

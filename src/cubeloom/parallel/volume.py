@@ -1,224 +1,91 @@
-"""The closed form: bytes that a rank receives along each axis in one training step, from the sizes alone.
-
-For a matmul `[M,K]·[K,N]` on the grid (m, k, n) one pass moves, in words per rank (`reference` Table 4.1),
-
-    x = (gn-1)/gn · MK/(gm gk)      w = (gm-1)/gm · KN/(gk gn)      y = (gk-1)/gk · MN/(gm gn)
-
-and a replicated operand moves 2x (or 2w, 2y) in the one pass in which it is summed, where a sharded one moves x in each.
-"""
+"""Bytes that a rank receives along each axis in one training step, from layouts alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
+from typing import Any
 
-from cubeloom.base.grid import Grid
-from cubeloom.parallel.amounts import Summed, Volume, Words, add, gradient_volume, ring, sum_volume
-from cubeloom.parallel.cut import GradientDtype
-from cubeloom.parallel.forms import (
-    Batch,
-    EmbeddingForm,
-    FirstTokenForm,
-    Form,
-    LinearForm,
-    LossForm,
-    NormForm,
-    Spread,
-    TableForm,
-    WholeForm,
-)
-from cubeloom.parallel.image_forms import ImageForm
+from cubeloom.parallel.config import ParallelConfig, choose
+from cubeloom.parallel.layout import Axes, Layout, redistribute
+from cubeloom.parallel.specs import LayerSpec, Parameter, collectives
+
+Volume = dict[str, Fraction]  # by axis, or by several as one group, as the ledger names them
+Received = tuple[Axes, Any]  # along these axes, so many bytes
 
 
-def step_volume(
-    forms: Iterable[Form],
-    grid: Grid,
-    batch: Batch,
-    item: int,
-    coordinates: Mapping[str, int] | None = None,
-    gradients_in: GradientDtype = "float32",
-    zero: bool = False,
-) -> Volume:
-    """Bytes received by one rank in one forward and backward with its gradient reduction, by axis.
+def step_volume(layers: Iterable[LayerSpec], c: ParallelConfig, zero: bool = False) -> Volume:
+    """One forward and backward of all layers, with the reduction of their gradients.
 
-    All ranks receive the same, except in a turn on a plane x × y that is not square: `coordinates` says which rank, or the
-    first. `zero`: optimizer states are sharded over replicas, which gather the weights that each has updated.
+    All ranks receive the same, except in a turn on a plane x × y that is not square: `c.place` says which rank. `zero`:
+    optimizer states are sharded over replicas, which gather the weights that each has updated.
     """
-    words, here = Words(item, gradients_in), coordinates or grid.coordinates(0)
-    parts = [pass_volume(form, grid, batch, words, here) for form in forms]
-    summed = {name: part for form in forms for name, part in gradients(form, grid).items()}
-    return add(*parts, *(gradient_volume(part, grid, words, zero=zero) for part in summed.values()))
+    layers = list(layers)
+    passed = (each for layer in layers for each in pass_volume(layer, c))
+    # A weight that two layers share is one parameter.
+    held = {each.name: each for layer in layers for each in layer.parameters(c) if each.when}
+    return named([*passed, *(gradient_volume(each, c, zero=zero) for each in held.values())], c)
 
 
-def layer_volume(form: Form, grid: Grid, batch: Batch, words: Words, coordinates: Mapping[str, int]) -> Volume:
+def layer_volume(layer: LayerSpec, c: ParallelConfig) -> Volume:
     """One layer's part of a step; a shared weight's gradient is its owner's."""
-    own = [part for name, part in gradients(form, grid).items() if name.startswith(f"{form.name}.")]
-    passed = pass_volume(form, grid, batch, words, coordinates)
-    return add(passed, *(gradient_volume(part, grid, words) for part in own))
+    own = [each for each in layer.parameters(c) if each.when and each.name.startswith(f"{layer.name}.")]
+    return named([*pass_volume(layer, c), *(gradient_volume(each, c) for each in own)], c)
 
 
-def gradients(form: Form, grid: Grid) -> dict[str, Summed]:
-    """What is left to sum of each parameter's gradient after a backward, by the parameter's name."""
-    weight = f"{form.name}.weight"
-    match form:
-        case LinearForm():
-            local = Fraction(form.k * form.n * form.taps, grid.x * grid.y)
-            first = (form.k, form.k_axis) if form.transposed else (form.n, form.n_axis)
-            rows = Fraction(first[0], grid.size(first[1]))
-            found = {f"{form.shares or form.name}.weight": _weight_sum(form.weights, local, rows, grid)}
-            if form.bias:
-                own = Fraction(form.n, grid.size(form.bias_axis))
-                found[f"{form.name}.bias"] = Summed(own, form.bias_replicas, own)
-            return found
-        case NormForm():
-            own = Fraction(form.features, grid.x)
-            vectors = Summed(own, _row_axes(form.rows), own)
-            return {weight: vectors} | ({f"{form.name}.bias": vectors} if form.bias else {})
-        case EmbeddingForm():
-            local = Fraction(form.entries * form.features, grid.x * grid.y)
-            return {weight: _weight_sum(form.weights, local, Fraction(form.entries, grid.y), grid)}
-        case TableForm():
-            local = Fraction(form.entries * form.features, grid.x)
-            return {
-                weight: Summed(local / (grid.y * grid.z), ("data",), Fraction(form.entries, grid.y * grid.z))
-                if form.sharded
-                else Summed(local, _row_axes(form.rows), form.entries)
-            }
-        case WholeForm():
-            found = {weight: Summed(Fraction(form.k * form.n), ("data", "z"), form.n)}
-            return found | ({f"{form.name}.bias": Summed(Fraction(form.n), ("data", "z"), form.n)} if form.bias else {})
-        case ImageForm():
-            return {f"{form.name}.{name}": part for name, part in form.gradients(grid).items()}
-    return {}
-
-
-def _row_axes(rows: Spread) -> tuple[str, ...]:
-    """The axes that cut rows of the residual stream."""
-    return ("data", "z", "y") if rows == Spread.ROWS else ("data", "z")
-
-
-def _weight_sum(weights: str, local: Fraction, rows: Fraction, grid: Grid) -> Summed:
-    """Over data after a reduce-scatter along z; over data and z of a replicated weight."""
-    if weights == "replicated":
-        return Summed(local, ("data", "z"), rows)
-    return Summed(local / grid.z, ("data",), rows / grid.z)
-
-
-def pass_volume(
-    form: Form,
-    grid: Grid,
-    batch: Batch,
-    words: Words,
-    coordinates: Mapping[str, int],
-    kept_gathers: Fraction | int = 1,
-) -> Volume:
-    """Bytes of one forward and backward of a layer, without the sums over replicas.
+def pass_volume(layer: LayerSpec, c: ParallelConfig, kept_gathers: Any = 1) -> Iterator[Received]:
+    """One forward and backward of a layer, without the reduction of gradients over replicas.
 
     `kept_gathers`: how often, in the mean over passes, a weight that is kept until the backward is gathered.
     """
-    match form:
-        case LinearForm():
-            return _linear(form, grid, batch, words, coordinates, kept_gathers)
-        case NormForm():
-            return _norm(form, grid, batch, words)
-        case EmbeddingForm():
-            return _embedding(form, grid, batch, words)
-        case TableForm():
-            return _table(form, grid, words)
-        case LossForm():
-            return _loss(form, grid, batch, words)
-        case FirstTokenForm():
-            return _first_token(form, grid, batch, words)
-        case ImageForm():
-            return form.volume(grid, batch, words)
-    return {}
+    for each in collectives(layer, c):
+        yield each.axes, each.received * (kept_gathers if each.gathered_to_keep else 1)
 
 
-def matmul_words(form: LinearForm, grid: Grid, rows: int, rows_out: int) -> tuple[Fraction, Fraction, Fraction]:
-    """(x, w, y) of the module's docstring; `rows` are those of one z rank, M/gm, coming in and going out."""
-    gm, gk, gn = grid.z, grid.size(form.k_axis), grid.size(form.n_axis)
-    x = ring(gn) * Fraction(rows * form.k, gk)
-    w = ring(gm) * Fraction(form.k * form.n * form.taps, gk * gn)
-    y = ring(gk) * Fraction(rows_out * form.n, gn)
-    return x, w, y
+def gradient_volume(parameter: Parameter, c: ParallelConfig, workers: Any = 1, zero: Any = False) -> Received:
+    """A gradient reduced over its replicas and, in a pipeline, over the workers that hold the stage, as one group.
 
-
-def _linear(
-    form: LinearForm,
-    grid: Grid,
-    batch: Batch,
-    words: Words,
-    coordinates: Mapping[str, int],
-    kept_gathers: Fraction | int,
-) -> Volume:
-    into, out = form.pixels or (None, None)
-    sizes = matmul_words(form, grid, batch.rows(grid, into), batch.rows(grid, out))
-    x, w, y = (size * words.item for size in sizes)
-    scattered = sizes[1] * words.gradient  # the weight's gradient
-    again = form.saved == "regathered" and form.inputs != Spread.REPLICATED
-    moved: list[Volume] = [{form.n_axis: (3 if again else 2) * x}, {form.k_axis: 2 * y}]
-    if form.weights != "replicated":
-        gathers = 2 if form.weights == "freed" else kept_gathers  # freed, it is gathered again for the input gradient
-        moved.append({"z": gathers * w + scattered})
-    if form.turn:
-        moved.append(_turn(batch.rows(grid, out) * form.n * words.item, grid, coordinates))
-    return add(*moved)
-
-
-def _turn(whole: int, grid: Grid, coordinates: Mapping[str, int]) -> Volume:
-    """A rank keeps what its old and its new block have in common and receives the rest, and the reverse in the backward.
-
-    `whole` bytes on one z rank. Old: part ix of X of the rows, iy of Y of the features. New: part iy of Y of the rows, ix of X
-    of the features.
+    An all-reduce is a reduce-scatter of the gradient and an all-gather of the sum; with ZeRO-1 what is gathered are the updated
+    weights, where the block's rows divide over the group.
     """
-    ix, iy = coordinates["x"], coordinates["y"]
-    low = max(Fraction(ix, grid.x), Fraction(iy, grid.y))
-    high = min(Fraction(ix + 1, grid.x), Fraction(iy + 1, grid.y))
-    common = max(high - low, Fraction(0)) ** 2
-    return {_join("x", "y", grid=grid): 2 * whole * (Fraction(1, grid.x * grid.y) - common)}
+    axes = ("pipe", *parameter.partial)
+
+    def size(*some: str) -> Any:
+        return c.size(*(axis for axis in some if axis != "pipe")) * (workers if "pipe" in some else 1)
+
+    (first, cutting), *rest = parameter.layout.dims
+    whole = parameter.layout
+    scattered = Layout(((first, (*cutting, *axes)), *rest))
+    (scatter,) = redistribute(Layout(whole.dims, partial=frozenset(axes)), scattered)
+    (gather,) = redistribute(scattered, whole)
+    back = choose(zero & (parameter.rows(c) % size(*axes) == 0), c.item, c.gradient)
+    numbers = parameter.numbers(c) * c.size(*whole.cutting)
+    moved = scatter.received(numbers * c.gradient, size, c.where) + gather.received(numbers * back, size, c.where)
+    return ("pipe", *parameter.partial) if _several(workers) else parameter.partial, moved * parameter.when
 
 
-def _norm(form: NormForm, grid: Grid, batch: Batch, words: Words) -> Volume:
-    rows = Fraction(batch.rows(grid), grid.y if form.rows == Spread.ROWS else 1)
-    # LayerNorm gathers mean and spread of each part, and sums two numbers a row in the backward; RMSNorm sums one in each.
-    numbers = 2 * grid.x + 4 if form.centred else 4
-    return {"x": ring(grid.x) * numbers * rows * words.statistic}
+def _several(workers: Any) -> bool:
+    return bool(workers > 1)
 
 
-def _embedding(form: EmbeddingForm, grid: Grid, batch: Batch, words: Words) -> Volume:
-    looked_up = 2 * ring(grid.y) * Fraction(batch.rows(grid) * form.features, grid.x) * words.item
-    local = Fraction(form.entries * form.features, grid.x * grid.y)
-    gathered = {} if form.weights == "replicated" else {"z": ring(grid.z) * local * (words.item + words.gradient)}
-    return add({"y": looked_up}, gathered)
+def sum_volume(elements: Any, axes: Axes, nbytes: int, c: ParallelConfig, workers: int = 1) -> Received:
+    """An all-reduce of so many numbers."""
+    parts = c.size(*(axis for axis in axes if axis != "pipe")) * (workers if "pipe" in axes else 1)
+    return axes, 2 * ((parts - 1) / parts) * elements * nbytes
 
 
-def _table(form: TableForm, grid: Grid, words: Words) -> Volume:
-    if not form.sharded:
-        return {}
-    numbers, both = Fraction(form.entries * form.features, grid.x), _join("y", "z", grid=grid)
-    gathered = {both: ring(grid.y * grid.z) * numbers * words.item}
-    if form.rows == Spread.ROWS:
-        return add(gathered, {both: ring(grid.y * grid.z) * numbers * words.gradient})  # and scattered back as it came
-    # All ranks of y have the same gradient, and each takes its part of it.
-    return add(gathered, {"z": ring(grid.z) * numbers * words.gradient / grid.y})
+def add(received: Iterable[Received]) -> dict[Axes, Any]:
+    total: dict[Axes, Any] = {}
+    for axes, size in received:
+        total[axes] = total[axes] + size if axes in total else size
+    return total
 
 
-def _join(*axes: str, grid: Grid) -> str:
-    return "+".join(axis for axis in axes if grid.size(axis) > 1) or axes[0]
-
-
-def _loss(form: LossForm, grid: Grid, batch: Batch, words: Words) -> Volume:
-    two = Fraction(2)
-    if form.whole:
-        return sum_volume(Summed(two, ("data", "z")), grid, Words(words.statistic))
-    rows = Fraction(batch.rows(grid), grid.x)
-    numbers = 3 if not form.smoothing else 4  # largest, sum of exponentials, target's logit, sum of logits
-    over_vocabulary = {"y": 2 * ring(grid.y) * numbers * rows * words.statistic}
-    return add(over_vocabulary, sum_volume(Summed(two, ("data", "z", "x")), grid, Words(words.statistic)))
-
-
-def _first_token(form: FirstTokenForm, grid: Grid, batch: Batch, words: Words) -> Volume:
-    """Forward only: the backward takes a part of what every rank has."""
-    size = Fraction(batch.samples * form.features, grid.data * grid.z) * words.item
-    over_rows = {"y": 2 * ring(grid.y) * size / grid.x} if form.rows == Spread.ROWS else {}
-    return add({"x": ring(grid.x) * size}, over_rows)
+def named(received: Iterable[Received], c: ParallelConfig) -> Volume:
+    """Of one decomposition: the bytes along each axis, or along several as one group, as the ledger names it."""
+    found: dict[str, Any] = {}
+    for axes, size in received:
+        label = "+".join(axis for axis in axes if axis == "pipe" or c.size(axis) > 1)
+        if size:
+            found[label] = found.get(label, 0) + size
+    return found

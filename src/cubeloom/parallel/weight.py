@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from cubeloom.base import torch_private
 from cubeloom.comm import Axis, Pending
 from cubeloom.parallel import weave
-from cubeloom.parallel.cut import Weights
+from cubeloom.parallel.config import Weights
 from cubeloom.parallel.parameter import Version, local_of, version_of
 
 Direction = Literal["forward", "backward"]

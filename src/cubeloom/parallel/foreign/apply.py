@@ -11,15 +11,16 @@ from torch import Tensor, nn
 from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
-from cubeloom.parallel.apply import Fill
 from cubeloom.parallel.buckets import Reduction
-from cubeloom.parallel.cut import Rest
+from cubeloom.parallel.config import Rest
 from cubeloom.parallel.foreign.known import product_of, sizes_of
 from cubeloom.parallel.foreign.layers import ForeignLinear
 from cubeloom.parallel.foreign.loss import average_losses
-from cubeloom.parallel.foreign.placed import WHOLE_AXES, Placed, bias_axes
+from cubeloom.parallel.foreign.placed import WHOLE_AXES, Placed, bias_axes, config_of
 from cubeloom.parallel.foreign.whole import read_locally
 from cubeloom.parallel.parameter import Block, distribute
+from cubeloom.parallel.replace import Fill
+from cubeloom.parallel.specs import parameters
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.weight import Weight
 
@@ -86,20 +87,24 @@ class _Maker:
             self._places.setdefault(id(each), []).append(name)
 
     def replace(self, layer: Placed) -> None:
-        form, plain = layer.form, self._module.get_submodule(layer.name)
+        spec, plain = layer.spec, self._module.get_submodule(layer.name)
         sizes = sizes_of(plain)
-        if sizes is None or (sizes.k, sizes.n) != (form.k, form.n):
+        if sizes is None or (sizes.k, sizes.n) != (spec.k, spec.n):
             raise UserError(
-                f"the proposal has a layer {layer.name} of {form.k} to {form.n} features; this module has not"
+                f"the proposal has a layer {layer.name} of {spec.k} to {spec.n} features; this module has not"
             )
-        first, second = (form.k_axis, form.n_axis) if form.transposed else (form.n_axis, form.k_axis)
-        cuts: dict[str, int] = {first: 0, second: 1}
-        if form.weights != "replicated":
-            cuts["z"] = 0
-        parameters = torch_private.parameters_of(plain)
-        parameter = self._parameter(parameters["weight"], cuts, ("data",) if "z" in cuts else ("data", "z"))
-        weight = Weight(parameter, self._state.network.axis("z"), form.weights, self._state.chain, layer.name)
-        bias = self._parameter(parameters["bias"], {form.bias_axis: 0}, bias_axes(form)) if form.bias else None
+        config = config_of(self._state.network.grid, layer.sharded)
+        stated = parameters(spec, config)[f"{spec.name}.weight"]
+        own = torch_private.parameters_of(plain)
+        parameter = self._parameter(own["weight"], stated.cuts, stated.partial)
+        weight = Weight(
+            parameter,
+            self._state.network.axis("z"),
+            "freed" if layer.sharded else "replicated",
+            self._state.chain,
+            layer.name,
+        )
+        bias = self._parameter(own["bias"], {spec.bias_axis: 0}, bias_axes(spec)) if spec.bias else None
         made = ForeignLinear(layer, self._state, weight, bias, product_of(plain))
         # The model around it may ask for `in_features` and the like.
         for name, value in vars(plain).items():

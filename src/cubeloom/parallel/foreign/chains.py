@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from cubeloom.base.grid import Grid
-from cubeloom.parallel.amounts import Words, add
-from cubeloom.parallel.cut import Side
 from cubeloom.parallel.foreign.cost import layer_volume, total
 from cubeloom.parallel.foreign.flow import Flow
 from cubeloom.parallel.foreign.known import Sizes
-from cubeloom.parallel.foreign.placed import Placed, form_of, problems
+from cubeloom.parallel.foreign.placed import Placed, problems, sharded, spec_of
 from cubeloom.parallel.foreign.trace import Seen
-from cubeloom.parallel.forms import other
+from cubeloom.parallel.specs import Side, other
 
 _SIDES: tuple[Side, Side] = ("x", "y")
 
@@ -33,7 +31,7 @@ class _Chains:
     def __init__(
         self, seen: Seen, layers: Mapping[str, Sizes], whole: Mapping[str, str], grid: Grid, item: int
     ) -> None:
-        self._seen, self._layers, self._grid, self._words = seen, layers, grid, Words(item)
+        self._seen, self._layers, self._grid, self._item = seen, layers, grid, item
         self._whole = dict(whole)
         self._sides: dict[str, list[Side]] = {}  # that the grid divides
 
@@ -53,7 +51,7 @@ class _Chains:
 
     def _judge(self, name: str, sizes: Sizes) -> None:
         """Can it be cut, and with its inner dimension on which side?"""
-        found = {side: problems(form_of(name, sizes, side, self._grid), self._grid) for side in _SIDES}
+        found = {side: problems(spec_of(name, sizes, side), self._grid) for side in _SIDES}
         self._sides[name] = [side for side in _SIDES if not found[side]]
         if name in self._seen.strange:
             self._whole.setdefault(name, self._seen.strange[name])
@@ -125,20 +123,22 @@ class _Chains:
 
     def _on(self, members: Mapping[str, bool], first: Side) -> list[Placed]:
         entering, leaving = self._ends()
+        specs = {name: spec_of(name, self._layers[name], _side(alike, first)) for name, alike in members.items()}
         return [
             Placed(
-                form_of(name, self._layers[name], _side(alike, first), self._grid),
+                spec,
+                sharded(spec, self._grid),
                 self._layers[name].dim,
                 name in entering,
                 name in leaving,
                 tuple(self._seen.calls[name]),
                 leaving.get(name, ""),
             )
-            for name, alike in members.items()
+            for name, spec in specs.items()
         ]
 
     def _bytes(self, chain: list[Placed]) -> Fraction:
-        return total(add(*(layer_volume(layer, self._grid, self._words) for layer in chain)))
+        return sum((total(layer_volume(layer, self._grid, self._item)) for layer in chain), Fraction())
 
 
 def _side(alike: bool, first: Side) -> Side:

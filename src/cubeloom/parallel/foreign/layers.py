@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from cubeloom.parallel.alike import all_parts_of, own_part_of
 from cubeloom.parallel.foreign.placed import Placed
-from cubeloom.parallel.linear import CubeLinear
-from cubeloom.parallel.products import Product
+from cubeloom.parallel.layers.alike import all_parts_of, own_part_of
+from cubeloom.parallel.layers.linear import CubeLinear
+from cubeloom.parallel.layers.products import Product
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.weight import Weight
 
@@ -21,8 +21,8 @@ class ForeignLinear(CubeLinear):
     def __init__(
         self, layer: Placed, state: CubeState, weight: Weight, bias: nn.Parameter | None, product: Product
     ) -> None:
-        super().__init__(layer.form, state, weight, bias, product)
-        along_k, along_n = (state.network.axis(axis) for axis in (layer.form.k_axis, layer.form.n_axis))
+        super().__init__(layer.spec, state, weight, bias, product)
+        along_k, along_n = (state.network.axis(axis) for axis in (layer.spec.k_axis, layer.spec.n_axis))
         self._enters = along_k if layer.enters else None
         self._leaves = along_n if layer.leaves else None
         self._dim = layer.dim

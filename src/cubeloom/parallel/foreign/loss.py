@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from cubeloom.parallel.loss import Mean
+from cubeloom.parallel.layers.loss import Mean
 from cubeloom.parallel.state import CubeState
 
 # Losses that divide by the number of targets that are not ignored, which differs from rank to rank.

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cubeloom.base.grid import Grid
-from cubeloom.parallel.cut import Side
+from cubeloom.parallel.config import Batch, ParallelConfig, Rest
 from cubeloom.parallel.foreign.known import Sizes
 from cubeloom.parallel.foreign.trace import Call
-from cubeloom.parallel.forms import Batch, LinearForm, Spread, other
+from cubeloom.parallel.specs import LinearSpec, Side, other, parameters
 
 
 @dataclass(frozen=True)
 class Placed:
     """A layer that is cut. It takes its part of whole features if it `enters`, and makes them whole again if it `leaves`."""
 
-    form: LinearForm
+    spec: LinearSpec
+    sharded: bool  # the weight is cut over z, too
     dim: int  # that is features
     enters: bool
     leaves: bool
@@ -24,19 +25,18 @@ class Placed:
 
     @property
     def name(self) -> str:
-        return self.form.name
+        return self.spec.name
 
     @property
     def numbers(self) -> int:
         """In its parameters."""
-        form = self.form
-        return form.k * form.n * form.taps + (form.n if form.bias else 0)
+        spec = self.spec
+        return spec.k * spec.n * spec.taps + (spec.n if spec.bias else 0)
 
     def held(self, grid: Grid) -> int:
         """Of these, one rank's."""
-        form = self.form
-        parts = grid.x * grid.y * (1 if form.weights == "replicated" else grid.z)
-        return form.k * form.n * form.taps // parts + (form.n // grid.size(form.bias_axis) if form.bias else 0)
+        config = config_of(grid, self.sharded)
+        return int(sum(each.numbers(config) for each in parameters(self.spec, config).values()))
 
     @property
     def gradient(self) -> bool:
@@ -60,29 +60,29 @@ class Whole:
 WHOLE_AXES = ("data", "z", "x", "y")
 
 
-def bias_axes(form: LinearForm) -> tuple[str, ...]:
+def bias_axes(spec: LinearSpec) -> tuple[str, ...]:
     """The axes over which the gradient of a bias is reduced: those that do not cut it."""
-    return ("data", "z", other(form.bias_axis))
+    return ("data", "z", other(spec.bias_axis))
 
 
-def form_of(name: str, sizes: Sizes, side: Side, grid: Grid) -> LinearForm:
-    """Activations replicated; the weight is cut over z too, where that divides it."""
-    form = LinearForm(
-        name,
-        sizes.k,
-        sizes.n,
-        side,
-        inputs=Spread.REPLICATED,
-        outputs=Spread.REPLICATED,
-        weights="freed",
-        saved="kept",
-        bias=sizes.bias,
-        taps=sizes.taps,
-        transposed=sizes.transposed,
+def config_of(grid: Grid, sharded: bool, item: int = 1) -> ParallelConfig:
+    """Activations rest replicated, rows are never cut further: one sample on each rank of data and z."""
+    rest = Rest(activations="replicated", weights="freed" if sharded else "replicated")
+    return ParallelConfig.exact(grid, rest, Batch(grid.data * grid.z, 1), item)
+
+
+def spec_of(name: str, sizes: Sizes, side: Side) -> LinearSpec:
+    return LinearSpec(
+        name=name, k=sizes.k, n=sizes.n, side=side, bias=sizes.bias, taps=sizes.taps, transposed=sizes.transposed
     )
-    return replace(form, weights="replicated") if problems(form, grid) else form
 
 
-def problems(form: LinearForm, grid: Grid) -> list[str]:
-    """What the grid does not divide. Nothing here depends on the batch: rows are never cut."""
-    return list(form.problems(grid, Batch(grid.data * grid.z, 1)))
+def sharded(spec: LinearSpec, grid: Grid) -> bool:
+    """Whether z divides the weight, too."""
+    return not problems(spec, grid, weight_over_z=True)
+
+
+def problems(spec: LinearSpec, grid: Grid, weight_over_z: bool = False) -> list[str]:
+    """What the grid does not divide. Nothing here depends on the batch."""
+    config = config_of(grid, weight_over_z)
+    return [rule.words() for rule in spec.rules(config) if rule.broken]

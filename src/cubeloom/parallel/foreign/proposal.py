@@ -9,13 +9,13 @@ from torch import nn
 from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid
 from cubeloom.comm import Network
-from cubeloom.parallel.amounts import Volume, Words, add
-from cubeloom.parallel.apply import Fill
 from cubeloom.parallel.foreign.apply import replace_layers
-from cubeloom.parallel.foreign.cost import data_parallel_volume, layer_volume, loss_volume, whole_volume
+from cubeloom.parallel.foreign.cost import add, data_parallel_volume, layer_volume, loss_volume, whole_volume
 from cubeloom.parallel.foreign.placed import Placed, Whole
 from cubeloom.parallel.foreign.report import bytes_by_axis, number, table
+from cubeloom.parallel.replace import Fill
 from cubeloom.parallel.state import CubeState
+from cubeloom.parallel.volume import Volume
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,15 @@ class Proposal:
 
     def volume(self) -> Volume:
         """Bytes that a rank receives along each axis in one forward and backward, with the sum of gradients and the loss."""
-        words = Words(self.item)
         return add(
-            *(layer_volume(layer, self.grid, words) for layer in self.layers),
-            *(whole_volume(each, self.grid, words) for each in self.whole),
+            *(layer_volume(layer, self.grid, self.item) for layer in self.layers),
+            *(whole_volume(each, self.grid, self.item) for each in self.whole),
             *(1 + self.losses) * [loss_volume(self.grid)],
         )
 
     def data_parallel_volume(self) -> Volume:
         """The same for data parallelism on as many ranks, each of which would hold the whole model."""
-        return data_parallel_volume(self.numbers, self.grid, Words(self.item))
+        return data_parallel_volume(self.numbers, self.grid, self.item)
 
     @property
     def numbers(self) -> int:
@@ -68,7 +67,7 @@ class Proposal:
         return "\n".join(
             (
                 f"{self.model} on {self.grid}: {both}",
-                *table(self.layers, self.whole, self.grid, Words(self.item)),
+                *table(self.layers, self.whole, self.grid, self.item),
                 f"a rank holds {number(self.held)} of {number(self.numbers)} numbers",
                 f"a rank receives in a step, in bytes: {bytes_by_axis(self.volume())}",
                 f"data parallelism on {self.grid.world} ranks, each with all numbers: {beside}",

@@ -14,11 +14,12 @@ from cubeloom.base.grid import Grid
 from cubeloom.parallel.cut import CutError
 from cubeloom.parallel.foreign.chains import place
 from cubeloom.parallel.foreign.known import Sizes, sizes_of, why_not
-from cubeloom.parallel.foreign.placed import Placed, Whole, form_of, problems
+from cubeloom.parallel.foreign.placed import Placed, Whole, problems, sharded, spec_of
 from cubeloom.parallel.foreign.proposal import Proposal
 from cubeloom.parallel.foreign.trace import Example, trace
 from cubeloom.parallel.foreign.whole import held_elsewhere
-from cubeloom.parallel.resolve import near
+from cubeloom.parallel.resolution import near
+from cubeloom.parallel.specs import Side
 
 
 def cut(module: nn.Module, grid: Grid, example: Example) -> Proposal:
@@ -53,7 +54,7 @@ def _refuse_idle_axes(
 ) -> None:
     """Ranks along an axis that cuts nothing would hold, and on x and y compute, all the same."""
     idle = [axis for axis in ("x", "y") if grid.size(axis) > 1 and not layers]
-    if grid.z > 1 and all(layer.form.weights == "replicated" for layer in layers):
+    if grid.z > 1 and not any(layer.sharded for layer in layers):
         idle.append("z")
     if not idle:
         return
@@ -69,9 +70,10 @@ def _refuse_idle_axes(
 
 def _cuts_something(known: Mapping[str, Sizes], grid: Grid) -> bool:
     """Along each of its axes, as far as sizes tell."""
-    forms = [form_of(name, sizes, side, grid) for name, sizes in known.items() for side in ("x", "y")]
-    cut = [form for form in forms if not problems(form, grid)]
-    return bool(cut) and (grid.z == 1 or any(form.weights != "replicated" for form in cut))
+    sides: tuple[Side, Side] = ("x", "y")
+    specs = [spec_of(name, sizes, side) for name, sizes in known.items() for side in sides]
+    cut = [spec for spec in specs if not problems(spec, grid)]
+    return bool(cut) and (grid.z == 1 or any(sharded(spec, grid) for spec in cut))
 
 
 def _shared(module: nn.Module) -> dict[str, str]:

@@ -7,19 +7,19 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 from cubeloom.base.grid import Grid
-from cubeloom.parallel.amounts import Volume, Words
 from cubeloom.parallel.cut import pattern_of
 from cubeloom.parallel.foreign.cost import layer_volume, total, whole_volume
 from cubeloom.parallel.foreign.placed import Placed, Whole
+from cubeloom.parallel.volume import Volume
 
 # Name, how many, how it lies, numbers it has, bytes.
 _Row = tuple[str, str, str, str, str]
 
 
-def table(layers: Iterable[Placed], whole: Iterable[Whole], grid: Grid, words: Words) -> Iterator[str]:
+def table(layers: Iterable[Placed], whole: Iterable[Whole], grid: Grid, item: int) -> Iterator[str]:
     """A line for each kind of layer, first those that are cut."""
-    cut = [(each.name, how(each, grid), each.numbers, total(layer_volume(each, grid, words))) for each in layers]
-    left = [(each.name, each.why, each.numbers, total(whole_volume(each, grid, words))) for each in whole]
+    cut = [(each.name, how(each, grid), each.numbers, total(layer_volume(each, grid, item))) for each in layers]
+    left = [(each.name, each.why, each.numbers, total(whole_volume(each, grid, item))) for each in whole]
     sections = [("cut", _rows(cut)), ("left whole", _rows(left))]
     rows = [row for _, section in sections for row in section]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(5)]
@@ -35,12 +35,12 @@ def table(layers: Iterable[Placed], whole: Iterable[Whole], grid: Grid, words: W
 
 def how(layer: Placed, grid: Grid) -> str:
     """From where to where features go, and what happens at the ends of a chain."""
-    form = layer.form
-    lies = f"{form.k_axis} to {form.n_axis}"
-    before = "own features, " if layer.enters and grid.size(form.k_axis) > 1 else ""
-    ends = "gathered" if grid.size(form.n_axis) > 1 else "whole"
+    spec = layer.spec
+    lies = f"{spec.k_axis} to {spec.n_axis}"
+    before = "own features, " if layer.enters and grid.size(spec.k_axis) > 1 else ""
+    ends = "gathered" if grid.size(spec.n_axis) > 1 else "whole"
     after = f", {ends}: {layer.why}" if layer.leaves else ", stays cut"
-    shards = "; not cut over z" if form.weights == "replicated" and grid.z > 1 else ""
+    shards = "; not cut over z" if grid.z > 1 and not layer.sharded else ""
     return f"{before}{lies}{after}{shards}"
 
 

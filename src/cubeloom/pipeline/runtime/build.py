@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -16,68 +16,84 @@ from cubeloom.base.limits import within
 from cubeloom.comm import Network
 from cubeloom.models import AttentionCore
 from cubeloom.models.pieces import Piece
-from cubeloom.parallel import Batch, CubeState, Cut, resolve
-from cubeloom.parallel.apply import Fill, replace_layers
+from cubeloom.parallel import Batch, CubeState, Cut, Rest, resolve
 from cubeloom.parallel.compiled import compile_local, whole_blocks
-from cubeloom.parallel.cut import Rest
-from cubeloom.parallel.forms import Form, LinearForm
+from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.gradients import Gradients
-from cubeloom.parallel.image_forms import BatchNormForm
+from cubeloom.parallel.replace import Fill, replace_layers
+from cubeloom.parallel.specs import ImageNormSpec, LayerSpec, LinearSpec, LossSpec, SquaredLossSpec
 from cubeloom.parallel.state import Clock
+from cubeloom.parallel.volume import Volume, named
 from cubeloom.parallel.weave import recompute as again
 from cubeloom.pipeline import Schedule, Updates, check
-from cubeloom.pipeline.runtime.handed import Handed, handed_on
 from cubeloom.pipeline.runtime.microbatches import portions
 from cubeloom.pipeline.runtime.partition import belongs, counted_costs, partition
 from cubeloom.pipeline.runtime.recorded import Record, RecordedStage
 from cubeloom.pipeline.runtime.stage import Stage
+from cubeloom.pipeline.runtime.stage_outputs import stage_outputs
+from cubeloom.pipeline.volume import StageOutput, pipeline_volume
+from cubeloom.pipeline.workload import Workload
 
 Home = tuple[int, int]  # replica, stage
 Recompute = bool | Collection[int] | Literal["attention"]
 
 
-class Elsewhere(nn.Module):
+class MissingStage(nn.Module):
     """In the place of a module that another stage has."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class StagePlan:
     """Which modules, and so which layers, each stage has, and which workers hold it."""
 
     schedule: Schedule
     stages: Sequence[range]  # the pieces of each stage
     modules: Sequence[tuple[str, ...]]  # the modules of each piece
-    forms: Sequence[Form]
-    handed: Sequence[tuple[Handed, ...]]  # what each piece hands to the next
+    specs: Sequence[LayerSpec]
+    outputs: Sequence[tuple[StageOutput, ...]]  # what each piece hands to the next
+    tokens: bool  # rows are tokens
     # Asked for in every step, and long to find where a model has many layers.
     _holders: dict[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
     def modules_of(self, stage: int) -> tuple[str, ...]:
         return tuple(name for piece in self.stages[stage] for name in self.modules[piece])
 
-    def forms_of(self, stage: int) -> list[Form]:
-        return [form for form in self.forms if belongs(form.name, self.modules_of(stage))]
+    def specs_of(self, stage: int) -> list[LayerSpec]:
+        return [spec for spec in self.specs if belongs(spec.name, self.modules_of(stage))]
 
-    def handed_by(self, stage: int) -> tuple[Handed, ...]:
+    def output_of(self, stage: int) -> tuple[StageOutput, ...]:
         """What a stage hands to the next."""
-        return self.handed[self.stages[stage][-1]]
+        return self.outputs[self.stages[stage][-1]]
+
+    def volume(self, c: ParallelConfig, worker: int, zero: bool = False) -> Volume:
+        """Bytes that a rank of a worker receives in a step of `c.samples` samples, by axis, without recomputation."""
+        count = len(self.stages)
+        stages = [[(spec, 1) for spec in self.specs_of(stage)] for stage in range(count)]
+        part = replace(c, samples=c.samples / Workload.of(self.schedule, worker).portions)
+        received = [
+            c.item * sum(output.elements(self.tokens, part) for output in self.output_of(stage))
+            for stage in range(count)
+        ]
+        tied = {f"{spec.shares}.weight" for spec in self.specs if isinstance(spec, LinearSpec) and spec.shares}
+        losses = sum(isinstance(spec, LossSpec | SquaredLossSpec) for spec, _ in stages[-1])
+        return named(pipeline_volume(stages, received, tied, part, self.schedule, worker, zero, losses), c)
 
     def holders(self, parameter: str) -> tuple[int, ...]:
         """The workers that hold a parameter, because a stage of theirs has its layer or one that shares its weight."""
         if parameter not in self._holders:
             owner = parameter.rpartition(".")[0]
             users = {
-                form.name
-                for form in self.forms
-                if form.name == owner
-                or (parameter.endswith(".weight") and isinstance(form, LinearForm) and form.shares == owner)
+                spec.name
+                for spec in self.specs
+                if spec.name == owner
+                or (parameter.endswith(".weight") and isinstance(spec, LinearSpec) and spec.shares == owner)
             }
             stages = [s for s in range(len(self.stages)) if any(belongs(user, self.modules_of(s)) for user in users)]
             self._holders[parameter] = tuple(sorted({row[s] for row in self.schedule.placement for s in stages}))
         return self._holders[parameter]
 
 
-def lay_out(
+def plan_stages(
     model: nn.Module,
     cut: Cut,
     grid: Grid,
@@ -86,7 +102,7 @@ def lay_out(
     rest: Rest,
     stages: Sequence[range] | None = None,
     ways: int = 1,
-) -> Layout:
+) -> StagePlan:
     """Decide all that can be decided without a process group; raises UserError for what cannot work.
 
     `stages` may say which pieces each stage gets; otherwise they are balanced by the multiplications counted.
@@ -107,8 +123,8 @@ def lay_out(
             f"the batch of {counted(batch.samples, 'sample')} cannot be cut into {count} micro-batches{strands} on "
             f"data={grid.data}·z={grid.z}; it must be a multiple of {least}"
         )
-    forms = resolve(model, cut, grid, rest, Batch(batch.samples // (count * ways), batch.sequence))
-    norm = next((form.name for form in forms if isinstance(form, BatchNormForm)), None)
+    specs = resolve(model, cut, grid, rest, Batch(batch.samples // (count * ways), batch.sequence))
+    norm = next((spec.name for spec in specs if isinstance(spec, ImageNormSpec) and spec.groups is None), None)
     if norm is not None and count > 1:
         raise UserError(
             f"layer {norm} is a batch norm, whose statistics would be those of each of {count} micro-batches and not of the "
@@ -116,12 +132,13 @@ def lay_out(
         )
     pieces: list[Piece] = model.pieces()  # type: ignore[operator]
     modules = [piece.modules for piece in pieces]
-    chosen = stages or partition(counted_costs(modules, forms), schedule.stages)
+    chosen = stages or partition(counted_costs(modules, specs), schedule.stages)
     if [piece for stage in chosen for piece in stage] != list(range(len(pieces))) or len(chosen) != schedule.stages:
         raise UserError(
             f"the stages {chosen} do not have each of {len(pieces)} pieces once, in {schedule.stages} stages"
         )
-    return Layout(schedule, chosen, modules, forms, handed_on(model, forms, batch))
+    outputs = stage_outputs(model, specs)
+    return StagePlan(schedule, chosen, modules, specs, outputs, tokens=not hasattr(model, "example"))
 
 
 # All that gradients of layers are summed over, besides replicas of their stage; and what else layers use.
@@ -129,18 +146,18 @@ _GRADIENT_AXES = (("data",), ("data", "z"), ("data", "z", "y"), ("data", "z", "x
 _LAYER_AXES = (("y", "z"), ("x", "y"))
 
 
-def make_groups(network: Network, layout: Layout) -> None:
+def make_groups(network: Network, layout: StagePlan) -> None:
     """Make the groups that any worker's layers need, on all ranks in one order: workers have different layers."""
     for axes in (*_GRADIENT_AXES, *_LAYER_AXES):
         network.axis(*axes)
-    owners = [form.name for form in layout.forms]
+    owners = [spec.name for spec in layout.specs]
     for workers in sorted({layout.holders(f"{owner}.{kind}") for owner in owners for kind in ("weight", "bias")}):
         for axes in _GRADIENT_AXES:
             network.across(workers, *axes)
 
 
 @dataclass
-class Held:
+class LocalStages:
     """What a worker holds."""
 
     stages: dict[Home, Stage]
@@ -152,7 +169,7 @@ class Held:
 
 def hold(
     model: nn.Module,
-    layout: Layout,
+    layout: StagePlan,
     network: Network,
     fill: Fill,
     rest: Rest,
@@ -161,7 +178,7 @@ def hold(
     compile: bool = False,
     record: Record | None = None,
     seed: int = 0,
-) -> Held:
+) -> LocalStages:
     """Build the stages of this rank's worker. A name is one parameter, also where two of the stages share it.
 
     `compile`: let torch compile what is computed between collectives; whole blocks only where nothing within a block is
@@ -169,7 +186,7 @@ def hold(
     """
     make_groups(network, layout)
     gradients, clock = Gradients(rest.gradients), Clock(seed)
-    held = Held({}, {}, {}, gradients, clock)
+    held = LocalStages({}, {}, {}, gradients, clock)
     homes = layout.schedule.held_by(network.coordinates["pipe"])
     # By stage: workers that hold the same stages must make the groups of their gradients in one order.
     for replica, stage in sorted(homes, key=lambda home: home[1]):
@@ -177,9 +194,9 @@ def hold(
         _prune(own, layout, stage)
         under_way = layout.schedule.updates is not Updates.FLUSH
         state = CubeState(network, rest, gradients, clock=clock, updates_under_way=under_way)
-        forms = layout.forms_of(stage)
-        plain = whole_blocks(own, forms, network.grid) if compile and recompute != "attention" else {}
-        replace_layers(own, forms, state, fill, held.parameters, layout.holders)
+        specs = layout.specs_of(stage)
+        plain = whole_blocks(own, specs, network.grid) if compile and recompute != "attention" else {}
+        replace_layers(own, specs, state, fill, held.parameters, layout.holders)
         if compile:
             compile_local(own, plain, state)
         pieces: list[Piece] = own.pieces()  # type: ignore[operator]
@@ -204,8 +221,8 @@ def _recompute_attention(model: nn.Module) -> None:
             module.forward = partial(again, module.forward)  # type: ignore[method-assign]
 
 
-def _prune(model: nn.Module, layout: Layout, stage: int) -> None:
+def _prune(model: nn.Module, layout: StagePlan, stage: int) -> None:
     kept = layout.modules_of(stage)
     for name in (name for names in layout.modules for name in names if name not in kept):
         owner, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(owner), attribute, Elsewhere())
+        setattr(model.get_submodule(owner), attribute, MissingStage())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cubeloom.comm import devices
 from cubeloom.models.pieces import Carry, Piece
 from cubeloom.parallel import materialise
-from cubeloom.parallel.apply import Fill
+from cubeloom.parallel.replace import Fill
 
 
 def measured_costs(

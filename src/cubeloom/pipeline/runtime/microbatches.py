@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from cubeloom.comm import Network
-from cubeloom.parallel.image_layers import CubeSquaredLoss
-from cubeloom.parallel.loss import CubeCrossEntropy
+from cubeloom.parallel.layers.edges import CubeSquaredLoss
+from cubeloom.parallel.layers.loss import CubeCrossEntropy
 from cubeloom.pipeline import Schedule
 from cubeloom.pipeline.runtime.stage import Data, Portion
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from cubeloom.base.errors import UserError, counted
-from cubeloom.parallel.forms import EmbeddingForm, Form, LinearForm, WholeForm
+from cubeloom.parallel.specs import EmbeddingSpec, LayerSpec
 
 
 def partition(costs: Sequence[float], stages: int) -> list[range]:
@@ -34,23 +34,16 @@ def partition(costs: Sequence[float], stages: int) -> list[range]:
     return [range(start, end) for start, end in pairwise(ends)]
 
 
-def counted_costs(modules: Sequence[tuple[str, ...]], forms: Sequence[Form]) -> list[float]:
+def counted_costs(modules: Sequence[tuple[str, ...]], specs: Sequence[LayerSpec]) -> list[float]:
     """The multiplications of each piece for one row, or one sample of pixels, as counted from its layers, attention's left out.
 
     `modules` are the pieces' modules. A lookup costs about as much as copying its row.
     """
 
-    def cost(form: Form) -> float:
-        match form:
-            case LinearForm():
-                return float(form.k * form.n * form.taps * (form.pixels[1] if form.pixels else 1))
-            case WholeForm():
-                return float(form.k * form.n)
-            case EmbeddingForm():
-                return float(form.features)
-        return 0.0
+    def cost(spec: LayerSpec) -> float:
+        return float(spec.features) if isinstance(spec, EmbeddingSpec) else spec.flops(sequence=1) / 2
 
-    return [sum(cost(form) for form in forms if belongs(form.name, names)) for names in modules]
+    return [sum(cost(spec) for spec in specs if belongs(spec.name, names)) for names in modules]
 
 
 def belongs(name: str, modules: tuple[str, ...]) -> bool:

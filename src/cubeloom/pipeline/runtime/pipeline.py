@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
 from cubeloom.parallel import Batch, Cut, Rest
-from cubeloom.parallel.apply import Fill
 from cubeloom.parallel.gradients import Gradients
+from cubeloom.parallel.replace import Fill
 from cubeloom.pipeline import Schedule, Updates, forwards
-from cubeloom.pipeline.runtime.build import Recompute, hold, lay_out
+from cubeloom.pipeline.runtime.build import Recompute, hold, plan_stages
 from cubeloom.pipeline.runtime.channels import Boundary, Channels, Shape
 from cubeloom.pipeline.runtime.interpreter import Interpreter, Observer, Work
 from cubeloom.pipeline.runtime.microbatches import cut_up, portions
@@ -52,9 +52,9 @@ class Pipeline:
         rest = rest or Rest()
         self.network = network
         self.schedule = schedule
-        self.layout = lay_out(model, cut, network.grid, batch, schedule, rest, stages, ways)
+        self.layout = plan_stages(model, cut, network.grid, batch, schedule, rest, stages, ways)
         if record is not None:
-            check_recordable(self.layout.forms, network.grid, schedule, ways, bool(recompute))
+            check_recordable(self.layout.specs, network.grid, schedule, ways, bool(recompute))
         self._here = network.coordinates["pipe"]
         held = self._held = hold(model, self.layout, network, fill, rest, recompute, ways, compile, record, seed)
         self._recorded: RecordedSteps | None = None

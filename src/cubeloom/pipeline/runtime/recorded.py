@@ -18,22 +18,22 @@ from torch import Tensor, nn
 from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid
-from cubeloom.parallel.forms import DropoutForm, Form
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import like, local_of
+from cubeloom.parallel.specs import DropoutSpec, LayerSpec
 from cubeloom.pipeline import Schedule, Updates
 from cubeloom.pipeline.runtime.stage import Carry, Data, Portion, Stage
 
 Function = Callable[..., Carry]
 
 
-def check_recordable(forms: Iterable[Form], grid: Grid, schedule: Schedule, ways: int, recomputes: bool) -> None:
+def check_recordable(specs: Iterable[LayerSpec], grid: Grid, schedule: Schedule, ways: int, recomputes: bool) -> None:
     """Raises UserError where a step does something that a recording cannot repeat."""
     reasons = {
         f"the grid {grid} cuts layers (x, y or z > 1), and a recording has no collectives": grid.x * grid.y * grid.z
         > 1,
         "dropout draws other numbers in every step": any(
-            isinstance(form, DropoutForm) and form.probability > 0 for form in forms
+            isinstance(spec, DropoutSpec) and spec.probability > 0 for spec in specs
         ),
         f"{schedule.name} keeps several versions of weights": schedule.updates is not Updates.FLUSH,
         f"strands take turns in Python (ways = {ways})": ways > 1,

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from cubeloom.comm import Network
 from cubeloom.models.pieces import Piece
-from cubeloom.parallel.image_layers import CubeSquaredLoss
-from cubeloom.parallel.loss import CubeCrossEntropy
+from cubeloom.parallel.layers.edges import CubeSquaredLoss
+from cubeloom.parallel.layers.loss import CubeCrossEntropy
 from cubeloom.pipeline import Action, Kind, Updates
 from cubeloom.pipeline.memory import versions
-from cubeloom.pipeline.runtime.build import Held, Layout
+from cubeloom.pipeline.runtime.build import LocalStages, StagePlan
 from cubeloom.pipeline.runtime.microbatches import shares
 from cubeloom.pipeline.runtime.stage import Carry, Data, Portion, Stage
 from cubeloom.pipeline.runtime.versions import Versions
@@ -27,8 +27,8 @@ class StepWork:
 
     def __init__(
         self,
-        layout: Layout,
-        held: Held,
+        layout: StagePlan,
+        held: LocalStages,
         network: Network,
         data: Mapping[Portion, Data],
         number: int,
@@ -106,13 +106,13 @@ class StepWork:
     def _find_versions(self) -> Versions:
         assert self._schedule.updates is not Updates.FLUSH
         used = versions(self._schedule, self._network.coordinates["pipe"])
-        # One stage a worker: `lay_out` has seen to that.
+        # One stage a worker: `plan_stages` has seen to that.
         by_microbatch = {microbatch: version for (_, _, microbatch), version in used.items()}
         return Versions(list(self._held.parameters.values()), by_microbatch)
 
     def _reduce_stage(self, stage: int) -> None:
         """Start to sum the gradients of a stage, but for a weight that another stage of this worker still adds to."""
-        done = {form.name for form in self._layout.forms_of(stage)}
+        done = {spec.name for spec in self._layout.specs_of(stage)}
         shared = {
             name for replica, other in self._held.stages if other != stage for name in self._names(replica, other)
         }

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cubeloom.parallel.config import KEPT, ParallelConfig
 from cubeloom.plan.closed.memory import Room
 from cubeloom.plan.closed.schedules import Shape
-from cubeloom.plan.closed.settings import KEPT, Settings
 from cubeloom.plan.closed.timing import Times
-from cubeloom.plan.model.layers import Model
+from cubeloom.plan.model.model import Model
 
 Row = tuple[float, ...]  # pieces of each kind
 BUCKET = 25 * 2**20  # bytes of gradients that are reduced in one message: `parallel.buckets`
@@ -52,7 +52,7 @@ def _loads(stages: tuple[tuple[int, ...], ...], shape: Shape, workers: int) -> t
 class Pieces:
     """Of each kind of piece, its times and its room; and what stages hand on: arrays over the settings."""
 
-    settings: Settings
+    settings: ParallelConfig
     times: Sequence[Times]
     rooms: Sequence[Room]
     handed: Any  # bytes

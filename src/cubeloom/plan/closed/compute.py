@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cubeloom.plan.closed.images import own_samples
-from cubeloom.plan.closed.settings import Settings, choose
+from cubeloom.parallel import specs
+from cubeloom.parallel.config import ParallelConfig, choose
+from cubeloom.parallel.specs import LayerSpec, Product, Side, other
 from cubeloom.plan.costs import issued, matmul, memory_bound
 from cubeloom.plan.hardware import Device, Dtype
-from cubeloom.plan.model import layers as plan
 
 
 class Seconds(NamedTuple):
@@ -25,32 +25,31 @@ class Machine(NamedTuple):
     dtype: Dtype
 
 
-def seconds(layer: plan.Any, s: Settings, machine: Machine) -> Seconds:
+def seconds(layer: LayerSpec, s: ParallelConfig, machine: Machine) -> Seconds:
     """Of one micro-batch, strand by strand: smaller products, more launches."""
     strand = s.ways
+    found = [_product(each, strand, machine) for each in layer.products(s)]
     match layer:
-        case plan.Linear():
-            _, out = layer.pixels or (None, None)
-            rows, k, n = s.rows(out) / strand, layer.k / s.size(layer.k_axis), layer.n / s.size(layer.n_axis)
-            three = _product(rows, k, n, layer.taps, strand, machine)
-            at_rest = rows * n / s.further(layer.k_axis, layer.always_out)
+        case specs.LinearSpec():
+            (three,) = found
+            (product,) = layer.products(s)
+            at_rest = product.rows * product.n / s.further(layer.k_axis, layer.always_out)
             # The bias, and behind a block's last linear the residual stream.
             return _beside(three, 5 * at_rest * s.item, 3 * at_rest * s.item, strand, machine)
-        case plan.Edge():
-            return _edge(layer, s, machine)
-        case plan.Whole():
-            return _product(s.samples_of / strand, layer.k, layer.n, 1, strand, machine)
-        case plan.Attention():
+        case specs.AttentionSpec():
             return _attention(layer, s, machine)
-        case plan.Embedding():
+        case specs.EmbeddingSpec():
             moved = s.rows() * layer.features / s.x * s.item
             return Seconds(memory_bound(machine.device, 2 * moved), 0.0, memory_bound(machine.device, 3 * moved), 3)
+    if found:
+        (three,) = found
+        return three
     forward, backward, operators = _traffic(layer, s)
     each = strand * memory_bound(machine.device, forward / strand)
     return Seconds(each, strand * memory_bound(machine.device, backward / strand), 0.0, operators)
 
 
-def issue(found: Seconds, s: Settings, machine: Machine) -> Seconds:
+def issue(found: Seconds, s: ParallelConfig, machine: Machine) -> Seconds:
     """Where the host is slower than the device, its time; of a recording it issues nothing."""
     operators = found.operators * s.ways * np.where(s.recorded, 0, 1)
     forward, input_grad, weight_grad = (issued(machine.device, each, operators) for each in found[:3])
@@ -62,8 +61,9 @@ def optimizer(numbers: Any, item: int, device: Device) -> Any:
     return memory_bound(device, numbers * (2 * item + 4 * 3 * 2))
 
 
-def _product(rows: Any, k: Any, n: Any, taps: int, strands: Any, machine: Machine) -> Seconds:
+def _product(product: Product, strands: Any, machine: Machine) -> Seconds:
     device, dtype = machine
+    rows, k, n, taps = product.rows / strands, product.k, product.n, product.taps
     return Seconds(
         strands * matmul(device, rows, n, k * taps, dtype),
         strands * matmul(device, rows, k, n * taps, dtype),
@@ -80,14 +80,7 @@ def _beside(three: Seconds, forward: Any, backward: Any, strands: Any, machine: 
     )
 
 
-def _edge(layer: plan.Edge, s: Settings, machine: Machine) -> Seconds:
-    samples = s.samples_of / s.further(plan.other(layer.side), layer.kind == "stay")
-    k = layer.k if layer.kind == "slice" else layer.k / s.size(layer.side)
-    n = layer.n / s.size(layer.side) if layer.kind in ("slice", "grouped") else layer.n
-    return _product(samples * layer.pixels[1] / s.ways, k, n / layer.groups, layer.taps, s.ways, machine)
-
-
-def _attention(layer: plan.Attention, s: Settings, machine: Machine) -> Seconds:
+def _attention(layer: specs.AttentionSpec, s: ParallelConfig, machine: Machine) -> Seconds:
     """Fused: two products of [length, head] and [head, length] forward, five backward; half of each where it is causal."""
     device, dtype = machine
     length = s.sequence if layer.length is None else layer.length
@@ -100,33 +93,38 @@ def _attention(layer: plan.Attention, s: Settings, machine: Machine) -> Seconds:
     return Seconds(2 * flops / rate + copies + launches, 5 * flops / rate + copies + launches, 0.0, 6)
 
 
-def _traffic(layer: plan.Any, s: Settings) -> tuple[Any, Any, int]:
+def _traffic(layer: LayerSpec, s: ParallelConfig) -> tuple[Any, Any, int]:
     """Bytes that memory-bound operators read and write, forward and backward, and how many operators a forward has."""
     match layer:
-        case plan.Norm():
+        case specs.NormSpec():
             numbers = s.rows() / s.further("y", layer.always) * layer.features / s.x
             # One fused operator where features are whole; otherwise several, in float32.
             wide = choose(s.x > 1, 6 * s.statistic, 2 * s.item)
             return numbers * wide, 2 * numbers * wide, 4
-        case plan.Pointwise():
+        case specs.PointwiseSpec():
             numbers = at_rest(layer, s)
             each = (layer.inputs + layer.outputs) * s.item
             return numbers * each, numbers * (each + layer.inputs * s.item), 2
-        case plan.Loss():
+        case specs.LossSpec():
             numbers = s.rows() * layer.classes / s.size("x", "y")
             return numbers * (s.item + 4 * s.statistic), numbers * (s.item + 3 * s.statistic), 8
-        case plan.ImageNorm():
+        case specs.ImageNormSpec():
             numbers = own_samples(layer.side, s) * layer.pixels * layer.features / s.size(layer.side)
             return 4 * numbers * s.item, 8 * numbers * s.item, 4
-        case plan.Table():
+        case specs.TableSpec():
             numbers = s.rows() / s.further("y") * layer.features / s.x
             return 3 * numbers * s.item, 3 * numbers * s.item, 3
     return 0.0 * s.x, 0.0 * s.x, 2
 
 
-def at_rest(layer: plan.Pointwise, s: Settings) -> Any:
+def at_rest(layer: specs.PointwiseSpec, s: ParallelConfig) -> Any:
     """Rows of a rank times the share of the features that it has."""
     if layer.whole:
         return s.samples_of
-    across = plan.other(layer.side)
+    across = other(layer.side)
     return s.rows(layer.pixels) / s.further(across, layer.always) / s.size(layer.side)
+
+
+def own_samples(side: Side, s: ParallelConfig) -> Any:
+    """Samples of one rank, of an activation whose features lie on this side."""
+    return s.samples_of / s.further(other(side))

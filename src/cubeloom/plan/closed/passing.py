@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cubeloom.parallel import specs
+from cubeloom.parallel.config import FREED, ParallelConfig
+from cubeloom.parallel.specs import LayerSpec
 from cubeloom.plan.closed.compute import at_rest
-from cubeloom.plan.closed.settings import FREED, Settings
-from cubeloom.plan.model import layers as plan
+from cubeloom.plan.model import Piece
 
-CHUNK = 2**29  # bytes of logits that a head and its loss compute at a time: `parallel.head`
+CHUNK = 2**29  # bytes of logits that a head and its loss compute at a time: `parallel.layers.head`
 
 
 class Passing(NamedTuple):
@@ -41,7 +43,7 @@ class Joined(NamedTuple):
 
 
 def passing(
-    piece: plan.Piece, s: Settings, keeps: Callable[[plan.Any], Any], joined: Joined | None, stream: Any
+    piece: Piece, s: ParallelConfig, keeps: Callable[[LayerSpec], Any], joined: Joined | None, stream: Any
 ) -> Passing:
     """`keeps` says what a layer keeps; `stream` is what the piece hands on, whose gradient passes beside the layers."""
     layers, nothing = piece.layers, np.float64(0)
@@ -49,13 +51,13 @@ def passing(
     # A linear's that are kept are counted as such; a table is gathered anew each time.
     freed = s.gathers & (s.weights == FREED)
     gathered = [
-        nothing if own is None else own * (s.gathers if isinstance(layer, plan.Embedding) else freed)
+        nothing if own is None else own * (s.gathers if isinstance(layer, specs.EmbeddingSpec) else freed)
         for layer, own in zip(layers, weights, strict=True)
     ]
     scattered = s.gathers  # a weight's gradient, which is then whole for a moment
     # The rows of one strand, on this rank.
     s = replace(s, samples=s.samples_of / s.ways, data=1, z=1)
-    sizes = [_linear(layer, s) if isinstance(layer, plan.Linear) else None for layer in layers]
+    sizes = [_linear(layer, s) if isinstance(layer, specs.LinearSpec) else None for layer in layers]
     kept = nothing
     levels = []
     for layer in layers:
@@ -86,7 +88,7 @@ def passing(
     forward, backward, adding = walked(s.ways - 1), back(1), back(scattered)
     again = forward
     for layer in layers:
-        if isinstance(layer, plan.Loss) and not layer.whole:
+        if isinstance(layer, specs.LossSpec) and not layer.whole:
             # By then a strand before has the gradient of its logits, whole, in the place of what it kept of them.
             instead = _logits(layer, s) * (s.x * s.item - s.statistic)
             again = walked(0) + (s.ways > 1) * instead
@@ -94,19 +96,19 @@ def passing(
     return Passing(forward, backward, adding, again if joined is None else again * (1 - joined.where))
 
 
-def _weight(layer: plan.Any, s: Settings) -> Any:
+def _weight(layer: LayerSpec, s: ParallelConfig) -> Any:
     """Bytes of a weight that is whole along z, if the layer has one."""
     match layer:
-        case plan.Linear():
+        case specs.LinearSpec():
             return layer.k * layer.n * layer.taps / s.size("x", "y") * s.item
-        case plan.Embedding():
+        case specs.EmbeddingSpec():
             return layer.entries * layer.features / s.size("x", "y") * s.item
     return None
 
 
-def _forward(layer: plan.Any, s: Settings, joined: Joined | None, size: _Linear | None, waiting: Any) -> Any:
+def _forward(layer: LayerSpec, s: ParallelConfig, joined: Joined | None, size: _Linear | None, waiting: Any) -> Any:
     match layer:
-        case plan.Linear():
+        case specs.LinearSpec():
             assert size is not None
             summed = np.where(s.sharded | layer.always_out, size.out, size.part)
             # Strands that wait for their sum hold their summands.
@@ -117,16 +119,16 @@ def _forward(layer: plan.Any, s: Settings, joined: Joined | None, size: _Linear 
             if joined is None or not layer.with_loss:
                 return passing
             return np.where(joined.where, size.whole, passing)
-        case plan.Norm():
+        case specs.NormSpec():
             numbers = _stream(layer, s)
             return numbers * np.where(s.x > 1, 3 * s.statistic, s.item)
-        case plan.Pointwise():
+        case specs.PointwiseSpec():
             return at_rest(layer, s) * layer.outputs * s.item
-        case plan.Attention():
+        case specs.AttentionSpec():
             return _heads(layer, s) * (layer.heads * (2 if layer.rotary else 1)) * s.item
-        case plan.Embedding():
+        case specs.EmbeddingSpec():
             return s.rows() * layer.features / s.x * s.item * 2
-        case plan.Loss() if not layer.whole:
+        case specs.LossSpec() if not layer.whole:
             logits = _logits(layer, s)
             wide = s.statistic if s.item < s.statistic else 0
             # Other strands wait with their logits; or with summands of them, and have kept nothing yet.
@@ -146,11 +148,17 @@ def _forward(layer: plan.Any, s: Settings, joined: Joined | None, size: _Linear 
 
 
 def _backward(
-    layer: plan.Any, s: Settings, joined: Joined | None, size: _Linear | None, before: Any, own: Any, gathered: Any
+    layer: LayerSpec,
+    s: ParallelConfig,
+    joined: Joined | None,
+    size: _Linear | None,
+    before: Any,
+    own: Any,
+    gathered: Any,
 ) -> Any:
     """`own` is the weight's gradient, `before` another's that is still on its way, `gathered` are weights."""
     match layer:
-        case plan.Linear():
+        case specs.LinearSpec():
             assert size is not None
             # The gradient of what is added to the stream is the stream's own, unless it is gathered.
             gradient = size.part if layer.side == "x" or layer.with_loss else size.part * size.k_cut
@@ -159,18 +167,18 @@ def _backward(
             if joined is None or not layer.with_loss:
                 return passing
             return np.where(joined.where, 0.0, passing)  # what it found is scaled in place
-        case plan.Norm():
+        case specs.NormSpec():
             numbers = _stream(layer, s)
             return numbers * np.where(s.x > 1, 4 * s.statistic, 2 * s.item) + before
-        case plan.Pointwise():
+        case specs.PointwiseSpec():
             return at_rest(layer, s) * (layer.inputs + layer.outputs) * s.item + before
-        case plan.Attention():
+        case specs.AttentionSpec():
             return _heads(layer, s) * (layer.heads + 2 * (layer.heads + 2 * layer.kv_heads)) * s.item + before
-        case plan.Embedding():
+        case specs.EmbeddingSpec():
             rows = s.rows() * layer.features / s.x * s.item
             wide = rows * (s.gradient / s.item) * (s.gradient > s.item)
             return 2 * rows + wide + own + before
-        case plan.Loss() if not layer.whole:
+        case specs.LossSpec() if not layer.whole:
             logits = _logits(layer, s)
             apart = logits * (s.statistic + (s.item if s.item < s.statistic else 0))
             return apart if joined is None else np.where(joined.where, 0.0, apart)
@@ -188,7 +196,7 @@ class _Linear(NamedTuple):
     n_cut: Any
 
 
-def _linear(layer: plan.Linear, s: Settings) -> _Linear:
+def _linear(layer: specs.LinearSpec, s: ParallelConfig) -> _Linear:
     into, out = layer.pixels or (None, None)
     k, n = s.size(layer.k_axis), s.size(layer.n_axis)
     whole = s.rows(into) * (layer.k * s.item) / k
@@ -199,16 +207,16 @@ def _linear(layer: plan.Linear, s: Settings) -> _Linear:
     return _Linear(whole, rested, part, scattered, k > 1, (n > 1) & gathered)
 
 
-def _stream(layer: plan.Norm, s: Settings) -> Any:
+def _stream(layer: specs.NormSpec, s: ParallelConfig) -> Any:
     return s.rows() / s.further("y", layer.always) * layer.features / s.x
 
 
-def _heads(layer: plan.Attention, s: Settings) -> Any:
+def _heads(layer: specs.AttentionSpec, s: ParallelConfig) -> Any:
     """Numbers of one head, on one rank."""
     return s.rows(layer.length) / s.size("x", "y") * layer.head_dim
 
 
-def _logits(layer: plan.Loss, s: Settings) -> Any:
+def _logits(layer: specs.LossSpec, s: ParallelConfig) -> Any:
     """Of a strand."""
     return s.rows() * layer.classes / s.size("x", "y")
 

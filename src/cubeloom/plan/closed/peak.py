@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cubeloom.plan.closed.carried import Carried, updating
+from cubeloom.plan.closed.recompute import Recompute
 from cubeloom.plan.closed.schedules import Shape
-from cubeloom.plan.closed.settings import Recompute
 
 
 class Memory(NamedTuple):

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cubeloom.parallel.config import REPLICATED, ParallelConfig
 from cubeloom.plan import costs
 from cubeloom.plan.closed.carried import Carried, most_of
 from cubeloom.plan.closed.compute import optimizer
+from cubeloom.plan.closed.recompute import Recompute
 from cubeloom.plan.closed.schedules import Shape
-from cubeloom.plan.closed.settings import REPLICATED, Recompute, Settings
 from cubeloom.plan.closed.timing import Times
 from cubeloom.plan.hardware import Cluster
 
@@ -54,7 +55,7 @@ def step(
     workers: int,
     count: Any,
     carried: Sequence[Carried],
-    s: Settings,
+    s: ParallelConfig,
     cluster: Cluster,
     recompute: Recompute,
 ) -> Step:
@@ -86,7 +87,7 @@ def busiest(shape: Shape, carried: Sequence[Carried], recompute: Recompute) -> t
 
 
 def network(
-    shape: Shape, workers: int, handed: Any, numbers: Any, s: Settings, cluster: Cluster
+    shape: Shape, workers: int, handed: Any, numbers: Any, s: ParallelConfig, cluster: Cluster
 ) -> tuple[Any, Any, Any]:
     """Seconds of a message between stages, of the sum of a worker's gradients, and of the gather of its updated weights."""
     message = costs.send(cluster, handed, workers, s.inner["pipe"]) if workers > 1 else 0.0 * handed
@@ -98,7 +99,7 @@ def network(
     )
 
 
-def replicas(shape: Shape, s: Settings) -> tuple[Any, Any]:
+def replicas(shape: Shape, s: ParallelConfig) -> tuple[Any, Any]:
     """How many ranks sum the gradients of a weight, and how far apart they lie."""
     z = np.where(s.weights == REPLICATED, s.z, 1)
     inner = np.where(z > 1, s.inner["z"], np.where(np.asarray(s.data) > 1, s.inner["data"], s.inner["pipe"]))

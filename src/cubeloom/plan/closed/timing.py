@@ -12,13 +12,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cubeloom.parallel.config import ParallelConfig
+from cubeloom.parallel.specs import (
+    AttentionSpec,
+    Collective,
+    EmbeddingSpec,
+    LayerSpec,
+    LinearSpec,
+    TableSpec,
+    collectives,
+)
 from cubeloom.plan import costs
 from cubeloom.plan.closed.compute import Machine, Seconds, issue, seconds
-from cubeloom.plan.closed.layer import moves
-from cubeloom.plan.closed.moves import Move
-from cubeloom.plan.closed.settings import Settings
 from cubeloom.plan.hardware import Cluster, Dtype
-from cubeloom.plan.model.layers import Attention, Embedding, Linear, Piece, Table
+from cubeloom.plan.model.model import Piece
 
 
 class Times(NamedTuple):
@@ -41,7 +48,7 @@ class Times(NamedTuple):
     last: Any
 
 
-def times(piece: Piece, s: Settings, cluster: Cluster, dtype: Dtype) -> Times:
+def times(piece: Piece, s: ParallelConfig, cluster: Cluster, dtype: Dtype) -> Times:
     machine = Machine(cluster.device, dtype)
     compute = [issue(seconds(layer, s, machine), s, machine) for layer in piece.layers]
     forward, input_grad, weight_grad = (sum(each[phase] for each in compute) for phase in range(3))
@@ -63,7 +70,7 @@ def times(piece: Piece, s: Settings, cluster: Cluster, dtype: Dtype) -> Times:
         forward + waits["F"] + waits["weights F"],
         forward,
         sum(
-            (own.forward for layer, own in zip(piece.layers, compute, strict=True) if isinstance(layer, Attention)),
+            (own.forward for layer, own in zip(piece.layers, compute, strict=True) if isinstance(layer, AttentionSpec)),
             start=np.float64(0),
         ),
         each[_first(piece.layers)]["weights F"],
@@ -147,14 +154,14 @@ def _until(collective: Any, computed: Any, then: Any, gather: Any, drag: float) 
 
 
 def _has_weight(layer: Any) -> bool:
-    return isinstance(layer, Linear | Embedding | Table)
+    return isinstance(layer, LinearSpec | EmbeddingSpec | TableSpec)
 
 
 def _first(layers: Sequence[Any]) -> int:
     return next((place for place, layer in enumerate(layers) if _has_weight(layer)), 0)
 
 
-def _woven(turns: Sequence[tuple[Any, Any]], behind: Any, s: Settings, drag: float) -> Any:
+def _woven(turns: Sequence[tuple[Any, Any]], behind: Any, s: ParallelConfig, drag: float) -> Any:
     """Seconds of strands that take turns: `turns` are of what is computed, and of the collective that follows it.
 
     While one strand waits for its share of a collective, another computes its own up to that collective, or from there on.
@@ -193,30 +200,30 @@ def _turns(compute: Sequence[Seconds], waits: Sequence[dict[str, Any]], phase: s
     return found if phase == "F" else [turn for pair in zip(found[-2::-2], found[::-2], strict=True) for turn in pair]
 
 
-def _waits(layer: Any, s: Settings, cluster: Cluster) -> dict[str, Any]:
+def _waits(layer: LayerSpec, s: ParallelConfig, cluster: Cluster) -> dict[str, Any]:
     """Seconds of a layer's collectives, by what they can run behind. Those of its result, "Y", are among "F"."""
     nothing = np.float64(0)
     found: dict[str, Any] = dict.fromkeys(("F", "Y", "I", "dX", "W", "weights F", "weights I", "weights W"), nothing)
     n_axis, k_axis = getattr(layer, "n_axis", None), getattr(layer, "k_axis", None)
-    for move in moves(layer, s):
-        what = move.phase if not move.of_weight else f"weights {move.phase}"
-        if move.phase == "I" and not move.of_weight and move.axes == (n_axis,):
+    for each in collectives(layer, s):
+        what = each.phase if not each.of_weight else f"weights {each.phase}"
+        if each.phase == "I" and not each.of_weight and each.axes == (n_axis,):
             what = "dX"
-        took = duration(move, s, cluster)
+        took = duration(each, s, cluster)
         found[what] = found[what] + took
-        if what == "F" and move.axes == (k_axis,):
+        if what == "F" and each.axes == (k_axis,):
             found["Y"] = found["Y"] + took
     return found
 
 
-def duration(move: Move, s: Settings, cluster: Cluster) -> Any:
+def duration(move: Collective, s: ParallelConfig, cluster: Cluster) -> Any:
     """Seconds of a collective of one micro-batch: of activations in as many messages as there are strands."""
     group, inner = _whole(s.size(*move.axes)), _whole(_inner(move, s))
     messages = 1 if move.of_weight else s.ways
     nbytes = move.nbytes / messages
     if move.operation == "all_reduce":
         each = costs.all_reduce(cluster, nbytes, group, inner)
-    elif move.operation == "exchange":
+    elif move.operation == "all_to_all":
         each = costs.all_to_all(cluster, nbytes, group, inner)
     else:
         each = costs.all_gather(cluster, nbytes, group, inner)
@@ -228,7 +235,7 @@ def _whole(number: Any) -> Any:
     return np.asarray(number).astype(np.int64)
 
 
-def _inner(move: Move, s: Settings) -> Any:
+def _inner(move: Collective, s: ParallelConfig) -> Any:
     """Of a group over several axes, that of the innermost."""
     inner: Any = None
     for axis in move.axes:

@@ -1,4 +1,4 @@
-"""The list of layers from the real modules, on the meta device: their forms, and what else is seen in a run of them."""
+"""The list of layers from the real modules, on the meta device: their specs, and what else is seen in a run of them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,30 @@ from torch import Tensor, nn
 from cubeloom.base.grid import Grid
 from cubeloom.models import AttentionCore, Config, SwiGLU, build, config, cut_of
 from cubeloom.models.pieces import Piece as TorchPiece
-from cubeloom.parallel import forms as resolved
-from cubeloom.parallel import image_forms as images
-from cubeloom.parallel.cut import Rest
-from cubeloom.parallel.forms import Batch, Spread
-from cubeloom.parallel.resolve import forms as forms_of
-from cubeloom.pipeline.runtime.handed import handed_on
+from cubeloom.parallel.config import Batch, ParallelConfig, Rest
+from cubeloom.parallel.resolution import specs_of
+from cubeloom.parallel.specs import (
+    AttentionSpec,
+    DropoutSpec,
+    LayerSpec,
+    LinearSpec,
+    LossSpec,
+    PointwiseSpec,
+    Side,
+    SquaredLossSpec,
+    WholeSpec,
+)
 from cubeloom.pipeline.runtime.partition import belongs, counted_costs, partition
-from cubeloom.plan.model import layers as plan
+from cubeloom.pipeline.runtime.stage_outputs import stage_outputs
+from cubeloom.plan.model.model import Model, Piece
 
 # Numbers of stages that the list has the cut for; `store` makes others when they are asked for.
 STAGES = (*range(1, 17), *range(20, 65, 4), 72, 80, 88, 96, 112, 128)
 Seen = Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]  # shapes of each module's input and output, two samples
+_PLAIN = ParallelConfig.exact(Grid(), Rest(activations="replicated"), Batch(1, 1), item=1)
 
 
-def derive(name: str, settings: Config | None = None) -> plan.Model:
+def derive(name: str, settings: Config | None = None) -> Model:
     """The layers of a preset, or of a model of other sizes under a name of its own. Of equal pieces only one is described."""
     preset = settings is None
     settings = settings or config(name)
@@ -36,29 +45,22 @@ def derive(name: str, settings: Config | None = None) -> plan.Model:
     tokens = not hasattr(model, "example")
     sequence = int(getattr(settings, "positions", 1))
     seen = _run(model, tokens)
-    sharded, replicated = (
-        forms_of(model, cut_of(model), Grid(), Rest(activations=rest)) for rest in ("sharded", "replicated")
-    )
+    specs = specs_of(model, cut_of(model))
     pieces: list[TorchPiece] = model.pieces()
-    handed = [
-        handed_on(model, forms, Batch(1, 1)) for forms in (sharded, replicated)
-    ]  # of one token, where there are tokens
-    found = []
-    for number, piece in enumerate(pieces):
-        pairs = [pair for pair in zip(sharded, replicated, strict=True) if belongs(pair[0].name, piece.modules)]
-        found.append(
-            plan.Piece(
-                layers=tuple(_layers(model, piece, pairs, seen)),
-                handed=tuple(map(_handed, handed[0][number], handed[1][number])),
-                losses=sum(isinstance(form, resolved.LossForm | images.SquaredLossForm) for form, _ in pairs),
-            )
+    found = [
+        Piece(
+            layers=tuple(_layers(model, piece, specs, seen)),
+            outputs=outputs,
+            tokens=tokens,
+            losses=sum(isinstance(s, LossSpec | SquaredLossSpec) and belongs(s.name, piece.modules) for s in specs),
         )
+        for piece, outputs in zip(pieces, stage_outputs(model, specs), strict=True)
+    ]
     anonymous = [_without_place(piece, torch_piece) for piece, torch_piece in zip(found, pieces, strict=True)]
     kinds = list(dict.fromkeys(anonymous))
-    costs = counted_costs([piece.modules for piece in pieces], sharded)
-    return plan.Model(
+    costs = counted_costs([piece.modules for piece in pieces], specs)
+    return Model(
         name=name,
-        tokens=tokens,
         sequence=sequence,
         kinds=tuple(kinds),
         row=tuple(map(kinds.index, anonymous)),
@@ -71,8 +73,8 @@ def stages_of(name: str, count: int) -> tuple[int, ...]:
     """Where each of so many stages of a preset ends."""
     with torch.device("meta"):
         model = build(name)
-    forms = forms_of(model, cut_of(model), Grid(), Rest())
-    return _ends(partition(counted_costs([piece.modules for piece in model.pieces()], forms), count))
+    specs = specs_of(model, cut_of(model))
+    return _ends(partition(counted_costs([piece.modules for piece in model.pieces()], specs), count))
 
 
 def _ends(ranges: Sequence[range]) -> tuple[int, ...]:
@@ -107,104 +109,47 @@ def _run(model: nn.Module, tokens: bool) -> Seen:
     return seen
 
 
-def _layers(
-    model: nn.Module, piece: TorchPiece, pairs: Sequence[tuple[resolved.Form, resolved.Form]], seen: Seen
-) -> Iterator[plan.Any]:
-    """In the order of the modules, those without a form between those with one."""
-    by_name = {pair[0].name: pair for pair in pairs}
-    side: plan.Side = "x"  # of the features that the layer before left
-    always = whole = False
+def _layers(model: nn.Module, piece: TorchPiece, specs: Sequence[LayerSpec], seen: Seen) -> Iterator[LayerSpec]:
+    """In the order of the modules, those without a spec between those with one."""
+    by_name = {spec.name: spec for spec in specs}
+    side: Side | None = "x"  # of the features that the layer before left; None: whole
+    always = False
     for name, module in model.named_modules():
         if not belongs(name, piece.modules):
             continue
         if name in by_name:
-            layer = _layer(*by_name[name], module, seen)
-            if layer is None:
-                continue
-            if isinstance(layer, plan.Linear):
-                side, always, whole = layer.bias_axis, layer.always_out and layer.heads is None, False
-            elif isinstance(layer, plan.Edge | plan.ImageNorm):
-                side, always, whole = layer.side, False, False
-            elif isinstance(layer, plan.Norm):
-                side, always, whole = "x", layer.always, False
-            elif isinstance(layer, plan.Whole):
-                whole = True
-            yield layer
+            spec = by_name[name]
+            if isinstance(spec, LossSpec):
+                spec = replace(spec, classes=seen[name][0][-1])
+            if not isinstance(spec, DropoutSpec):
+                side, always = _leaves(spec, side, always)
+                yield spec
         elif isinstance(module, AttentionCore):
             yield _attention(name, module, by_name, seen)
         elif isinstance(module, nn.GELU | nn.SiLU | SwiGLU):
-            yield _pointwise(name, module, seen, side, always, whole)
+            yield _pointwise(name, module, seen, side, always)
 
 
-def _layer(form: resolved.Form, replicated: resolved.Form, module: nn.Module, seen: Seen) -> plan.Any | None:
-    name = form.name
-    match form, replicated:
-        case resolved.LinearForm(), resolved.LinearForm():
-            return plan.Linear(
-                name=name, k=form.k, n=form.n, side=form.side, bias=form.bias, taps=form.taps, pixels=form.pixels,
-                transposed=form.transposed, turn=form.turn, shares=form.shares, heads=form.heads,
-                head_axis=form.head_axis, always_in=replicated.inputs != Spread.REPLICATED,
-                always_out=replicated.outputs != Spread.REPLICATED, with_loss=form.with_loss,
-            )  # fmt: skip
-        case resolved.NormForm(), resolved.NormForm():
-            always = replicated.rows == Spread.ROWS
-            return plan.Norm(name=name, features=form.features, centred=form.centred, bias=form.bias, always=always)
-        case resolved.EmbeddingForm(), _:
-            return plan.Embedding(name=name, entries=form.entries, features=form.features)
-        case resolved.TableForm(), _:
-            return plan.Table(name=name, entries=form.entries, features=form.features)
-        case resolved.LossForm(), _:
-            return plan.Loss(name=name, classes=seen[name][0][-1], smoothing=form.smoothing > 0, whole=form.whole)
-        case resolved.FirstTokenForm(), _:
-            return plan.FirstToken(name=name, features=form.features)
-        case resolved.WholeForm(), _:
-            return plan.Whole(name=name, k=form.k, n=form.n, bias=form.bias)
-    return _image_layer(form, module, seen)
+def _leaves(spec: LayerSpec, side: Side | None, always: bool) -> tuple[Side | None, bool]:
+    """Where features lie behind a layer, and whether rows are cut further in any case."""
+    given = spec.gives(_PLAIN)
+    if given is None or not given.dims or isinstance(spec, LossSpec | SquaredLossSpec):
+        return side, always
+    if isinstance(spec, WholeSpec):
+        return None, always
+    cutting = given.axes("features")
+    if not cutting:
+        return side, always
+    by_heads = isinstance(spec, LinearSpec) and spec.heads is not None
+    return cutting[0], len(given.axes("rows")) > 2 and not by_heads  # type: ignore[return-value]
 
 
-_EDGES = {
-    images.SliceForm: "slice",
-    images.JoinForm: "join",
-    images.StayForm: "stay",
-    images.GroupedForm: "grouped",
-}
-
-
-def _image_layer(form: resolved.Form, module: nn.Module, seen: Seen) -> plan.Any | None:
-    name = form.name
-    match form:
-        case images.WeightedForm():
-            into, out = (prod(_pixels(module, shape)) for shape in seen[name])
-            return plan.Edge(
-                name=name, kind=_EDGES[type(form)], side=form.side, k=form.k, n=form.n, taps=form.taps,  # type: ignore[arg-type]
-                bias=form.bias, pixels=(into, out), groups=getattr(form, "groups", 1),
-            )  # fmt: skip
-        case images.ImageNormForm():
-            return plan.ImageNorm(
-                name=name, side=form.side, features=form.features, affine=form.affine, pixels=prod(seen[name][0][2:]),
-                groups=getattr(form, "groups", None), interleaved=getattr(form, "interleaved", False),
-            )  # fmt: skip
-        case images.ShareForm():
-            return plan.Share(name=name, features=form.features)
-        case images.ConcatForm():
-            return plan.Concat(name=name, side=form.side, parts=form.parts)
-        case images.SquaredLossForm():
-            return plan.SquaredLoss(name=name, side=form.side)
-    return None  # a dropout
-
-
-def _pixels(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return shape[1:-1] if isinstance(module, nn.Linear) else shape[2:]
-
-
-def _attention(
-    name: str, core: AttentionCore, by_name: Mapping[str, tuple[resolved.Form, resolved.Form]], seen: Seen
-) -> plan.Attention:
-    projection, _ = by_name[f"{name.rpartition('.')[0]}.qkv"]
-    assert isinstance(projection, resolved.LinearForm)
+def _attention(name: str, core: AttentionCore, by_name: Mapping[str, LayerSpec], seen: Seen) -> AttentionSpec:
+    projection = by_name[f"{name.rpartition('.')[0]}.qkv"]
+    assert isinstance(projection, LinearSpec)
     group = (core.queries_per_key + 2) * core.head_dim
     kv_heads = seen[name][0][-1] // group
-    return plan.Attention(
+    return AttentionSpec(
         name=name,
         heads=kv_heads * core.queries_per_key,
         kv_heads=kv_heads,
@@ -216,23 +161,25 @@ def _attention(
     )
 
 
-def _pointwise(name: str, module: nn.Module, seen: Seen, side: plan.Side, always: bool, whole: bool) -> plan.Pointwise:
+def _pointwise(name: str, module: nn.Module, seen: Seen, side: Side | None, always: bool) -> PointwiseSpec:
     into, out = seen[name]
     image = len(into) == 4
     inputs, outputs = (into[1], out[1]) if image else (into[-1], out[-1])
     # A gated unit keeps what came in and the activated gate; others what came in.
     kept = inputs + outputs if isinstance(module, SwiGLU) else inputs
-    pixels = prod(into[2:]) if image else None
-    return plan.Pointwise(
-        name=name, side=side, inputs=inputs, outputs=outputs, kept=kept, pixels=pixels, always=always, whole=whole
+    return PointwiseSpec(
+        name=name,
+        side=side or "x",
+        inputs=inputs,
+        outputs=outputs,
+        kept=kept,
+        pixels=prod(into[2:]) if image else None,
+        always=always,
+        whole=side is None,
     )
 
 
-def _handed(sharded: Any, replicated: Any) -> plan.Handed:
-    return plan.Handed(numbers=sharded.per_sample, side=sharded.side, always=replicated.rows != Spread.REPLICATED)
-
-
-def _without_place(piece: plan.Piece, of: TorchPiece) -> plan.Piece:
+def _without_place(piece: Piece, of: TorchPiece) -> Piece:
     """The piece with names that do not say where it stands, unless it stands alone: so that equal ones are equal."""
     (first, *rest) = of.modules
     if rest:

@@ -14,16 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from cubeloom.base.errors import UserError
-from cubeloom.plan.model import layers as plan
+from cubeloom.parallel.specs import LayerSpec
+from cubeloom.pipeline.volume import StageOutput
+from cubeloom.plan.model.model import Model, Piece
 
 DATA = Path(__file__).parent / "data"
-_LAYERS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
-        plan.Linear, plan.Norm, plan.Embedding, plan.Table, plan.Loss, plan.FirstToken, plan.Whole, plan.Edge, plan.ImageNorm,
-        plan.Share, plan.Concat, plan.SquaredLoss, plan.Attention, plan.Pointwise,
-    )
-}  # fmt: skip
 
 
 @cache
@@ -32,7 +27,7 @@ def names() -> tuple[str, ...]:
 
 
 @cache
-def load(name: str) -> plan.Model:
+def load(name: str) -> Model:
     """The layers of a preset."""
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=1, cutoff=0.0)
@@ -41,7 +36,7 @@ def load(name: str) -> plan.Model:
     return read(json.loads((DATA / f"{name}.json").read_text(encoding="utf-8")))
 
 
-def with_stages(model: plan.Model, count: int) -> plan.Model:
+def with_stages(model: Model, count: int) -> Model:
     """The same, with the cut into that many stages; asked of the real modules where the list does not have it."""
     if count in model.cuts or count > len(model.row):
         return model
@@ -50,12 +45,12 @@ def with_stages(model: plan.Model, count: int) -> plan.Model:
     return replace(model, cuts={**model.cuts, count: stages_of(model.name, count)})
 
 
-def text(model: plan.Model) -> str:
+def text(model: Model) -> str:
     """As a file: what has its default is left out."""
     kinds = [
         {
             "layers": [_plain(layer) for layer in kind.layers],
-            "handed": [asdict(each) for each in kind.handed],
+            "outputs": [asdict(each) for each in kind.outputs],
             "losses": kind.losses,
         }
         for kind in model.kinds
@@ -71,22 +66,22 @@ def text(model: plan.Model) -> str:
     return json.dumps(whole, separators=(",", ":")) + "\n"
 
 
-def _plain(layer: plan.Any) -> dict[str, Any]:
+def _plain(layer: LayerSpec) -> dict[str, Any]:
     given = {
         each.name: getattr(layer, each.name) for each in fields(layer) if getattr(layer, each.name) != each.default
     }
-    return {"layer": type(layer).__name__, **given}
+    return {"layer": type(layer).__name__.removesuffix("Spec"), **given}
 
 
-def read(whole: Mapping[str, Any]) -> plan.Model:
-    return plan.Model(
+def read(whole: Mapping[str, Any]) -> Model:
+    return Model(
         name=whole["name"],
-        tokens=whole["tokens"],
         sequence=whole["sequence"],
         kinds=tuple(
-            plan.Piece(
+            Piece(
                 layers=tuple(map(_layer, kind["layers"])),
-                handed=tuple(plan.Handed(**each) for each in kind["handed"]),
+                outputs=tuple(StageOutput(**each) for each in kind["outputs"]),
+                tokens=whole["tokens"],
                 losses=kind["losses"],
             )
             for kind in whole["kinds"]
@@ -96,6 +91,7 @@ def read(whole: Mapping[str, Any]) -> plan.Model:
     )
 
 
-def _layer(given: Mapping[str, Any]) -> Any:
+def _layer(given: Mapping[str, Any]) -> LayerSpec:
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items() if key != "layer"}
-    return _LAYERS[given["layer"]](**values)
+    kind: Any = LayerSpec.kinds[given["layer"]]
+    return kind(**values)

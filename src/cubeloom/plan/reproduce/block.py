@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from cubeloom.parallel import specs
+from cubeloom.parallel.config import ParallelConfig
+from cubeloom.parallel.specs import LayerSpec, collectives
 from cubeloom.plan import costs
 from cubeloom.plan.closed.compute import Machine, issue, seconds
-from cubeloom.plan.closed.layer import moves
-from cubeloom.plan.closed.settings import Settings
 from cubeloom.plan.closed.timing import duration
 from cubeloom.plan.hardware import Cluster, Dtype
 from cubeloom.plan.hardware.device import SIZES
 from cubeloom.plan.model import Piece, load
-from cubeloom.plan.model import layers as plan
 
 _FROM = "gpt2"  # whose block is resized: 768 features
 
@@ -40,32 +40,32 @@ class Spent(NamedTuple):
 def block(hidden: int, heads: int) -> Piece:
     """The GPT block of that size: all widths of its list of layers grow with the hidden size."""
     (_, small, *_) = (load(_FROM).kinds[kind] for kind in dict.fromkeys(load(_FROM).row))
-    (norm, *_) = (layer for layer in small.layers if isinstance(layer, plan.Norm))
+    (norm, *_) = (layer for layer in small.layers if isinstance(layer, specs.NormSpec))
 
     def wide(size: int) -> int:
         return size * hidden // norm.features
 
-    def resized(layer: plan.Any) -> plan.Any:
+    def resized(layer: LayerSpec) -> LayerSpec:
         match layer:
-            case plan.Linear():
+            case specs.LinearSpec():
                 return replace(layer, k=wide(layer.k), n=wide(layer.n), heads=layer.heads and heads)
-            case plan.Norm():
+            case specs.NormSpec():
                 return replace(layer, features=hidden)
-            case plan.Attention():
+            case specs.AttentionSpec():
                 return replace(layer, heads=heads, kv_heads=heads, head_dim=hidden // heads)
-            case plan.Pointwise():
+            case specs.PointwiseSpec():
                 return replace(layer, inputs=wide(layer.inputs), outputs=wide(layer.outputs), kept=wide(layer.kept))
         raise ValueError(f"a block has no {type(layer).__name__}")
 
     return replace(small, layers=tuple(map(resized, small.layers)))
 
 
-def cut(piece: Piece, s: Settings, cluster: Cluster, dtype: Dtype) -> Spent:
+def cut(piece: Piece, s: ParallelConfig, cluster: Cluster, dtype: Dtype) -> Spent:
     """On a grid of the library. Activations are recomputed: the forward counts twice, as do its collectives."""
     return sum((_layer(layer, s, cluster, dtype) for layer in piece.layers), start=Spent(0.0, 0.0))
 
 
-def summa(piece: Piece, s: Settings, q: int, cluster: Cluster, dtype: Dtype) -> Spent:
+def summa(piece: Piece, s: ParallelConfig, q: int, cluster: Cluster, dtype: Dtype) -> Spent:
     """On a plane of q · q ranks, rows of ranks next to each other. `s` holds samples and sequence.
 
     What is not a linear works on rows / q and features / q of everything, with statistics of norms summed along a row.
@@ -73,17 +73,17 @@ def summa(piece: Piece, s: Settings, q: int, cluster: Cluster, dtype: Dtype) -> 
     plane = replace(s, z=q, y=1, x=q, sharded=True, inner={"x": 1, "y": 1, "z": q, "data": q * q})
     found = Spent(0.0, 0.0)
     for layer in piece.layers:
-        if isinstance(layer, plan.Linear):
+        if isinstance(layer, specs.LinearSpec):
             found += _panels(s.rows() * s.data * s.z, layer.k, layer.n, q, cluster, dtype)
         else:
             found += _layer(layer, plane, cluster, dtype)
     return found
 
 
-def _layer(layer: plan.Any, s: Settings, cluster: Cluster, dtype: Dtype) -> Spent:
+def _layer(layer: LayerSpec, s: ParallelConfig, cluster: Cluster, dtype: Dtype) -> Spent:
     machine = Machine(cluster.device, dtype)
     forward, input_grad, weight_grad, *_ = issue(seconds(layer, s, machine), s, machine)
-    waited = sum((1 + (move.phase == "F")) * float(duration(move, s, cluster)) for move in moves(layer, s))
+    waited = sum((1 + (each.phase == "F")) * float(duration(each, s, cluster)) for each in collectives(layer, s))
     return Spent(float(2 * forward + input_grad + weight_grad), waited)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cubeloom.plan.closed.settings import FREED, Settings
+from cubeloom.parallel.config import FREED, ParallelConfig
 from cubeloom.plan.hardware import Cluster, Dtype
 from cubeloom.plan.hardware import cluster as known
 from cubeloom.plan.reproduce import published as paper
@@ -52,8 +52,8 @@ def times(cluster: Cluster, hidden: int = HIDDEN, heads: int = HEADS, samples: i
     """
     piece = block(hidden, heads)
 
-    def settings(z: int, y: int, x: int, sharded: bool, inner: dict[str, int]) -> Settings:
-        return Settings(
+    def settings(z: int, y: int, x: int, sharded: bool, inner: dict[str, int]) -> ParallelConfig:
+        return ParallelConfig(
             data=1, z=z, y=y, x=x, samples=samples, sequence=SEQUENCE, sharded=sharded, weights=FREED,
             regathered=sharded, item=4, inner={**inner, "data": RANKS},
         )  # fmt: skip

@@ -9,13 +9,13 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
+from cubeloom.parallel.config import ParallelConfig
+from cubeloom.parallel.specs import AttentionSpec
 from cubeloom.plan import costs
 from cubeloom.plan.closed.compute import Machine, issue, seconds
 from cubeloom.plan.closed.memory import room
-from cubeloom.plan.closed.settings import Settings
 from cubeloom.plan.hardware import Device
 from cubeloom.plan.model import Piece
-from cubeloom.plan.model.layers import Attention
 
 ITEM = 4  # bytes of a number
 # Product, scale, mask, softmax, dropout: each reads and writes the scores, and so does its backward.
@@ -37,10 +37,12 @@ class Part(NamedTuple):
 
 @cache
 def part(piece: Piece, samples: int, sequence: int, device: Device) -> Part:
-    s = Settings(data=1, z=1, y=1, x=1, samples=samples, sequence=sequence, sharded=False, item=ITEM, gradients="model")
+    s = ParallelConfig(
+        data=1, z=1, y=1, x=1, samples=samples, sequence=sequence, sharded=False, item=ITEM, gradients="model"
+    )
     machine = Machine(device, "fp32")
     layers = [issue(seconds(layer, s, machine), s, machine) for layer in piece.layers]
-    heads = sum(layer.heads for layer in piece.layers if isinstance(layer, Attention))
+    heads = sum(layer.heads for layer in piece.layers if isinstance(layer, AttentionSpec))
     scores = samples * heads * sequence**2 * ITEM
     passes = float(costs.memory_bound(device, _PASSES * scores)) if heads else 0.0
     space = room(piece, s)
@@ -49,5 +51,5 @@ def part(piece: Piece, samples: int, sequence: int, device: Device) -> Part:
         sum(float(each.input_grad + each.weight_grad) for each in layers) + passes,
         float(space.activations) + _KEPT * scores,
         float(space.parameters),
-        float(sum(samples * sequence * each.numbers * ITEM for each in piece.handed)),
+        float(sum(samples * sequence * each.numbers * ITEM for each in piece.outputs)),
     )

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from cubeloom.parallel.config import FREED, ParallelConfig
 from cubeloom.pipeline import Costs, generate, simulate
 from cubeloom.plan import costs
 from cubeloom.plan.closed.compute import optimizer
 from cubeloom.plan.closed.memory import room
-from cubeloom.plan.closed.settings import FREED, Settings
 from cubeloom.plan.closed.timing import Times, times
 from cubeloom.plan.hardware import Cluster
 from cubeloom.plan.model import Model
@@ -80,7 +80,7 @@ def step(model: Model, grid: Decomposition, samples: int, sequence: int, cluster
         _sum(kinds, row, "computed") + again * min(_sum(kinds, row, "computed") / 3, f)
         for row, f in zip(rows, forward, strict=True)
     ]
-    handed = size / grid.z * sequence * model.kinds[model.row[1]].handed[0].numbers / grid.x * ITEM
+    handed = size / grid.z * sequence * model.kinds[model.row[1]].outputs[0].numbers / grid.x * ITEM
     timeline = simulate(
         generate("1f1b", grid.pipe, share // size),
         Costs(
@@ -133,13 +133,13 @@ def fastest(
     return grids[int(np.argmin(total))]
 
 
-def _settings(grid: Decomposition, size: int, sequence: int) -> Settings:
+def _settings(grid: Decomposition, size: int, sequence: int) -> ParallelConfig:
     return _on(grid.data, grid.z, grid.y, grid.x, size * grid.data, sequence, grid.ways)
 
 
-def _on(data: Any, z: Any, y: Any, x: Any, samples: int, sequence: int, ways: int) -> Settings:
+def _on(data: Any, z: Any, y: Any, x: Any, samples: int, sequence: int, ways: int) -> ParallelConfig:
     inner = {"x": 1, "y": x, "z": x * y, "data": x * y * z, "pipe": x * y * z * data}
-    return Settings(
+    return ParallelConfig(
         data=data, z=z, y=y, x=x, samples=samples, sequence=sequence, sharded=False, weights=FREED, ways=ways,
         item=ITEM, gradients="model", inner=inner,
     )  # fmt: skip

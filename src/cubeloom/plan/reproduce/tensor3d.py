@@ -7,12 +7,12 @@ from dataclasses import replace
 from itertools import product
 
 from cubeloom.base.divisors import divisors
-from cubeloom.plan.closed.settings import FREED, Settings
+from cubeloom.parallel.config import FREED, ParallelConfig
+from cubeloom.parallel.specs import AttentionSpec, LinearSpec
 from cubeloom.plan.closed.volume import step_bytes
 from cubeloom.plan.hardware import Cluster
 from cubeloom.plan.hardware import cluster as known
 from cubeloom.plan.model import Model, load
-from cubeloom.plan.model.layers import Attention, Linear
 from cubeloom.plan.reproduce import published as paper
 from cubeloom.plan.reproduce.grids import ITEM, Decomposition, Step, fastest, largest, step
 from cubeloom.plan.reproduce.report import Report, Row
@@ -82,8 +82,8 @@ def gpt(cluster: Cluster) -> tuple[Step, Step]:
 
 def gpt_flops(model: Model) -> float:
     """A step's FLOP as the authors count them, by Megatron-LM's formula, with a second forward."""
-    up = next(layer for layer in model.kinds[model.row[1]].layers if isinstance(layer, Linear))
-    head = next(layer for layer in model.kinds[model.row[-1]].layers if isinstance(layer, Linear))
+    up = next(layer for layer in model.kinds[model.row[1]].layers if isinstance(layer, LinearSpec))
+    head = next(layer for layer in model.kinds[model.row[-1]].layers if isinstance(layer, LinearSpec))
     hidden, vocabulary, layers = up.k, head.n, len(model.row) - 2
     ends = 1 + GPT_SEQUENCE / (6 * hidden) + vocabulary / (16 * layers * hidden)
     return 96 * GPT_BATCH * GPT_SEQUENCE * layers * hidden**2 * ends
@@ -91,7 +91,7 @@ def gpt_flops(model: Model) -> float:
 
 def _plane_bytes(model: Model, x: int, y: int) -> float:
     """What a rank receives of activations in a step: their communication model."""
-    s = Settings(
+    s = ParallelConfig(
         data=UNET_COPIES, z=1, y=y, x=x, samples=UNET_BATCH, sequence=1, sharded=False, weights=FREED, item=ITEM,
         gradients="model",
     )  # fmt: skip
@@ -126,4 +126,4 @@ def _megatron(model: Model) -> Iterator[Decomposition]:
 
 
 def _heads(model: Model) -> int:
-    return next(layer.heads for layer in model.kinds[model.row[1]].layers if isinstance(layer, Attention))
+    return next(layer.heads for layer in model.kinds[model.row[1]].layers if isinstance(layer, AttentionSpec))

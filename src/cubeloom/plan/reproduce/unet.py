@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from cubeloom.parallel import specs
+from cubeloom.parallel.specs import LayerSpec, other
 from cubeloom.plan.model import Model, Piece
-from cubeloom.plan.model import layers as plan
 
 
 def as_tensor3d(model: Model) -> Model:
@@ -20,23 +21,23 @@ def as_tensor3d(model: Model) -> Model:
 
 def _piece(piece: Piece) -> Piece:
     first = next((layer for layer in piece.layers if layer.name.endswith("conv1")), None)
-    if not isinstance(first, plan.Linear):
+    if not isinstance(first, specs.LinearSpec):
         return piece
     turned = first.side == "y"
     return replace(piece, layers=tuple(_cut(_exchanged(layer) if turned else layer) for layer in piece.layers))
 
 
-def _exchanged(layer: plan.Any) -> plan.Any:
+def _exchanged(layer: LayerSpec) -> LayerSpec:
     """The same with x and y exchanged."""
     sides: dict[str, Any] = {
-        name: plan.other(getattr(layer, name)) for name in ("side", "head_axis") if hasattr(layer, name)
+        name: other(getattr(layer, name)) for name in ("side", "head_axis") if hasattr(layer, name)
     }
     return replace(layer, **sides)
 
 
-def _cut(layer: plan.Any) -> plan.Any:
-    if isinstance(layer, plan.Edge) and layer.kind in ("stay", "slice"):
-        return plan.Linear(
+def _cut(layer: LayerSpec) -> LayerSpec:
+    if isinstance(layer, specs.EdgeSpec) and layer.kind in ("stay", "slice"):
+        return specs.LinearSpec(
             name=layer.name, k=layer.k, n=layer.n, side="x", bias=layer.bias, taps=layer.taps, pixels=layer.pixels
         )
     return layer

@@ -11,8 +11,10 @@ from typing import Any
 from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid
 from cubeloom.base.limits import SAMPLES, within
-from cubeloom.plan.closed.settings import RECOMPUTE, GradientDtype
-from cubeloom.plan.closed.volume import named, pipeline_bytes
+from cubeloom.parallel.config import GradientDtype
+from cubeloom.parallel.volume import named
+from cubeloom.plan.closed.recompute import RECOMPUTE
+from cubeloom.plan.closed.volume import pipeline_bytes
 from cubeloom.plan.hardware import Cluster, Dtype, cluster
 from cubeloom.plan.hardware.device import SIZES
 from cubeloom.plan.model import Model, load, with_stages
@@ -52,7 +54,7 @@ class Answer:
         schedule = schedule_of(plan.shape, plan.grid.pipe, plan.microbatches)
         s = replace(plan.settings(self.task, number=Fraction), place=place)
         model = with_stages(self.model, schedule.stages)
-        return named(pipeline_bytes(model, s, schedule, worker, plan.recompute), s)
+        return named(pipeline_bytes(model, s, schedule, worker, plan.recompute).items(), s)
 
     def as_json(self, top: int) -> dict[str, Any]:
         return {

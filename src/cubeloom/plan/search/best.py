@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cubeloom.parallel.config import ParallelConfig
+from cubeloom.plan.closed.recompute import Recompute
 from cubeloom.plan.closed.schedules import Shape
-from cubeloom.plan.closed.settings import Recompute, Settings
 from cubeloom.plan.search.space import Array
 
 
@@ -47,7 +48,7 @@ class Best:
         self.found: list[Candidate] = []
 
     def offer(
-        self, seconds: Array, s: Settings, count: Array, shape: Shape, workers: int, recompute: Recompute
+        self, seconds: Array, s: ParallelConfig, count: Array, shape: Shape, workers: int, recompute: Recompute
     ) -> None:
         under = np.nonzero(seconds < self.bar)[0]
         if len(under) > self.keep:
@@ -63,7 +64,14 @@ class Best:
 
 
 def _candidate(
-    s: Settings, samples: Array, at: int, seconds: float, shape: Shape, workers: int, count: Array, recompute: Recompute
+    s: ParallelConfig,
+    samples: Array,
+    at: int,
+    seconds: float,
+    shape: Shape,
+    workers: int,
+    count: Array,
+    recompute: Recompute,
 ) -> Candidate:
     return Candidate(
         seconds=seconds,

@@ -11,17 +11,17 @@ import numpy as np
 from cubeloom.base.divisors import divisors
 from cubeloom.base.grid import Grid
 from cubeloom.base.limits import FORWARDS
+from cubeloom.parallel.config import ParallelConfig
 from cubeloom.plan.closed.carried import Carried, Load, Pieces, carry, loads, weighted
-from cubeloom.plan.closed.legal import refusals
 from cubeloom.plan.closed.memory import Room, room
 from cubeloom.plan.closed.peak import memory
+from cubeloom.plan.closed.recompute import RECOMPUTE, Recompute
 from cubeloom.plan.closed.schedules import Shape, shapes
-from cubeloom.plan.closed.settings import RECOMPUTE, Recompute, Settings
 from cubeloom.plan.closed.step import busiest, pipelined, step
 from cubeloom.plan.closed.timing import Times, times
-from cubeloom.plan.closed.volume import handed_numbers
+from cubeloom.plan.closed.volume import output_numbers
 from cubeloom.plan.hardware import Cluster, Dtype
-from cubeloom.plan.model import Model, with_stages
+from cubeloom.plan.model import Model, refusals, with_stages
 from cubeloom.plan.search.best import Best, Candidate, Tally
 from cubeloom.plan.search.space import Array, Space, Task, at, flat, space
 
@@ -70,7 +70,7 @@ def _legal(model: Model, whole: Space) -> tuple[Array, list[tuple[str, Array]]]:
     return np.asarray(fine), firsts
 
 
-def _some_cubes(s: Settings, which: Array) -> Settings:
+def _some_cubes(s: ParallelConfig, which: Array) -> ParallelConfig:
     """The mesh with some of its cubes only: a refused one is not costed."""
 
     def at(values: Any) -> Any:
@@ -82,9 +82,9 @@ def _some_cubes(s: Settings, which: Array) -> Settings:
     return replace(s, inner=inner, **{name: at(getattr(s, name)) for name in names})
 
 
-def cost(model: Model, s: Settings, cluster: Cluster, dtype: Dtype) -> Pieces:
+def cost(model: Model, s: ParallelConfig, cluster: Cluster, dtype: Dtype) -> Pieces:
     kinds = model.kinds
-    handed = handed_numbers(kinds[model.row[len(model.row) // 2]].handed, model, s) * s.item
+    handed = output_numbers(kinds[model.row[len(model.row) // 2]].outputs, model, s) * s.item
     owners = [
         place for place, kind in enumerate(kinds) for layer in kind.layers if f"{layer.name}.weight" in model.tied
     ]
@@ -97,7 +97,7 @@ def cost(model: Model, s: Settings, cluster: Cluster, dtype: Dtype) -> Pieces:
     )
 
 
-def taken(pieces: Pieces, index: tuple[Array, ...], shape: tuple[int, ...], s: Settings) -> Pieces:
+def taken(pieces: Pieces, index: tuple[Array, ...], shape: tuple[int, ...], s: ParallelConfig) -> Pieces:
     def at(values: Any) -> Any:
         return np.broadcast_to(values, shape)[index]
 
@@ -170,7 +170,9 @@ def _activations(model: Model, pieces: Pieces) -> Array:
 class _Batch:
     """Decompositions with as many workers; what several schedules have in common is computed once."""
 
-    def __init__(self, room: float, cluster: Cluster, workers: int, count: Array, s: Settings, pieces: Pieces) -> None:
+    def __init__(
+        self, room: float, cluster: Cluster, workers: int, count: Array, s: ParallelConfig, pieces: Pieces
+    ) -> None:
         self.room = room  # bytes that tensors may take
         self.cluster, self.workers, self.count, self.settings, self.pieces = cluster, workers, count, s, pieces
         self._carried: dict[tuple[Load, ...], tuple[Carried, ...]] = {}

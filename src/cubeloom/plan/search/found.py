@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cubeloom.base.grid import Grid
+from cubeloom.parallel.config import WEIGHTS, ParallelConfig
+from cubeloom.plan.closed.recompute import Recompute
 from cubeloom.plan.closed.schedules import Shape
-from cubeloom.plan.closed.settings import WEIGHTS, Recompute, Settings
 from cubeloom.plan.search.space import Task
 
 
@@ -55,10 +56,10 @@ class Plan:
             within *= self.grid.size(axis)
         return found
 
-    def settings(self, task: Task, number: Any = float) -> Settings:
+    def settings(self, task: Task, number: Any = float) -> ParallelConfig:
         """Of one portion: a micro-batch, or half of one where the schedule halves them."""
         g = self.grid
-        return Settings(
+        return ParallelConfig(
             data=number(g.data),
             z=number(g.z),
             y=number(g.y),

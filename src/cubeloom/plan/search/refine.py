@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from cubeloom.base.grid import Grid
+from cubeloom.parallel.config import ParallelConfig
 from cubeloom.plan.closed.carried import Pieces, carry, loads
 from cubeloom.plan.closed.peak import memory
-from cubeloom.plan.closed.settings import Settings
 from cubeloom.plan.closed.step import step
 from cubeloom.plan.hardware import Cluster, Dtype
 from cubeloom.plan.model import Model, with_stages
@@ -95,12 +95,12 @@ def placed(model: Model, cluster: Cluster, task: Task, dtype: Dtype, candidates:
     return sorted(best.values(), key=lambda plan: plan.closed)
 
 
-def settings_of(candidates: Sequence[Candidate], apart: Sequence[Sequence[int]], task: Task) -> Settings:
+def settings_of(candidates: Sequence[Candidate], apart: Sequence[Sequence[int]], task: Task) -> ParallelConfig:
     def each(value: Callable[[Candidate], Any], kind: type = float) -> Any:
         return np.array([value(candidate) for candidate in candidates], dtype=kind)
 
     inner = np.array(apart, dtype=float)
-    return Settings(
+    return ParallelConfig(
         data=each(lambda c: c.data),
         z=each(lambda c: c.cube[0]),
         y=each(lambda c: c.cube[1]),

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubeloom.base.divisors import divisors
-from cubeloom.plan.closed.settings import FREED, KEPT, REPLICATED, GradientDtype, Settings
+from cubeloom.parallel.config import FREED, KEPT, REPLICATED, GradientDtype, ParallelConfig
 from cubeloom.plan.hardware import Cluster
 
 Array = NDArray[Any]
@@ -48,7 +48,7 @@ class Space:
     cubes: Array  # [cubes, 3]: z, y, x
     inner: Array  # [cubes, 3]: ranks between neighbours along each
     sizes: Array
-    settings: Settings
+    settings: ParallelConfig
     distinct: Array  # [mesh]: not the same as another choice
 
 
@@ -66,7 +66,7 @@ def space(task: Task, per_node: int, only: tuple[int, int, int] | None = None) -
     sizes = np.array(divisors(task.samples), dtype=float)
     grid, apart_of = np.array(cubes, dtype=float), np.array(inner, dtype=float)
     depth, height, width = (_along(0, grid[:, i]) for i in range(3))
-    settings = Settings(
+    settings = ParallelConfig(
         data=1.0,
         z=depth,
         y=height,
@@ -104,7 +104,7 @@ def _orders(sizes: tuple[int, ...], per_node: int) -> set[tuple[int, ...]]:
     return set(found.values())
 
 
-def distinct(s: Settings) -> Array:
+def distinct(s: ParallelConfig) -> Array:
     """Leaves out what makes no difference: weights at rest where z is 1, and all of activations where x and y are."""
     plane = s.x * s.y > 1
     same_weights = (s.z == 1) & (s.weights != FREED)
@@ -127,7 +127,7 @@ def placements(sizes: tuple[int, ...], per_node: int) -> list[tuple[tuple[str, .
     return list(found.values())
 
 
-def flat(s: Settings, index: tuple[Array, ...], shape: tuple[int, ...], **changes: Any) -> Settings:
+def flat(s: ParallelConfig, index: tuple[Array, ...], shape: tuple[int, ...], **changes: Any) -> ParallelConfig:
     """The settings at these places of the mesh, one after the other."""
 
     def at(values: Any) -> Any:
@@ -137,7 +137,7 @@ def flat(s: Settings, index: tuple[Array, ...], shape: tuple[int, ...], **change
     return replace(s, **{name: at(getattr(s, name)) for name in names}, **changes)
 
 
-def at(s: Settings, index: Array) -> Settings:
+def at(s: ParallelConfig, index: Array) -> ParallelConfig:
     """Some of settings that stand one after the other."""
     names = ("data", "z", "y", "x", "samples", "sharded", "weights", "regathered", "ways")
     inner = {axis: values[index] for axis, values in s.inner.items()}

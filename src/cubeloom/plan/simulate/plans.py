@@ -10,8 +10,8 @@ import numpy as np
 
 from cubeloom.plan import costs
 from cubeloom.plan.closed.carried import Pieces
+from cubeloom.plan.closed.recompute import Recompute
 from cubeloom.plan.closed.schedules import Shape
-from cubeloom.plan.closed.settings import Recompute
 from cubeloom.plan.closed.step import replicas
 from cubeloom.plan.hardware import Cluster
 from cubeloom.plan.model import Model

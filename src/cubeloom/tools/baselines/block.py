@@ -65,7 +65,7 @@ def count_block(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> Passes:
         return part.draw(Normal(0.02), counter.key(name), dtype, network.device)
 
     apply(plain, shape.cut(), network, shape.batch, fill, scheme.rest)
-    rows = shape.batch.rows(scheme.grid)
+    rows = shape.tokens // (scheme.grid.data * scheme.grid.z)
     if scheme.rest.activations == "sharded":
         rows //= scheme.grid.y
     return _count(network, plain, shape, torch.ones(rows, shape.hidden // scheme.grid.x, dtype=dtype))

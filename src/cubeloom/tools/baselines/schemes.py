@@ -12,10 +12,9 @@ import torch
 from cubeloom.base.grid import Grid, grids
 from cubeloom.models.cuts import gpt_cut
 from cubeloom.models.gpt import Block, GPTConfig
-from cubeloom.parallel import Batch, Cut, Rest
-from cubeloom.parallel.amounts import Words
-from cubeloom.parallel.forms import LinearForm
-from cubeloom.parallel.resolve import forms, problems
+from cubeloom.parallel import Batch, Cut, ParallelConfig, Rest
+from cubeloom.parallel.resolution import problems, specs_of
+from cubeloom.parallel.specs import LinearSpec
 from cubeloom.parallel.volume import layer_volume
 from cubeloom.tools.baselines.summa import summa_words
 
@@ -94,11 +93,11 @@ class Scheme:
     def moved(self, shape: Shape, item: int) -> Moved:
         """The library's closed form, summed over the block's layers; `item` is the bytes of a number, gradients' too."""
         total = Moved()
-        words, start = Words(item, "model"), self.grid.coordinates(0)
-        for form in forms(skeleton(shape), shape.cut(), self.grid, self.rest):
-            everything = sum(layer_volume(form, self.grid, shape.batch, words, start).values(), Fraction(0))
-            if isinstance(form, LinearForm):
-                matmul = layer_volume(replace(form, bias=False), self.grid, shape.batch, words, start)
+        config = ParallelConfig.exact(self.grid, replace(self.rest, gradients="model"), shape.batch, item)
+        for spec in specs_of(skeleton(shape), shape.cut()):
+            everything = sum(layer_volume(spec, config).values(), Fraction(0))
+            if isinstance(spec, LinearSpec):
+                matmul = layer_volume(replace(spec, bias=False), config)
                 activations = matmul.get("x", Fraction(0)) + matmul.get("y", Fraction(0))
                 weights = sum(matmul.values(), Fraction(0)) - activations
                 total += Moved(activations, weights, everything - activations - weights)
@@ -108,7 +107,7 @@ class Scheme:
 
     def refusals(self, shape: Shape) -> list[str]:
         """Why the block of this shape cannot be cut so; none if it can. The closed form does not ask."""
-        return list(problems(forms(skeleton(shape), shape.cut(), self.grid, self.rest), self.grid, shape.batch))
+        return list(problems(specs_of(skeleton(shape), shape.cut()), self.grid, self.rest, shape.batch))
 
 
 def cheapest(name: str, shape: Shape, rest: Rest, candidates: Iterable[Grid]) -> Scheme:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from cubeloom.comm import Ledger, Network, devices
-from cubeloom.parallel.apply import Fill
 from cubeloom.parallel.parameter import local_of
+from cubeloom.parallel.replace import Fill
 from cubeloom.tools.rehearse.memory import Memory, Tracker
 from cubeloom.tools.verify import Experiment
 from cubeloom.tools.verify.live import Live, build, fill_of

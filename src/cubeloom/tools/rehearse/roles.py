@@ -14,7 +14,7 @@ from itertools import product
 
 from cubeloom.base.grid import AXES, Grid
 from cubeloom.comm.recording_backend import Group
-from cubeloom.parallel.forms import Form, LinearForm
+from cubeloom.parallel.specs import LayerSpec, LinearSpec
 from cubeloom.tools.verify import Experiment
 
 _INSIDE = tuple(axis for axis in AXES if axis != "pipe")
@@ -62,14 +62,14 @@ class Roles:
     def __init__(self, experiment: Experiment) -> None:
         self.grid = experiment.grid
         schedule = experiment.schedule
-        layers: list[Iterable[Form]] = [experiment.forms()] if schedule is None else []
+        layers: list[Iterable[LayerSpec]] = [experiment.specs()] if schedule is None else []
         if schedule is not None:
             layout = experiment.layout(schedule)
             layers = [
-                [form for _, stage in schedule.held_by(place) for form in layout.forms_of(stage)]
+                [spec for _, stage in schedule.held_by(place) for spec in layout.specs_of(stage)]
                 for place in range(self.grid.pipe)
             ]
-        self._turning = {place for place, forms in enumerate(layers) if any(map(_turns, forms))}
+        self._turning = {place for place, specs in enumerate(layers) if any(map(_turns, specs))}
         self.of = cache(self._of)
 
     def _of(self, rank: int) -> Role:
@@ -87,5 +87,5 @@ class Roles:
         return found
 
 
-def _turns(form: Form) -> bool:
-    return isinstance(form, LinearForm) and form.turn
+def _turns(spec: LayerSpec) -> bool:
+    return isinstance(spec, LinearSpec) and spec.turn

@@ -12,9 +12,9 @@ from cubeloom.base.grid import Grid
 from cubeloom.base.limits import within
 from cubeloom.models import Config, build, cut_of
 from cubeloom.parallel import Batch, Cut, Rest, resolve
-from cubeloom.parallel.forms import Form, LinearForm
+from cubeloom.parallel.specs import LayerSpec, LinearSpec
 from cubeloom.pipeline import Schedule, Updates
-from cubeloom.pipeline.runtime.build import Layout, Recompute, lay_out
+from cubeloom.pipeline.runtime.build import Recompute, StagePlan, plan_stages
 from cubeloom.pipeline.runtime.recorded import check_recordable
 from cubeloom.tools.verify import data
 from cubeloom.train.job import Job
@@ -70,28 +70,28 @@ class Experiment:
     def cut(self) -> Cut:
         return cut_of(self.skeleton())
 
-    def forms(self) -> list[Form]:
-        """The form of each layer on the grid; raises UserError if it cannot be cut."""
+    def specs(self) -> list[LayerSpec]:
+        """The spec of each layer on the grid; raises UserError if it cannot be cut."""
         if self.schedule is None:
             if self.record:
                 raise UserError("what is recorded are the stages of a pipeline: give a schedule")
-            return self._strand_forms()
-        forms = list(self.layout(self.schedule).forms)
+            return self._strand_specs()
+        specs = list(self.layout(self.schedule).specs)
         if self.record:
-            check_recordable(forms, self.grid, self.schedule, self.ways, bool(self.recompute))
+            check_recordable(specs, self.grid, self.schedule, self.ways, bool(self.recompute))
         if self.asynchronous and self.drops:
             raise UserError(f"{self.schedule.name} can be compared without dropout only: use --dropout 0")
-        tied = any(isinstance(form, LinearForm) and form.shares is not None for form in forms)
+        tied = any(isinstance(spec, LinearSpec) and spec.shares is not None for spec in specs)
         if tied and self.schedule.updates is Updates.NEWEST:
             # Two stages would use two versions of one weight in the same micro-batch; a serial model has only one.
             raise UserError(f"{self.schedule.name} can be compared on a model that ties no weights: use llama-tiny")
-        return forms
+        return specs
 
-    def layout(self, schedule: Schedule) -> Layout:
+    def layout(self, schedule: Schedule) -> StagePlan:
         """Which stages have which layers; raises UserError if the model cannot be cut so."""
-        return lay_out(self.skeleton(), self.cut(), self.grid, self.batch, schedule, self.rest, ways=self.ways)
+        return plan_stages(self.skeleton(), self.cut(), self.grid, self.batch, schedule, self.rest, ways=self.ways)
 
-    def _strand_forms(self) -> list[Form]:
+    def _strand_specs(self) -> list[LayerSpec]:
         within("ways", self.ways)
         least = self.ways * self.grid.data * self.grid.z
         if self.ways > 1 and self.batch.samples % least:

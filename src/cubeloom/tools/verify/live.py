@@ -14,9 +14,9 @@ from cubeloom.base import counter
 from cubeloom.comm import Network
 from cubeloom.models.weights import stored_values
 from cubeloom.parallel import Batch, CubeState, apply, initial_values
-from cubeloom.parallel.apply import Fill
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import Block, local_of
+from cubeloom.parallel.replace import Fill
 from cubeloom.parallel.weave import Weave
 from cubeloom.pipeline.runtime import Pipeline
 from cubeloom.pipeline.runtime.channels import Boundary

@@ -14,8 +14,7 @@ from cubeloom.comm import devices
 from cubeloom.comm.ledger import plain
 from cubeloom.launch import RankPool
 from cubeloom.models.weights import check_weights
-from cubeloom.parallel import step_volume
-from cubeloom.pipeline.runtime.volume import pipeline_volume
+from cubeloom.parallel import ParallelConfig, step_volume
 from cubeloom.tools.verify.experiment import Experiment
 from cubeloom.tools.verify.runs import WEIGHTS, Outcome, differences_of_files, grid_run, no_less_than_nan, serial_run
 from cubeloom.tools.verify.stale import stale_run
@@ -101,7 +100,7 @@ def verify(
     experiment: Experiment, device: devices.Kind = devices.CPU, pool: RankPool | None = None, timeout: float = 600
 ) -> Report:
     """Train serially and on the grid, on ranks of this machine. Raises UserError before it starts any."""
-    experiment.forms()
+    experiment.specs()
     if experiment.weights is not None:
         check_weights(experiment.weights, experiment.skeleton())
     if pool is None:
@@ -168,12 +167,13 @@ def _replicas_agree(outcomes: list[Outcome]) -> bool:
 
 def _predict(experiment: Experiment) -> list[dict[str, Fraction]]:
     """The closed form for all steps, for each rank."""
-    grid, batch, item = experiment.grid, experiment.batch, experiment.dtype.itemsize
-    how, zero = experiment.rest.gradients, experiment.zero
+    grid, zero, item = experiment.grid, experiment.zero, experiment.dtype.itemsize
+    places = [grid.coordinates(rank) for rank in range(grid.world)]
+    configs = [ParallelConfig.exact(grid, experiment.rest, experiment.batch, item, place) for place in places]
     if experiment.schedule is None:
-        forms = experiment.forms()
-        each = [step_volume(forms, grid, batch, item, grid.coordinates(rank), how, zero) for rank in range(grid.world)]
+        specs = experiment.specs()
+        each = [step_volume(specs, config, zero) for config in configs]
     else:
         layout = experiment.layout(experiment.schedule)
-        each = [pipeline_volume(layout, grid, batch, item, rank, how, zero) for rank in range(grid.world)]
+        each = [layout.volume(config, place["pipe"], zero) for config, place in zip(configs, places, strict=True)]
     return [{axis: size * experiment.steps for axis, size in step.items()} for step in each]

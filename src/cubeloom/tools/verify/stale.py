@@ -17,7 +17,7 @@ from cubeloom.comm import devices
 from cubeloom.parallel import materialise
 from cubeloom.pipeline import Schedule
 from cubeloom.pipeline.memory import versions
-from cubeloom.pipeline.runtime.build import Layout
+from cubeloom.pipeline.runtime.build import StagePlan
 from cubeloom.pipeline.runtime.microbatches import cut_up, portions
 from cubeloom.tools.verify.experiment import Experiment
 from cubeloom.tools.verify.live import adamw, fill_of
@@ -66,9 +66,9 @@ def _versions_of_groups(schedule: Schedule) -> dict[tuple[int, int], int]:
     }
 
 
-def _stages(model: nn.Module, layout: Layout) -> dict[str, int]:
+def _stages(model: nn.Module, layout: StagePlan) -> dict[str, int]:
     """The stage of each parameter; of a tied one that of its owner."""
-    owners = {form.name: stage for stage in range(len(layout.stages)) for form in reversed(layout.forms_of(stage))}
+    owners = {spec.name: stage for stage in range(len(layout.stages)) for spec in reversed(layout.specs_of(stage))}
     return {name: owners[name.rpartition(".")[0]] for name, _ in model.named_parameters()}
 
 

@@ -39,7 +39,7 @@ def check(job: Job, device_here: bool = True) -> None:
                 "layout.record = true: stages are recorded on a GPU only; use device = 'cuda', or leave it out"
             )
         check_recordable(
-            layout.forms, job.grid, layout.schedule, job.layout.ways, RECOMPUTE[job.layout.recompute] is not False
+            layout.specs, job.grid, layout.schedule, job.layout.ways, RECOMPUTE[job.layout.recompute] is not False
         )
     _check_folder(job.folder)
 

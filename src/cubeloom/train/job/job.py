@@ -13,7 +13,7 @@ from cubeloom.base.limits import LANES, SAMPLES, patience, within
 from cubeloom.comm import devices
 from cubeloom.models import Model, build, cut_of
 from cubeloom.parallel import Batch
-from cubeloom.pipeline.runtime.build import Layout, lay_out
+from cubeloom.pipeline.runtime.build import StagePlan, plan_stages
 from cubeloom.train.job.rates import Rate
 from cubeloom.train.job.settings import (
     CheckpointSettings,
@@ -83,11 +83,11 @@ class Job:
         with torch.device("meta"):
             return build(self.model.config())
 
-    def laid_out(self) -> Layout:
+    def laid_out(self) -> StagePlan:
         """Which stages have which layers, in which form; raises UserError if the model cannot be cut so."""
         model, schedule = self.skeleton(), self.schedule.schedule(self.grid.pipe)
         layout = self.layout
-        return lay_out(model, cut_of(model), self.grid, self.batch, schedule, layout.rest, ways=layout.ways)
+        return plan_stages(model, cut_of(model), self.grid, self.batch, schedule, layout.rest, ways=layout.ways)
 
     @property
     def learning_rate(self) -> Rate:

@@ -8,10 +8,9 @@ from cubeloom.base.errors import UserError
 from cubeloom.base.grid import AXES, Grid, grids
 from cubeloom.base.limits import RANKS, within
 from cubeloom.models import cut_of
-from cubeloom.parallel import Batch
-from cubeloom.parallel.resolve import divides
+from cubeloom.parallel import Batch, ParallelConfig
+from cubeloom.parallel.resolution import problems, specs_of
 from cubeloom.pipeline.runtime.microbatches import portions
-from cubeloom.pipeline.runtime.volume import pipeline_volume
 from cubeloom.train.job.job import Job
 
 
@@ -37,9 +36,9 @@ class _Fits:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._model = job.skeleton()
-        self._cut = cut_of(self._model)
-        self._pieces = len(self._model.pieces())
+        model = job.skeleton()
+        self._specs = specs_of(model, cut_of(model))
+        self._pieces = len(model.pieces())
         self._known: dict[tuple[Grid, int], bool] = {}
 
     def __call__(self, grid: Grid, samples: int) -> bool:
@@ -52,7 +51,7 @@ class _Fits:
     def _cuts(self, cube: Grid, samples: int) -> bool:
         if (cube, samples) not in self._known:
             batch = Batch(samples, self._job.batch.sequence)
-            self._known[cube, samples] = divides(self._model, self._cut, cube, self._job.layout.rest, batch)
+            self._known[cube, samples] = not any(problems(self._specs, cube, self._job.layout.rest, batch))
         return self._known[cube, samples]
 
 
@@ -74,6 +73,6 @@ def _fitted(job: Job, grid: Grid, fits: _Fits) -> Job | None:
 
 def _bytes(job: Job) -> float:
     """Of the first rank in a step."""
-    how = job.layout.rest.gradients
-    volume = pipeline_volume(job.laid_out(), job.grid, job.batch, job.numbers.itemsize, 0, how, job.optimizer.zero)
+    config = ParallelConfig.exact(job.grid, job.layout.rest, job.batch, job.numbers.itemsize)
+    volume = job.laid_out().volume(config, worker=0, zero=job.optimizer.zero)
     return float(sum(volume.values()))

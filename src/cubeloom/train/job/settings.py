@@ -10,7 +10,7 @@ from cubeloom.base.errors import UserError
 from cubeloom.base.limits import of_model, share, within
 from cubeloom.models import Config, config
 from cubeloom.parallel import Rest
-from cubeloom.parallel.cut import Activations, GradientDtype, Inputs, Weights
+from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
 from cubeloom.pipeline import Schedule, Sync, family, generate, synchronised
 from cubeloom.pipeline.runtime.build import Recompute
 from cubeloom.train.job.rates import Decay

@@ -15,14 +15,10 @@ from __future__ import annotations
 import re
 
 from cubeloom.base.errors import UserError
-from cubeloom.base.grid import Grid
-from cubeloom.models import cut_of
-from cubeloom.models.layers import AttentionCore
 from cubeloom.models.presets import LanguageConfig
-from cubeloom.parallel.cut import Rest
-from cubeloom.parallel.forms import Form, LinearForm, WholeForm
-from cubeloom.parallel.resolve import forms
 from cubeloom.plan.hardware import Device, Dtype, device, devices
+from cubeloom.plan.model.derive import derive
+from cubeloom.plan.model.flops import flops
 from cubeloom.train.job import Job
 
 _DTYPES: dict[str, Dtype] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -32,35 +28,10 @@ _MAKERS = {"nvidia", "amd", "tesla", "instinct", "hbm2", "hbm2e", "hbm3", "hbm3e
 
 def flops_per_token(job: Job) -> float:
     """Forward and backward, from the sizes of the model's own layers."""
-    if not isinstance(job.model.config(), LanguageConfig):
+    settings, sequence = job.model.config(), job.batch.sequence
+    if not isinstance(settings, LanguageConfig):
         raise UserError(f"model.preset = {job.model.preset!r} is a model of images: it has no tokens to count by")
-    model, sequence = job.skeleton(), job.batch.sequence
-    found = {form.name: form for form in forms(model, cut_of(model), Grid(), Rest())}
-    products = sum(_product(form, sequence) for form in found.values())
-    scores = sum(
-        _attention(core, found[f"{name.rpartition('.')[0]}.qkv"], sequence)
-        for name, core in model.named_modules()
-        if isinstance(core, AttentionCore)
-    )
-    return 3 * (products + scores)
-
-
-def _product(form: Form, sequence: int) -> float:
-    """Of a token, in the forward."""
-    match form:
-        case LinearForm():
-            return 2 * form.k * form.n
-        case WholeForm():  # on one row of each sequence
-            return 2 * form.k * form.n / sequence
-    return 0.0
-
-
-def _attention(core: AttentionCore, into: Form, sequence: int) -> float:
-    """Queries with keys, and probabilities with values, of one token with its whole sequence."""
-    assert isinstance(into, LinearForm)
-    # Features come as [kv_head, queries_per_key + 2, head_dim].
-    queries = into.n * core.queries_per_key // (core.queries_per_key + 2)
-    return 2 * 2 * sequence * queries
+    return flops(derive(job.model.preset, settings), sequence) / sequence
 
 
 def mfu(tokens_per_s: float, flops_per_token: float, peak: float | None, ranks: int) -> float | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cubeloom.comm import Axis, Network
-from cubeloom.parallel.cut import Side
+from cubeloom.parallel.specs import Side
 
 
 class Turn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,13 +13,34 @@ from torch.nn import functional
 from cubeloom.comm import Network, Pending
 from cubeloom.parallel import weave
 from cubeloom.parallel.collective import Collective
-from cubeloom.parallel.forms import EmbeddingForm, Spread, TableForm
 from cubeloom.parallel.gradients import Gradients, WeightGradient
-from cubeloom.parallel.indices import check_indices
+from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
+from cubeloom.parallel.layers.indices import check_indices
+from cubeloom.parallel.layers.products import add_to
 from cubeloom.parallel.parameter import own_part
-from cubeloom.parallel.products import add_to
+from cubeloom.parallel.specs import EmbeddingSpec, TableSpec
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.weight import Weight
+
+
+@dataclass(frozen=True)
+class Embedding(Declared):
+    """A table of vectors looked up by token: vocabulary over y, features over x, shards over z."""
+
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> EmbeddingSpec | None:
+        if not isinstance(module, nn.Embedding):
+            return None
+        return EmbeddingSpec(name=name, entries=module.num_embeddings, features=module.embedding_dim)
+
+
+@dataclass(frozen=True)
+class Table(Declared):
+    """A small table looked up by every rank for its own rows, such as positions: features over x, entries over y and z."""
+
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> TableSpec | None:
+        if not isinstance(module, nn.Embedding):
+            return None
+        return TableSpec(name=name, entries=module.num_embeddings, features=module.embedding_dim)
 
 
 class CubeEmbedding(nn.Module):
@@ -28,17 +50,18 @@ class CubeEmbedding(nn.Module):
     scattered by rows.
     """
 
-    def __init__(self, form: EmbeddingForm, state: CubeState, weight: Weight) -> None:
+    def __init__(self, spec: EmbeddingSpec, state: CubeState, weight: Weight) -> None:
         super().__init__()
         self.weight = weight.parameter
         self._gathered = weight
-        self._name = form.name
+        self._name = spec.name
         self._gradients = state.gradients
         along_y = state.network.axis("y")
-        self._first = along_y.index * (form.entries // along_y.size)
+        self._first = along_y.index * (spec.entries // along_y.size)
         self._cut = along_y.size > 1
-        self._entries = form.entries
-        self._sum = Collective("scatter" if form.rows == Spread.ROWS else "reduce", along_y, form.name)
+        self._entries = spec.entries
+        layouts = spec.found, spec.gives(state.config)
+        self._sum = Collective.between(layouts, state.network, spec.name, {"rows": 0, "features": -1})
 
     def forward(self, tokens: Tensor) -> Tensor:
         if self._cut:
@@ -54,13 +77,13 @@ class CubeEmbedding(nn.Module):
 class CubeTable(nn.Module):
     """Features over x; entries over y and z, or on every rank where they are too few. Looked up for this rank's rows only."""
 
-    def __init__(self, form: TableForm, state: CubeState, weight: Weight) -> None:
+    def __init__(self, spec: TableSpec, state: CubeState, weight: Weight) -> None:
         super().__init__()
         self.weight = weight.parameter
         self._gathered = weight
-        self._name = form.name
+        self._name = spec.name
         self._gradients = state.gradients
-        self._rows = own_part(state.network.axis("y")) if form.rows == Spread.ROWS else None
+        self._rows = own_part(state.network.axis("y")) if state.config.sharded else None
 
     def forward(self, entries: Tensor) -> Tensor:
         if self._rows is not None:
@@ -125,3 +148,21 @@ class _Lookup(torch.autograd.Function):
         call.gradients.weight_gradient(wanted)
         ctx.use.done()
         return None, None, None, None
+
+
+@make_layer.register
+def _(spec: EmbeddingSpec, making: Making) -> nn.Module:
+    return CubeEmbedding(spec, making.state, making.weight(spec.name))
+
+
+@make_layer.register
+def _(spec: TableSpec, making: Making) -> nn.Module:
+    state = making.state
+    parameter = making.parameter("weight")
+    assert parameter is not None
+    if not spec.cut(state.config):
+        weight = Weight(parameter, state.network.axis("z"), "replicated", state.chain, spec.name)
+    else:
+        make = Weight if state.config.sharded else partial(TableWeight, state.network)
+        weight = make(parameter, state.network.axis("y", "z"), "freed", state.chain, spec.name)
+    return CubeTable(spec, state, weight)

@@ -17,23 +17,91 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cubeloom.comm import Axis, Pending
+from cubeloom.comm import Pending
 from cubeloom.parallel import weave
-from cubeloom.parallel.collective import Collective, Kind
-from cubeloom.parallel.forms import LinearForm, Spread
+from cubeloom.parallel.collective import Collective
+from cubeloom.parallel.cut import CutError
 from cubeloom.parallel.gradients import Gradients, WeightGradient
+from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
+from cubeloom.parallel.layers.products import Convolution, Product, add_to, product_of, sizes
+from cubeloom.parallel.layers.turn import Turn
 from cubeloom.parallel.parameter import Version, check_unchanged, local_of, own_part, version_of
-from cubeloom.parallel.products import Product, add_to
+from cubeloom.parallel.specs import LinearSpec, Side
 from cubeloom.parallel.state import CubeState
-from cubeloom.parallel.turn import Turn
 from cubeloom.parallel.weight import Weight
+
+
+@dataclass(frozen=True)
+class Expand(Declared):
+    """A linear or convolution from features on x to features on y: a column-parallel linear with the input cut as well.
+
+    `heads`: the output is attention's input, made of so many equal groups of features that must stay whole. Its sum over x is
+    scattered over them, so that each rank has whole sequences of heads/(x·y) heads and no attention is computed twice.
+    `sharded_input`, `sharded_output`: rows are cut on that side even where activations rest replicated.
+    `turn`: afterwards redistribute, so that features lie on x again (for an odd number of linears in a row).
+    `stream`: where the stream of activations lies on y, as behind an odd number of convolutions, an expand leads back to
+    it, and its heads are those of its input.
+    """
+
+    heads: int | None = None
+    sharded_input: bool = False
+    sharded_output: bool = False
+    turn: bool = False
+    stream: Side = "x"
+
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> LinearSpec | None:
+        return _spec(name, module, seen, "x", self, self.sharded_input, self.sharded_output)
+
+
+@dataclass(frozen=True)
+class Contract(Declared):
+    """A linear or convolution from features on y to features on x: a row-parallel linear with the output cut as well.
+
+    `heads` as in Expand, of its input. Where the `stream` of activations lies on y, it comes first and an expand second: then
+    its heads are those of its output. `turn`: afterwards redistribute, so that features lie on y again.
+    """
+
+    heads: int | None = None
+    turn: bool = False
+    stream: Side = "x"
+
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> LinearSpec | None:
+        return _spec(name, module, seen, "y", self, False, False)
+
+
+def _spec(
+    name: str, module: nn.Module, seen: Seen, side: Side, kind: Expand | Contract, always_in: bool, always_out: bool
+) -> LinearSpec | None:
+    if not isinstance(module, nn.Linear | Convolution):
+        return None
+    if kind.heads is not None and not isinstance(module, nn.Linear):
+        raise CutError(f"layer {name} is a convolution, whose features cannot be cut by heads; use a linear on pixels")
+    k, n, taps = sizes(name, module)
+    # Heads lie on the side that the stream does not: they are the output's if features come from the stream.
+    heads_in, heads_out = (kind.heads is not None and (side == kind.stream) is out for out in (False, True))
+    return LinearSpec(
+        name=name,
+        k=k,
+        n=n,
+        side=side,
+        bias=module.bias is not None,
+        taps=taps,
+        pixels=seen.pixels,
+        transposed=bool(getattr(module, "transposed", False)),
+        turn=kind.turn,
+        shares=seen.shares,
+        heads=kind.heads,
+        head_axis="y" if kind.stream == "x" else "x",
+        always_in=always_in or heads_in,
+        always_out=always_out or heads_out or kind.turn,
+    )
 
 
 class CubeLinear(nn.Module):
     """A linear, or a convolution: `product` is what is computed on local blocks."""
 
     def __init__(
-        self, form: LinearForm, state: CubeState, weight: Weight, bias: nn.Parameter | None, product: Product
+        self, spec: LinearSpec, state: CubeState, weight: Weight, bias: nn.Parameter | None, product: Product
     ) -> None:
         super().__init__()
         self._product = product
@@ -41,21 +109,24 @@ class CubeLinear(nn.Module):
         self.bias = bias
         self._state = state
         self._gathered = weight
-        along_n = state.network.axis(form.n_axis)
-        along_k = state.network.axis(form.k_axis)
-        self._input = _collective(form.inputs, "copy", "gather", along_n, f"{form.name} input")
-        self._output = _collective(form.outputs, "reduce", "scatter", along_k, f"{form.name} output")
-        self._regather = form.saved == "regathered" and form.inputs != Spread.REPLICATED and along_n.size > 1
-        self._own_features = own_part(along_k) if form.outputs == Spread.FEATURES else None
+        along_n = state.network.axis(spec.n_axis)
+        along_k = state.network.axis(spec.k_axis)
+        inputs, outputs = spec.spread_in(state.config), spec.spread_out(state.config)
+        # What is summed comes out of this layer's own matmuls: Y in the forward, dX in the backward.
+        of, dims, name = state.network, {"rows": 0, "features": -1}, spec.name
+        self._input = Collective.between(spec.input(inputs), of, f"{name} input", dims, over=True)
+        self._output = Collective.between(spec.output(outputs), of, f"{name} output", dims, over=True)
+        self._regather = state.rest.inputs == "regathered" and inputs != "replicated" and along_n.size > 1
+        self._own_features = own_part(along_k) if outputs == "features" else None
         # Rows are gathered before one matmul and scattered after another: a strand that waits between them has its turn here.
-        between = form.inputs == Spread.ROWS and along_n.size > 1 and along_k.size == 1
+        between = inputs == "rows" and along_n.size > 1 and along_k.size == 1
         # With nothing to wait for in the plane, strands would run one after the other, and hold all gathered weights between.
         alone = weight.sharded and along_n.size == along_k.size == 1
         self._lone_matmul = between or alone
         # Nothing happens to the product but that a bias is added: then the matmul adds it.
-        self._adds_bias = bias is not None and along_k.size == 1 and not form.turn
-        self._name = form.name
-        self._turn = Turn(form.name, state.network, form.k_axis) if form.turn else None
+        self._adds_bias = bias is not None and along_k.size == 1 and not spec.turn
+        self._name = name
+        self._turn = Turn(name, of, spec.k_axis) if spec.turn else None
 
     def forward(self, x: Tensor) -> Tensor:
         kind = x.device.type
@@ -92,10 +163,13 @@ class CubeLinear(nn.Module):
         return y
 
 
-def _collective(spread: Spread, replicated: Kind, sharded: Kind, axis: Axis, origin: str) -> Collective:
-    kind = replicated if spread == Spread.REPLICATED else sharded
-    # What is summed comes out of this layer's own matmuls: Y in the forward, dX in the backward.
-    return Collective(kind, axis, origin, dim=-1 if spread == Spread.FEATURES else 0, over=True)
+@make_layer.register
+def _(spec: LinearSpec, making: Making) -> nn.Module:
+    from cubeloom.parallel.layers.head import CubeHead
+
+    make = CubeHead if spec.fits_loss(making.state.config) else CubeLinear
+    weight = making.weight(spec.shares or spec.name)
+    return make(spec, making.state, weight, making.parameter("bias"), product_of(making.plain))
 
 
 @dataclass

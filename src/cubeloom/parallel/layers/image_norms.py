@@ -11,9 +11,10 @@ from torch.nn import functional
 
 from cubeloom.parallel import weave
 from cubeloom.parallel.collective import Collective
-from cubeloom.parallel.image_forms import BatchNormForm, GroupNormForm
-from cubeloom.parallel.norm import at_least_float32
-from cubeloom.parallel.parameter import distribute, local_of
+from cubeloom.parallel.layers.declared import Making, make_layer
+from cubeloom.parallel.layers.norm import at_least_float32
+from cubeloom.parallel.parameter import distribute, local_of, own_part
+from cubeloom.parallel.specs import ImageNormSpec, rows_of
 from cubeloom.parallel.state import CubeState
 
 
@@ -22,7 +23,7 @@ class CubeGroupNorm(nn.Module):
 
     def __init__(
         self,
-        form: GroupNormForm,
+        spec: ImageNormSpec,
         state: CubeState,
         weight: nn.Parameter | None,
         bias: nn.Parameter | None,
@@ -33,11 +34,12 @@ class CubeGroupNorm(nn.Module):
         self.weight, self.bias = weight, bias
         self._state = state
         self._eps = eps
-        self._groups = form.groups
-        self._size = form.features // form.groups
+        assert spec.groups is not None
+        self._groups = spec.groups
+        self._size = spec.features // spec.groups
         self._group_of = group_of
-        self._axis = state.network.axis(form.side)
-        self._sum = Collective("sum", self._axis, form.name)
+        self._axis = state.network.axis(spec.side)
+        self._sum = Collective("sum", self._axis, spec.name)
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = (None if each is None else self._state.local(each) for each in (self.weight, self.bias))
@@ -74,7 +76,7 @@ class CubeBatchNorm(nn.Module):
 
     def __init__(
         self,
-        form: BatchNormForm,
+        spec: ImageNormSpec,
         state: CubeState,
         weight: nn.Parameter | None,
         bias: nn.Parameter | None,
@@ -85,15 +87,15 @@ class CubeBatchNorm(nn.Module):
         self._state = state
         self._eps = plain.eps
         self._momentum = plain.momentum
-        self._rows = state.network.axis(*form.row_axes)
-        self._sum = Collective("sum", self._rows, form.name)
+        self._rows = state.network.axis(*rows_of(spec.side, state.config.sharded))
+        self._sum = Collective("sum", self._rows, spec.name)
         dtype = torch.float32 if weight is None else weight.dtype
         for name, value in (("running_mean", 0.0), ("running_var", 1.0)):
-            own = torch.full((form.features // state.network.axis(form.side).size,), value, dtype=dtype)
-            whole = distribute(state.network, own.to(state.network.device), (form.features,), {form.side: 0}).detach()
+            own = torch.full((spec.features // state.network.axis(spec.side).size,), value, dtype=dtype)
+            whole = distribute(state.network, own.to(state.network.device), (spec.features,), {spec.side: 0}).detach()
             self.register_buffer(name, whole if plain.track_running_stats else None)
         self.batches = 0
-        self._name, self._woven = form.name, False
+        self._name, self._woven = spec.name, False
 
     def forward(self, x: Tensor) -> Tensor:
         shape = (-1, *[1] * (x.dim() - 2))
@@ -125,3 +127,21 @@ class CubeBatchNorm(nn.Module):
         share = 1 / self.batches if self._momentum is None else self._momentum
         for running, found in ((self.running_mean, mean), (self.running_var, spread * count / (count - 1))):
             local_of(running).lerp_(found.to(running.dtype), share)
+
+
+@make_layer.register
+def _(spec: ImageNormSpec, making: Making) -> nn.Module:
+    state, plain = making.state, making.plain
+    vectors = making.parameter("weight"), making.parameter("bias")
+    if isinstance(plain, nn.GroupNorm):
+        own = None if spec.whole_groups(state.config) else own_part(state.network.axis(spec.side))(groups_of(plain))
+        return CubeGroupNorm(spec, state, *vectors, plain.eps, own)
+    assert isinstance(plain, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
+    return CubeBatchNorm(spec, state, *vectors, plain)
+
+
+def groups_of(norm: nn.GroupNorm) -> Tensor:
+    """The group of each feature. One that follows a concatenation in turns says the order of its features."""
+    plain = torch.arange(norm.num_channels) // (norm.num_channels // norm.num_groups)
+    order = getattr(norm, "order", None)
+    return plain if order is None else plain[torch.tensor(order)]

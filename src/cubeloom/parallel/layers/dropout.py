@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from cubeloom.base import counter
 from cubeloom.base.errors import UserError
 from cubeloom.parallel import weave
-from cubeloom.parallel.forms import DropoutForm, Spread
+from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
+from cubeloom.parallel.specs import DropoutSpec
 from cubeloom.parallel.state import CubeState
+
+
+@dataclass(frozen=True)
+class Dropout(Declared):
+    """Dropout of the residual stream, with a mask that depends on seed, step and position alone."""
+
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> DropoutSpec | None:
+        return DropoutSpec(name=name, probability=module.p) if isinstance(module, nn.Dropout) else None
 
 
 class CubeDropout(nn.Module):
@@ -18,15 +29,15 @@ class CubeDropout(nn.Module):
     The mask is computed anew when a block is recomputed, and comes out the same.
     """
 
-    def __init__(self, form: DropoutForm, state: CubeState) -> None:
+    def __init__(self, spec: DropoutSpec, state: CubeState) -> None:
         super().__init__()
         network = state.network
-        self.p = form.probability
-        self._name = form.name
+        self.p = spec.probability
+        self._name = spec.name
         self._clock = state.clock
         self._columns = network.axis("x")
         self._part = network.coordinates["data"] * network.grid.z + network.coordinates["z"]
-        cut_rows = form.rows == Spread.ROWS
+        cut_rows = bool(state.config.sharded)
         self._woven = False
         self._within = (network.coordinates["y"], network.grid.y) if cut_rows else (0, 1)
 
@@ -52,3 +63,8 @@ class CubeDropout(nn.Module):
         key = counter.key(self._clock.seed, self._clock.step, self._name)
         kept = counter.uniform(key, index) >= self.p
         return x * kept / (1 - self.p)
+
+
+@make_layer.register
+def _(spec: DropoutSpec, making: Making) -> nn.Module:
+    return CubeDropout(spec, making.state)

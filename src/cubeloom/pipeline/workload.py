@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from cubeloom.pipeline import Kind, Schedule
 from cubeloom.pipeline.dependencies import needs
+from cubeloom.pipeline.memory import versions
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldStage:
     """A stage of a replica on the worker: how often it runs, and how often a weight that is kept is gathered for it."""
 
     stage: int
@@ -19,27 +20,15 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Part:
+class Workload:
     portions: int  # micro-batches of a step, or their halves
-    held: tuple[Held, ...]
+    held: tuple[HeldStage, ...]
     receives: tuple[tuple[int, int], ...]  # (stage whose output, or its gradient, arrives; how often)
 
     @classmethod
-    def of(cls, schedule: Schedule, worker: int) -> Part:
+    def of(cls, schedule: Schedule, worker: int) -> Workload:
         row = schedule.workers[worker]
-        held = []
-        for replica, stage in schedule.held_by(worker):
-            passes = gathers = flying = 0
-            for action in row:
-                if (action.replica, action.stage) != (replica, stage):
-                    continue
-                if action.kind is Kind.FORWARD:
-                    passes += 1
-                    gathers += flying == 0
-                    flying += 1
-                elif action.makes_input_grad:
-                    flying -= 1
-            held.append(Held(stage, passes, gathers))
+        held = tuple(_held(schedule, worker, replica, stage) for replica, stage in schedule.held_by(worker))
         arriving: Counter[int] = Counter()
         for action in row:
             for what, stage, *_ in needs(action, schedule.stages):
@@ -47,7 +36,29 @@ class Part:
                     # The gradient of a stage's input is as large as the output of the stage before.
                     arriving[stage if what == "F" else stage - 1] += 1
         portions = schedule.microbatches * (2 if schedule.halved else 1)
-        return cls(portions, tuple(held), tuple(sorted(arriving.items())))
+        return cls(portions, held, tuple(sorted(arriving.items())))
+
+
+def _held(schedule: Schedule, worker: int, replica: int, stage: int) -> HeldStage:
+    """A kept weight is gathered whenever none of its portions is in flight, and where the one at hand has other values.
+
+    Of an older version, or before an update.
+    """
+    used = versions(schedule, worker)
+    passes = gathers = flying = 0
+    gathered: int | None = None  # the version
+    for action in schedule.workers[worker]:
+        if (action.replica, action.stage) != (replica, stage):
+            continue
+        if action.kind is Kind.UPDATE:
+            gathered = None
+        elif action.kind is Kind.FORWARD or action.makes_input_grad:
+            version = used[replica, stage, action.microbatch]
+            gathers += gathered != version
+            passes += action.kind is Kind.FORWARD
+            flying += 1 if action.kind is Kind.FORWARD else -1
+            gathered = version if flying else None
+    return HeldStage(stage, passes, gathers)
 
 
 def holders(schedule: Schedule, *stages: int) -> int:

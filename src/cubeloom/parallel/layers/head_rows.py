@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from cubeloom.parallel.norm import at_least_float32
+from cubeloom.parallel.layers.norm import at_least_float32
 
 
 def largest(logits: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ that another strand of a weave computes while the statistics travel.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +18,61 @@ from torch.nn import functional
 from cubeloom.comm import Axis, Pending
 from cubeloom.parallel import weave
 from cubeloom.parallel.collective import hollow
-from cubeloom.parallel.forms import NormForm
+from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
+from cubeloom.parallel.specs import ImageNormSpec, NormSpec, Side
 from cubeloom.parallel.state import CubeState
+
+
+@dataclass(frozen=True)
+class Norm(Declared):
+    """A norm of features that lie on `side`: LayerNorm and RMSNorm on x only, GroupNorm and BatchNorm on either.
+
+    `sharded`: its rows are cut even where activations rest replicated.
+    """
+
+    sharded: bool = False
+    side: Side = "x"
+
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> NormSpec | ImageNormSpec | None:
+        match module:
+            case nn.LayerNorm() | nn.RMSNorm():
+                return NormSpec(
+                    name=name,
+                    features=math.prod(module.normalized_shape),
+                    centred=isinstance(module, nn.LayerNorm),
+                    weight=module.elementwise_affine,
+                    bias=getattr(module, "bias", None) is not None,
+                    always=self.sharded,
+                )
+            case nn.GroupNorm():
+                return ImageNormSpec(
+                    name=name,
+                    side=self.side,
+                    features=module.num_channels,
+                    affine=module.affine,
+                    pixels=_pixels(seen),
+                    groups=module.num_groups,
+                    interleaved=getattr(module, "order", None) is not None,
+                )
+            case nn.BatchNorm1d() | nn.BatchNorm2d() | nn.BatchNorm3d():
+                return ImageNormSpec(
+                    name=name,
+                    side=self.side,
+                    features=module.num_features,
+                    affine=module.affine,
+                    pixels=_pixels(seen),
+                )
+        return None
+
+
+def _pixels(seen: Seen) -> int:
+    return 1 if seen.pixels is None else seen.pixels[0]
 
 
 class CubeNorm(nn.Module):
     def __init__(
         self,
-        form: NormForm,
+        spec: NormSpec,
         state: CubeState,
         weight: nn.Parameter | None,
         bias: nn.Parameter | None,
@@ -36,8 +84,8 @@ class CubeNorm(nn.Module):
         self._state = state
         self._eps = eps
         self._axis = state.network.axis("x")
-        self._centred = form.centred
-        self._origin = form.name
+        self._centred = spec.centred
+        self._origin = spec.name
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = (None if each is None else self._state.local(each) for each in (self.weight, self.bias))
@@ -53,6 +101,12 @@ class CubeNorm(nn.Module):
         if weight is not None:
             y = y * weight
         return y if bias is None else y + bias
+
+
+@make_layer.register
+def _(spec: NormSpec, making: Making) -> nn.Module:
+    assert isinstance(making.plain, nn.LayerNorm | nn.RMSNorm)
+    return CubeNorm(spec, making.state, making.parameter("weight"), making.parameter("bias"), making.plain.eps)
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

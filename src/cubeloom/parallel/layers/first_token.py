@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from cubeloom.parallel.forms import FirstTokenForm, Spread
+from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
+from cubeloom.parallel.specs import FirstTokenSpec
 from cubeloom.parallel.state import CubeState
 
 
+@dataclass(frozen=True)
+class FirstToken(Declared):
+    """Whole features of each sequence's first token, the same on all ranks of x and y."""
+
+    features: int
+
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> FirstTokenSpec:
+        return FirstTokenSpec(name=name, features=self.features)
+
+
 class CubeFirstToken(nn.Module):
-    def __init__(self, form: FirstTokenForm, state: CubeState) -> None:
+    def __init__(self, spec: FirstTokenSpec, state: CubeState) -> None:
         super().__init__()
         self.rows_axis = state.network.axis("y")
-        self.cut_rows = form.rows == Spread.ROWS and self.rows_axis.size > 1
+        self.cut_rows = state.config.sharded and self.rows_axis.size > 1
         self.features_axis = state.network.axis("x")
-        self.origin = form.name
+        self.origin = spec.name
 
     def forward(self, rows: Tensor, sequence: int) -> Tensor:
         """`[M/(z·y), H/x]` or `[M/z, H/x]` -> `[sequences/z, H]`."""
@@ -49,3 +61,8 @@ class _FirstToken(torch.autograd.Function):
         rows = gradient.new_zeros(ctx.shape)
         rows[ctx.local] = gradient.chunk(axis.size, 1)[axis.index][ctx.here]
         return rows, None, None
+
+
+@make_layer.register
+def _(spec: FirstTokenSpec, making: Making) -> nn.Module:
+    return CubeFirstToken(spec, making.state)

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from cubeloom.comm import Axis
 from cubeloom.parallel import weave
-from cubeloom.parallel.forms import LinearForm
 from cubeloom.parallel.gradients import Gradients, WeightGradient
-from cubeloom.parallel.head_rows import Steps, put_target
-from cubeloom.parallel.linear import CubeLinear
-from cubeloom.parallel.products import Product, add_product, add_to
+from cubeloom.parallel.layers.head_rows import Steps, put_target
+from cubeloom.parallel.layers.linear import CubeLinear
+from cubeloom.parallel.layers.products import Product, add_product, add_to
+from cubeloom.parallel.specs import LinearSpec
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.weight import Weight
 
@@ -34,10 +34,10 @@ class CubeHead(CubeLinear):
     """A linear without a bias, whose inner dimension is not cut and whose weight is whole along z."""
 
     def __init__(
-        self, form: LinearForm, state: CubeState, weight: Weight, bias: nn.Parameter | None, product: Product
+        self, spec: LinearSpec, state: CubeState, weight: Weight, bias: nn.Parameter | None, product: Product
     ) -> None:
-        super().__init__(form, state, weight, bias, product)
-        self.classes = form.n
+        super().__init__(spec, state, weight, bias, product)
+        self.classes = spec.n
         self.chunk_bytes = CHUNK_BYTES  # of logits
         self._steps = Steps()
 

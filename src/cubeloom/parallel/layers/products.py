@@ -6,11 +6,12 @@ the whole.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from cubeloom.base import torch_private
@@ -173,3 +174,18 @@ def _padding(layer: Convolution) -> tuple[int, ...]:
         return tuple(width // 2 for width in widths)
     assert not isinstance(layer.padding, str)
     return tuple(layer.padding)
+
+
+def product_of(layer: nn.Module, groups: int = 1) -> Product:
+    """What a linear or a convolution computes on local blocks."""
+    return Convolve.like(layer, groups) if isinstance(layer, Convolution) else Matmul()
+
+
+def sizes(name: str, module: nn.Linear | Convolution) -> tuple[int, int, int]:
+    """Input features, output features, and the numbers that a weight has for each pair."""
+    if isinstance(module, nn.Linear):
+        return module.in_features, module.out_features, 1
+    Convolve.like(module)  # refuses what it cannot do
+    if module.groups > 1:
+        raise CutError(f"layer {name} is a convolution in {module.groups} groups; the cut can take it as Grouped")
+    return module.in_channels, module.out_channels, math.prod(module.kernel_size)

@@ -7,6 +7,7 @@ whole batch that are not ignored, so that every rank has the same loss, the true
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,25 +15,40 @@ from torch import Tensor, nn
 
 from cubeloom.comm import Axis
 from cubeloom.parallel import weave
-from cubeloom.parallel.forms import LossForm
-from cubeloom.parallel.head import CubeHead
-from cubeloom.parallel.indices import check_indices
-from cubeloom.parallel.norm import at_least_float32
+from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
+from cubeloom.parallel.layers.head import CubeHead
+from cubeloom.parallel.layers.indices import check_indices
+from cubeloom.parallel.layers.norm import at_least_float32
 from cubeloom.parallel.parameter import own_part
+from cubeloom.parallel.specs import LossSpec
 from cubeloom.parallel.state import CubeState
 
 
+@dataclass(frozen=True)
+class Loss(Declared):
+    """The mean cross-entropy of logits whose classes lie on y and whose rows on z and x.
+
+    `whole`: every rank of x and y has all classes and all rows of its z rank.
+    """
+
+    whole: bool = False
+
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> LossSpec:
+        smoothing, ignored = getattr(module, "label_smoothing", 0.0), getattr(module, "ignore_index", -100)
+        return LossSpec(name=name, smoothing=float(smoothing), ignored=int(ignored), whole=self.whole)
+
+
 class CubeCrossEntropy(nn.Module):
-    def __init__(self, form: LossForm, state: CubeState) -> None:
+    def __init__(self, spec: LossSpec, state: CubeState) -> None:
         super().__init__()
-        network, whole = state.network, form.whole
+        network, whole = state.network, spec.whole
         self._rows = own_part(network.axis("x")) if not whole else None
         self._vocabulary = network.axis("y") if not whole else None
         self._everybody = network.axis("data", "z", *(() if whole else ("x",)))
         self._ranks = network.grid.data * network.grid.z
-        self._smoothing = form.smoothing
-        self._ignored = form.ignored
-        self._origin = form.name
+        self._smoothing = spec.smoothing
+        self._ignored = spec.ignored
+        self._origin = spec.name
         self._shares = state.shares
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -159,3 +175,8 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         slope.scatter_add_(-1, safe.unsqueeze(-1), hit)
         slope *= (counted * gradient).unsqueeze(-1)
         return slope.to(ctx.dtype), None, None, None, None, None
+
+
+@make_layer.register
+def _(spec: LossSpec, making: Making) -> nn.Module:
+    return CubeCrossEntropy(spec, making.state)

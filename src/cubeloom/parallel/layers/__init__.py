@@ -1,0 +1,24 @@
+"""The layers of the cube, a file for each kind: how a cut declares it, and what computes it on a rank."""
+
+from cubeloom.parallel.layers.declared import Cut as Cut
+from cubeloom.parallel.layers.declared import Declared as Declared
+from cubeloom.parallel.layers.declared import Making as Making
+from cubeloom.parallel.layers.declared import Seen as Seen
+from cubeloom.parallel.layers.declared import make_layer as make_layer
+from cubeloom.parallel.layers.dropout import Dropout as Dropout
+from cubeloom.parallel.layers.edges import Concat as Concat
+from cubeloom.parallel.layers.edges import Grouped as Grouped
+from cubeloom.parallel.layers.edges import Join as Join
+from cubeloom.parallel.layers.edges import Share as Share
+from cubeloom.parallel.layers.edges import Slice as Slice
+from cubeloom.parallel.layers.edges import SquaredLoss as SquaredLoss
+from cubeloom.parallel.layers.edges import Stay as Stay
+from cubeloom.parallel.layers.edges import Whole as Whole
+from cubeloom.parallel.layers.embedding import Embedding as Embedding
+from cubeloom.parallel.layers.embedding import Table as Table
+from cubeloom.parallel.layers.first_token import FirstToken as FirstToken
+from cubeloom.parallel.layers.image_norms import CubeBatchNorm as CubeBatchNorm
+from cubeloom.parallel.layers.linear import Contract as Contract
+from cubeloom.parallel.layers.linear import Expand as Expand
+from cubeloom.parallel.layers.loss import Loss as Loss
+from cubeloom.parallel.layers.norm import Norm as Norm

@@ -1,0 +1,321 @@
+"""The layers at the edges of a network on images, where features are whole, and what joins tensors inside it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, assert_never
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cubeloom.base.turns import interleave
+from cubeloom.parallel import weave
+from cubeloom.parallel.collective import Collective
+from cubeloom.parallel.layers.alike import all_parts_of, own_part_of
+from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
+from cubeloom.parallel.layers.loss import Mean, share_of
+from cubeloom.parallel.layers.norm import at_least_float32
+from cubeloom.parallel.layers.products import Convolution, Matmul, Product, product_of, sizes
+from cubeloom.parallel.parameter import own_part
+from cubeloom.parallel.specs import (
+    ConcatSpec,
+    EdgeSpec,
+    ShareSpec,
+    Side,
+    SquaredLossSpec,
+    WholeSpec,
+    other,
+    rows_of,
+)
+from cubeloom.parallel.state import CubeState
+
+
+@dataclass(frozen=True)
+class Whole(Declared):
+    """A small layer that every rank of x and y computes in full, on input that is whole."""
+
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> WholeSpec | None:
+        if not isinstance(module, nn.Linear):
+            return None
+        return WholeSpec(name=name, k=module.in_features, n=module.out_features, bias=module.bias is not None)
+
+
+@dataclass(frozen=True)
+class Slice(Declared):
+    """A linear or convolution from features that every rank has whole (few, or small) to features on `side`."""
+
+    side: Side = "x"
+
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> EdgeSpec | None:
+        return _edge(name, module, seen, "slice", self.side)
+
+
+@dataclass(frozen=True)
+class Join(Declared):
+    """A linear or convolution from features on `side` to few features that every rank of it gets whole."""
+
+    side: Side = "x"
+
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> EdgeSpec | None:
+        return _edge(name, module, seen, "join", self.side)
+
+
+@dataclass(frozen=True)
+class Stay(Declared):
+    """A small linear or convolution, such as a skip connection's, from features on `side` to features on `side`.
+
+    Each rank has all output features of its part of the input's, and computes them for its own samples.
+    """
+
+    side: Side = "x"
+
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> EdgeSpec | None:
+        return _edge(name, module, seen, "stay", self.side)
+
+
+@dataclass(frozen=True)
+class Grouped(Declared):
+    """A convolution in groups, from features on `side` to features on `side`: each rank has whole groups."""
+
+    side: Side = "x"
+
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> EdgeSpec | None:
+        if not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            return None
+        return _edge(name, module, seen, "grouped", self.side)
+
+
+@dataclass(frozen=True)
+class Share(Declared):
+    """A module that only passes on whole features to many `Slice`s: the sum of their gradients is made here, once."""
+
+    features: int
+
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> ShareSpec:
+        return ShareSpec(name=name, features=self.features)
+
+
+@dataclass(frozen=True)
+class Concat(Declared):
+    """A module that joins the features of two tensors on `side`, in turns of its `parts`."""
+
+    side: Side = "x"
+
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> ConcatSpec:
+        return ConcatSpec(name=name, side=self.side, parts=int(module.parts))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class SquaredLoss(Declared):
+    """The mean squared error of features that every rank of `side` has whole."""
+
+    side: Side = "x"
+
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> SquaredLossSpec:
+        return SquaredLossSpec(name=name, side=self.side)
+
+
+EdgeKind = Literal["slice", "join", "stay", "grouped"]
+
+
+def _edge(name: str, module: nn.Module, seen: Seen, kind: EdgeKind, side: Side) -> EdgeSpec | None:
+    if not isinstance(module, nn.Linear | Convolution):
+        return None
+    if kind == "grouped":
+        assert isinstance(module, Convolution)
+        n, k, *window = module.weight.shape
+        k, taps, groups = k * module.groups, math.prod(window), module.groups
+    else:
+        (k, n, taps), groups = sizes(name, module), 1
+    return EdgeSpec(
+        name=name,
+        kind=kind,
+        side=side,
+        k=k,
+        n=n,
+        taps=taps,
+        bias=module.bias is not None,
+        pixels=seen.pixels or (1, 1),
+        groups=groups,
+        transposed=bool(getattr(module, "transposed", False)),
+    )
+
+
+class CubeEdge(nn.Module):
+    """Parameters of which each rank holds its part for good: they are small, or used by its own samples only.
+
+    - slice: `[samples of z, K, …]` whole -> `[own samples, N/side, …]`;
+    - join: `[own samples, K/side, …]` -> `[own samples, N, …]` whole;
+    - stay: `[own samples, K/side, …]` -> `[own samples, N/side, …]`; where samples rest replicated, each rank takes its own;
+    - grouped: `[own samples, K/side, …]` -> `[own samples, N/side, …]`, by whole groups.
+    """
+
+    def __init__(
+        self, spec: EdgeSpec, state: CubeState, weight: nn.Parameter, bias: nn.Parameter | None, product: Product
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+        self._state = state
+        self._product = product
+        self._kind = spec.kind
+        self._name = spec.name
+        self._side, self._across = (state.network.axis(side) for side in (spec.side, other(spec.side)))
+        self._sharded = bool(state.config.sharded)
+
+    def forward(self, x: Tensor) -> Tensor:
+        match self._kind:
+            case "slice":
+                y = self._compute(self._own_rows(x))
+            case "join":
+                y = Collective("reduce", self._side, self._name)(self._compute(x))
+            case "stay":
+                y = self._stay(x)
+            case "grouped":
+                y = self._compute(x)
+            case _:
+                assert_never(self._kind)
+        return y if self.bias is None else y + self._product.bias(self._state.local(self.bias).to(y.dtype))
+
+    def _compute(self, x: Tensor) -> Tensor:
+        return _Product.apply(x, self._state.local(self.weight), self._product)
+
+    def _own_rows(self, x: Tensor) -> Tensor:
+        if self._sharded:
+            return own_part(self._across)(x)
+        # All ranks across have the same samples: each gives its share of one gradient.
+        return _Share.apply(x, 1 / self._across.size) if x.requires_grad and self._across.size > 1 else x
+
+    def _stay(self, x: Tensor) -> Tensor:
+        if not self._sharded:
+            x = own_part_of(x, self._across, 0, f"{self._name} input")
+        features = -1 if isinstance(self._product, Matmul) else 1
+        y = Collective("scatter", self._side, self._name, features)(self._compute(x))
+        return y if self._sharded else all_parts_of(y, self._across, 0, f"{self._name} output")
+
+
+@make_layer.register
+def _(spec: EdgeSpec, making: Making) -> nn.Module:
+    weight = making.parameter("weight")
+    assert weight is not None
+    product = product_of(making.plain, spec.groups)
+    return CubeEdge(spec, making.state, weight, making.parameter("bias"), product)
+
+
+class CubeShare(nn.Module):
+    """Passes on what is whole; sums its gradient over the plane."""
+
+    def __init__(self, spec: ShareSpec, state: CubeState) -> None:
+        super().__init__()
+        self._copy = Collective("copy", state.network.axis("x", "y"), spec.name)
+
+    def forward(self, whole: Tensor) -> Tensor:
+        return self._copy(whole)
+
+
+class CubeConcat(nn.Module):
+    """Features of two tensors in turns; a rank has its share of the turns."""
+
+    def __init__(self, spec: ConcatSpec, state: CubeState) -> None:
+        super().__init__()
+        self._turns = spec.parts // state.network.axis(spec.side).size
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return interleave(first, second, self._turns)
+
+
+class CubeSquaredLoss(nn.Module):
+    def __init__(self, spec: SquaredLossSpec, state: CubeState) -> None:
+        super().__init__()
+        network = state.network
+        sharded = bool(state.config.sharded)
+        self._rows = own_part(network.axis(other(spec.side))) if sharded else None
+        self._everybody = network.axis(*rows_of(spec.side, sharded))
+        self._ranks = network.grid.data * network.grid.z
+        self._origin = spec.name
+        self._shares = state.shares
+
+    def count(self, target: Tensor) -> Tensor:
+        """How many numbers are compared."""
+        return target.new_full((), target.numel(), dtype=torch.float64)
+
+    def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """`prediction` of the own samples, `target` of all samples of z."""
+        target = target if self._rows is None else self._rows(target)
+        total = (at_least_float32(prediction) - at_least_float32(target)).square().sum()
+        count = total.new_full((), prediction.numel())
+        return weave.meet(self._mean, total, count)
+
+    def _mean(self, total: Tensor, count: Tensor) -> Tensor:
+        mean = Mean.apply(total, count, self._everybody, self._ranks, self._origin)
+        return share_of(mean, self._shares.get(self._origin))
+
+
+class _Product(torch.autograd.Function):
+    """A product of local blocks with both its gradients at once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, product: Product) -> Tensor:
+        weight = weight.to(x.dtype)
+        ctx.save_for_backward(x, weight)
+        ctx.product = product
+        return product.forward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        dx = ctx.product.input_gradient(gradient, weight, x.shape) if ctx.needs_input_grad[0] else None
+        dw = None
+        if ctx.needs_input_grad[1]:
+            dw = ctx.product.weight_gradient(gradient, x, weight.shape, None, weight.dtype)
+        return dx, dw, None
+
+
+class _Share(torch.autograd.Function):
+    """Nothing, and a share of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, share: float) -> Tensor:
+        ctx.share = share
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.share, None
+
+
+class CubeWhole(nn.Module):
+    """`[rows of z, K]` whole -> `[rows of z, N]` whole, computed by every rank of x and y."""
+
+    def __init__(self, state: CubeState, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+        self._state = state
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self._state.local(self.bias)
+        return functional.linear(x, self._state.local(self.weight), bias)
+
+
+@make_layer.register
+def _(spec: WholeSpec, making: Making) -> nn.Module:
+    weight = making.parameter("weight")
+    assert weight is not None
+    return CubeWhole(making.state, weight, making.parameter("bias"))
+
+
+@make_layer.register
+def _(spec: ShareSpec, making: Making) -> nn.Module:
+    return CubeShare(spec, making.state)
+
+
+@make_layer.register
+def _(spec: ConcatSpec, making: Making) -> nn.Module:
+    return CubeConcat(spec, making.state)
+
+
+@make_layer.register
+def _(spec: SquaredLossSpec, making: Making) -> nn.Module:
+    return CubeSquaredLoss(spec, making.state)

@@ -1,0 +1,149 @@
+"""Replace the layers of a plain model by those of the cube."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.base import counter
+from cubeloom.base.initial import Initial
+from cubeloom.comm import Network
+from cubeloom.parallel.buckets import Reduction
+from cubeloom.parallel.compiled import compile_local, whole_blocks
+from cubeloom.parallel.config import Batch, Rest
+from cubeloom.parallel.layers.declared import Cut, Making, make_layer
+from cubeloom.parallel.parameter import Block, distribute
+from cubeloom.parallel.resolution import resolve
+from cubeloom.parallel.specs import LayerSpec, Parameter, parameters
+from cubeloom.parallel.state import CubeState
+from cubeloom.parallel.weight import Weight
+
+# Fills a rank's block of a parameter: from the name and the block to its values.
+Fill = Callable[[str, Block], Tensor]
+
+
+class Initialised(Protocol):
+    """A model that says how its parameters start."""
+
+    def initial(self, name: str) -> Initial: ...
+
+
+def initial_values(model: Initialised, seed: int, dtype: torch.dtype, device: torch.device | None = None) -> Fill:
+    """Values that depend on seed, name and place alone: any two grids start from the same model, bit for bit."""
+
+    def fill(name: str, block: Block) -> Tensor:
+        return block.draw(model.initial(name), counter.key(seed, name), dtype, device or torch.device("cpu"))
+
+    return fill
+
+
+def materialise(model: nn.Module, fill: Fill, modules: Iterable[str] = ("",)) -> nn.Module:
+    """The serial model: give a model built on the meta device whole parameters; or only some of its modules, by name."""
+    names: dict[int, str] = {}  # the first of each parameter
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), name)
+    made: dict[int, nn.Parameter] = {}
+    for module in (model.get_submodule(name) for name in modules):
+        for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+            if id(parameter) not in made:
+                shape = tuple(parameter.shape)
+                value = fill(names[id(parameter)], Block(shape, (0,) * len(shape), shape))
+                made[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+            owner, _, attribute = name.rpartition(".")
+            setattr(module.get_submodule(owner), attribute, made[id(parameter)])
+        for norm in module.modules():
+            if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and norm.running_mean is not None:
+                _start_running(norm, next(iter(made.values())))
+    return model
+
+
+def _start_running(norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, like: Tensor) -> None:
+    """Running statistics, as torch starts them."""
+    for name in ("running_mean", "running_var"):
+        setattr(norm, name, torch.empty(norm.num_features, dtype=like.dtype, device=like.device))
+    norm.num_batches_tracked = torch.zeros((), dtype=torch.long, device=like.device)
+    norm.reset_running_stats()
+
+
+def apply(
+    model: nn.Module,
+    cut: Cut,
+    network: Network,
+    batch: Batch,
+    fill: Fill,
+    rest: Rest | None = None,
+    compile: bool = False,
+) -> CubeState:
+    """Cut a model, built on the meta device, over the cube, in place. Gives what its layers share: clock and gradients.
+
+    `compile`: let torch compile what is computed between collectives. Raises CutError, before anything is allocated, if the
+    model cannot be cut on this grid.
+    """
+    rest = rest or Rest()
+    specs = resolve(model, cut, network.grid, rest, batch)
+    state = CubeState.of(network, rest)
+    plain = whole_blocks(model, specs, network.grid) if compile else {}
+    replace_layers(model, specs, state, fill)
+    network.models.add(model)
+    if compile:
+        compile_local(model, plain, state)
+    return state
+
+
+# The places on the pipe axis that hold a parameter of this name.
+Holders = Callable[[str], tuple[int, ...]]
+
+
+def replace_layers(
+    model: nn.Module,
+    specs: Iterable[LayerSpec],
+    state: CubeState,
+    fill: Fill,
+    known: dict[str, nn.Parameter] | None = None,
+    holders: Holders | None = None,
+) -> None:
+    """Put the layers of these specs in the model's place of each: frozen and evaluating where the plain ones are.
+
+    `known` has the parameters that this rank holds already, by name, and takes the new ones: a name is one parameter.
+    """
+    maker = _Maker(dict(model.named_modules()), state, fill, {} if known is None else known, holders)
+    for spec in specs:
+        owner, _, attribute = spec.name.rpartition(".")
+        training = model.get_submodule(spec.name).training
+        setattr(model.get_submodule(owner), attribute, maker.make(spec).train(training))
+
+
+@dataclass
+class _Maker:
+    plain: dict[str, nn.Module]
+    state: CubeState
+    fill: Fill
+    known: dict[str, nn.Parameter]
+    holders: Holders | None
+    weights: dict[str, Weight] = field(default_factory=dict)
+
+    def make(self, spec: LayerSpec) -> nn.Module:
+        plain, stated = self.plain[spec.name], parameters(spec, self.state.config)
+        own = {each.name.rpartition(".")[2]: each for each in stated.values()}
+
+        def parameter(kind: str) -> nn.Parameter | None:
+            whole = plain.get_parameter(kind) if kind in own else None
+            return None if whole is None else self._parameter(own[kind], whole)
+
+        return make_layer(spec, Making(plain, self.state, parameter, self.weights))
+
+    def _parameter(self, stated: Parameter, whole: nn.Parameter) -> nn.Parameter:
+        name = stated.name
+        if name not in self.known:
+            network, shape = self.state.network, tuple(whole.shape)
+            made = distribute(network, self.fill(name, Block.of(network, shape, stated.cuts)), shape, stated.cuts)
+            workers = (network.coordinates["pipe"],) if self.holders is None else self.holders(name)
+            reduction = Reduction(name, network.across(workers, *stated.partial), network.grid.data * network.grid.z)
+            self.state.gradients.register(made, reduction)
+            made.requires_grad_(whole.requires_grad)
+            self.known[name] = made
+        return self.known[name]

@@ -1,0 +1,31 @@
+"""Each kind of layer as a value: its sizes, and the layouts from which all that is known of it follows."""
+
+from cubeloom.parallel.specs.attention import AttentionSpec as AttentionSpec
+from cubeloom.parallel.specs.attention import PointwiseSpec as PointwiseSpec
+from cubeloom.parallel.specs.linear import LinearSpec as LinearSpec
+from cubeloom.parallel.specs.lookup import EmbeddingSpec as EmbeddingSpec
+from cubeloom.parallel.specs.lookup import TableSpec as TableSpec
+from cubeloom.parallel.specs.loss import LossSpec as LossSpec
+from cubeloom.parallel.specs.loss import SquaredLossSpec as SquaredLossSpec
+from cubeloom.parallel.specs.norm import ImageNormSpec as ImageNormSpec
+from cubeloom.parallel.specs.norm import NormSpec as NormSpec
+from cubeloom.parallel.specs.spec import Collective as Collective
+from cubeloom.parallel.specs.spec import LayerSpec as LayerSpec
+from cubeloom.parallel.specs.spec import Parameter as Parameter
+from cubeloom.parallel.specs.spec import Product as Product
+from cubeloom.parallel.specs.spec import Rule as Rule
+from cubeloom.parallel.specs.spec import Side as Side
+from cubeloom.parallel.specs.spec import Transfer as Transfer
+from cubeloom.parallel.specs.spec import collectives as collectives
+from cubeloom.parallel.specs.spec import divides as divides
+from cubeloom.parallel.specs.spec import other as other
+from cubeloom.parallel.specs.spec import parameters as parameters
+from cubeloom.parallel.specs.spec import rows_of as rows_of
+from cubeloom.parallel.specs.spec import stream as stream
+from cubeloom.parallel.specs.spec import there_and_back as there_and_back
+from cubeloom.parallel.specs.whole import ConcatSpec as ConcatSpec
+from cubeloom.parallel.specs.whole import DropoutSpec as DropoutSpec
+from cubeloom.parallel.specs.whole import EdgeSpec as EdgeSpec
+from cubeloom.parallel.specs.whole import FirstTokenSpec as FirstTokenSpec
+from cubeloom.parallel.specs.whole import ShareSpec as ShareSpec
+from cubeloom.parallel.specs.whole import WholeSpec as WholeSpec

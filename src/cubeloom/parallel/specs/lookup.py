@@ -1,0 +1,114 @@
+"""Tables of vectors that are looked up: the embedding, whose vocabulary is cut, and small tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from cubeloom.base.divisors import divisors
+from cubeloom.parallel.config import ParallelConfig
+from cubeloom.parallel.layout import Layout
+from cubeloom.parallel.specs.linear import gradient_scatter, rows_divide
+from cubeloom.parallel.specs.spec import (
+    ROWS,
+    LayerSpec,
+    Parameter,
+    Rule,
+    Transfer,
+    divides,
+    rows_of,
+    stream,
+    there_and_back,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingSpec(LayerSpec):
+    """Vocabulary over y, features over x, shards over z: as a head's weight lies, so that the two can be one."""
+
+    entries: int
+    features: int
+
+    def takes(self, c: ParallelConfig) -> Layout:
+        return Layout.of(rows=ROWS)
+
+    def gives(self, c: ParallelConfig) -> Layout:
+        return stream("x", c.sharded)
+
+    @property
+    def found(self) -> Layout:
+        """Of the tokens that each rank finds in its part of the vocabulary: a partial sum over y."""
+        return Layout.of(rows=ROWS, features="x", partial="y")
+
+    def _weight(self, cut: bool) -> tuple[Layout, Layout]:
+        used = Layout.of(first="y", second="x", partial_gradient=ROWS)
+        return used.with_dims(first=("y", "z")) if cut else used, used
+
+    def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
+        rows = c.samples * c.sequence * self.features
+        for sharded, when in ((True, c.sharded), (False, 1 - c.sharded)):
+            yield from there_and_back(self.found, stream("x", sharded), rows, when=when, back="W")
+        rest, used = self._weight(cut=True)
+        elements = self.entries * self.features
+        yield Transfer("F", rest, used, elements, when=c.weights_cut, of_weight=True)
+        yield gradient_scatter(rest, used, elements, c.weights_cut)
+
+    def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
+        name, shape = f"{self.name}.weight", (self.entries, self.features)
+        yield Parameter(name, shape, self._weight(cut=True)[0], ("data",), c.weights_cut)
+        yield Parameter(name, shape, self._weight(cut=False)[0], ROWS, 1 - c.weights_cut)
+
+    def rules(self, c: ParallelConfig) -> Iterator[Rule]:
+        label = "vocabulary over y and z"
+        for shards, when in (((), 1 - c.weights_cut), (("z",), c.weights_cut)):
+            for rule in divides(label, "vocabulary", self.entries, c, "y", *shards, when=when):
+                yield Rule(rule.label, rule.broken, partial(self._advice, rule, c, *shards))
+        yield from divides("hidden size over x", "features", self.features, c, "x")
+        yield from rows_divide(False, c, "y", c.sharded)
+
+    def _advice(self, rule: Rule, c: ParallelConfig, *shards: str) -> str:
+        parts = int(c.size("y", *shards))
+        few = [str(each) for each in divisors(self.entries) if 1 < each <= 1024]
+        cuts = f"{self.entries} itself can be cut into {', '.join(few[:8])}"
+        return f"{rule.words()}, which takes a multiple of {parts} such as {-(-self.entries // parts) * parts}; " + (
+            cuts if few else f"nothing up to 1024 divides {self.entries}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSpec(LayerSpec):
+    """Features over x; entries over y and z, or on every rank where they are too few. Looked up for the rank's own rows."""
+
+    entries: int
+    features: int
+
+    def takes(self, c: ParallelConfig) -> Layout:
+        return Layout.of(rows=ROWS)
+
+    def gives(self, c: ParallelConfig) -> Layout:
+        return stream("x", c.sharded)
+
+    def cut(self, c: ParallelConfig) -> Any:
+        return self.entries % c.size("y", "z") == 0
+
+    def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
+        rest, elements, cut = self._layout(True), self.entries * self.features, self.cut(c)
+        for sharded, when in ((True, c.sharded), (False, 1 - c.sharded)):
+            # Where all ranks of y have the same rows, each takes its part of the gradient.
+            used = Layout.of(first=None, second="x", partial_gradient=rows_of("x", sharded))
+            yield Transfer("F", rest, used, elements, when=cut & when, of_weight=True)
+            yield gradient_scatter(rest, used, elements, cut & when)
+
+    def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
+        name, shape, cut = f"{self.name}.weight", (self.entries, self.features), self.cut(c)
+        yield Parameter(name, shape, self._layout(True), ("data",), cut)
+        yield Parameter(name, shape, self._layout(False), rows_of("x", True), (1 - cut) & c.sharded)
+        yield Parameter(name, shape, self._layout(False), rows_of("x", False), (1 - cut) & (1 - c.sharded))
+
+    def _layout(self, cut: bool) -> Layout:
+        return Layout.of(first=("y", "z") if cut else None, second="x")
+
+    def rules(self, c: ParallelConfig) -> Iterator[Rule]:
+        yield from divides("hidden size over x", "features", self.features, c, "x")

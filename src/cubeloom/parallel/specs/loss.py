@@ -1,0 +1,68 @@
+"""Losses: means over the whole batch, so that every rank has the serial model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cubeloom.parallel.config import ParallelConfig
+from cubeloom.parallel.layout import Axes, Layout
+from cubeloom.parallel.specs.linear import rows_divide
+from cubeloom.parallel.specs.spec import ROWS, LayerSpec, Rule, Side, Transfer, other, rows_of, stream
+
+_SCALAR = Layout.of()
+
+
+def _mean(rows: Axes, c: ParallelConfig, when: object = True) -> Transfer:
+    """The sum and the count of a mean over all rows."""
+    return Transfer("F", Layout.of(partial=rows), _SCALAR, 2, "statistic", when)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSpec(LayerSpec):
+    """The mean cross-entropy of logits whose classes lie on y and whose rows on z and x.
+
+    `whole`: every rank of x and y has all classes and all rows of its z rank.
+    """
+
+    whole: bool
+    smoothing: float = 0.0
+    ignored: int = -100  # the target that does not count
+    classes: int = 0  # seen in a run, for its time and memory
+
+    def takes(self, c: ParallelConfig) -> Layout:
+        return Layout.of(rows=ROWS, features=None) if self.whole else stream("y", True)
+
+    def gives(self, c: ParallelConfig) -> Layout:
+        return _SCALAR
+
+    def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
+        if self.whole:
+            yield _mean(ROWS, c)
+            return
+        rows, elements = rows_of("y", True), c.samples * c.sequence
+        summed, whole = Layout.of(rows=rows, partial="y"), Layout.of(rows=rows)
+        yield Transfer("F", summed, whole, elements, "statistic")  # the largest logit
+        # The sum of exponentials, the target's logit and, where targets are smoothed, the sum of logits.
+        yield Transfer("F", summed, whole, (3 if self.smoothing else 2) * elements, "statistic")
+        yield _mean(rows, c)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquaredLossSpec(LayerSpec):
+    """The mean squared error over all samples, of features that every rank of the side has whole."""
+
+    side: Side
+
+    def takes(self, c: ParallelConfig) -> Layout:
+        return Layout.of(rows=rows_of(self.side, bool(c.sharded)), features=None)
+
+    def gives(self, c: ParallelConfig) -> Layout:
+        return _SCALAR
+
+    def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
+        for sharded, when in ((True, c.sharded), (False, 1 - c.sharded)):
+            yield _mean(rows_of(self.side, sharded), c, when)
+
+    def rules(self, c: ParallelConfig) -> Iterator[Rule]:
+        yield from rows_divide(True, c, other(self.side), c.sharded)

@@ -1,0 +1,107 @@
+"""Norms, of features that lie on one side: a few numbers for each row, group or feature are summed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from cubeloom.parallel.config import ParallelConfig
+from cubeloom.parallel.layout import Layout
+from cubeloom.parallel.specs.linear import rows_divide
+from cubeloom.parallel.specs.spec import (
+    LayerSpec,
+    Parameter,
+    Rule,
+    Side,
+    Transfer,
+    divides,
+    other,
+    rows_of,
+    stream,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormSpec(LayerSpec):
+    """LayerNorm (centred) or RMSNorm of the residual stream, features on x. `always`: its rows are cut in any case."""
+
+    features: int
+    centred: bool  # LayerNorm subtracts the mean, RMSNorm does not
+    bias: bool
+    weight: bool = True
+    always: bool = False
+
+    def takes(self, c: ParallelConfig) -> Layout:
+        return stream("x", c.sharded or self.always)
+
+    gives = takes
+
+    def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
+        rows = c.samples * c.sequence
+        for sharded, when in ((True, c.sharded | self.always), (False, (1 - c.sharded) & (not self.always))):
+            whole = Layout.of(parts=None, rows=rows_of("x", sharded))
+            summed = Layout.of(parts=None, rows=rows_of("x", sharded), partial="x")
+            if self.centred:  # mean and spread of each part, gathered; in the backward two numbers a row, summed
+                each = whole.with_dims(parts="x")
+                yield Transfer("F", each, whole, 2 * c.x * rows, "statistic", when)
+            else:
+                yield Transfer("F", summed, whole, rows, "statistic", when)
+            yield Transfer("I", summed, whole, (2 if self.centred else 1) * rows, "statistic", when)
+
+    def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
+        kinds = [kind for kind, there in (("weight", self.weight), ("bias", self.bias)) if there]
+        yield from vectors(self.name, kinds, self.features, "x", c.sharded | self.always)
+
+    def rules(self, c: ParallelConfig) -> Iterator[Rule]:
+        yield from divides("hidden size over x", "features", self.features, c, "x")
+
+
+def vectors(name: str, kinds: list[str], size: int, side: Side, cut: Any) -> Iterator[Parameter]:
+    """Parameters that multiply or are added to features: every rank with other rows has a summand of their gradients."""
+    layout = Layout.of(first=side)
+    for kind in kinds:
+        yield Parameter(f"{name}.{kind}", (size,), layout, rows_of(side, True), cut)
+        yield Parameter(f"{name}.{kind}", (size,), layout, rows_of(side, False), 1 - cut)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageNormSpec(LayerSpec):
+    """A GroupNorm, or a BatchNorm where there are no groups: two sums for each of its statistics, and two in the backward."""
+
+    side: Side
+    features: int
+    affine: bool
+    pixels: int
+    groups: int | None = None
+    interleaved: bool = False  # features of two tensors in turns, so that a rank's are not whole groups
+
+    def takes(self, c: ParallelConfig) -> Layout:
+        return stream(self.side, c.sharded)
+
+    gives = takes
+
+    def whole_groups(self, c: ParallelConfig) -> Any:
+        """Where each rank has whole groups, no statistics travel."""
+        assert self.groups is not None
+        return (self.groups % c.size(self.side) == 0) & (not self.interleaved)
+
+    def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
+        for sharded, when in ((True, c.sharded), (False, 1 - c.sharded)):
+            rows = rows_of(self.side, sharded)
+            if self.groups is None:  # sums over all samples, for each feature
+                summed, whole = Layout.of(features=self.side, partial=rows), Layout.of(features=self.side)
+                elements, where = 2 * self.features, when
+            else:  # sums over all features of a group, for each sample
+                summed, whole = Layout.of(rows=rows, partial=self.side), Layout.of(rows=rows)
+                elements, where = 2 * c.samples * self.groups, when & (1 - self.whole_groups(c))
+            yield Transfer("F", summed, whole, elements, "statistic", where)
+            yield Transfer("I", summed, whole, elements, "statistic", where)
+
+    def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
+        if self.affine:
+            yield from vectors(self.name, ["weight", "bias"], self.features, self.side, c.sharded)
+
+    def rules(self, c: ParallelConfig) -> Iterator[Rule]:
+        yield from rows_divide(True, c, other(self.side), c.sharded)
+        yield from divides("channels over x or y", "features", self.features, c, self.side)

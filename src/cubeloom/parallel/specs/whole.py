@@ -1,0 +1,211 @@
+"""Layers at the edges of the cube: whole features on every rank, the few layers between them and cut ones, and what joins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from cubeloom.parallel.config import ParallelConfig
+from cubeloom.parallel.layout import Layout
+from cubeloom.parallel.specs.linear import rows_divide
+from cubeloom.parallel.specs.norm import vectors
+from cubeloom.parallel.specs.spec import (
+    ROWS,
+    LayerSpec,
+    Parameter,
+    Product,
+    Rule,
+    Side,
+    Transfer,
+    divides,
+    other,
+    rows_of,
+    stream,
+    there_and_back,
+)
+
+_WHOLE = Layout.of(rows=ROWS, features=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeSpec(LayerSpec):
+    """A small linear that every rank of x and y computes in full, on input that is whole: a row for each sample."""
+
+    k: int
+    n: int
+    bias: bool
+
+    def takes(self, c: ParallelConfig) -> Layout:
+        return _WHOLE
+
+    gives = takes
+
+    def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
+        yield Parameter(f"{self.name}.weight", (self.n, self.k), Layout.of(first=None), ROWS)
+        if self.bias:
+            yield Parameter(f"{self.name}.bias", (self.n,), Layout.of(first=None), ROWS)
+
+    def products(self, c: ParallelConfig) -> Iterator[Product]:
+        yield Product(c.samples_of, self.k, self.n)
+
+    def flops(self, sequence: int) -> float:
+        return 2.0 * self.k * self.n
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstTokenSpec(LayerSpec):
+    """The first token of each sequence, with whole features, on every rank of x and y.
+
+    All that follows is computed alike on these ranks, so that the backward takes a part of what each has.
+    """
+
+    features: int
+
+    def takes(self, c: ParallelConfig) -> Layout:
+        return stream("x", bool(c.sharded))
+
+    def gives(self, c: ParallelConfig) -> Layout:
+        return _WHOLE
+
+    def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
+        found = Layout.of(rows=ROWS, features="x")
+        summed = Layout.of(rows=ROWS, features="x", partial="y")  # zeros where another rank has the token
+        elements = c.samples * self.features
+        yield Transfer("F", summed, _WHOLE, elements, when=c.sharded)
+        yield Transfer("F", found, _WHOLE, elements, when=1 - c.sharded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeSpec(LayerSpec):
+    """A linear or convolution of which each rank of the side holds its part for good; it uses it on its own samples.
+
+    - slice: from features that every rank has whole to features on the side;
+    - join: from features on the side to few features, such as colours, that every rank of the side has whole;
+    - stay: a small one, such as a skip connection's, from features on the side to features on the side: each rank has all
+      output features of its part of the input's, and their sum is scattered by features;
+    - grouped: a convolution in groups, of which each rank has whole ones.
+    """
+
+    kind: Literal["slice", "join", "stay", "grouped"]
+    side: Side
+    k: int
+    n: int
+    taps: int
+    bias: bool
+    pixels: tuple[int, int]
+    groups: int = 1
+    transposed: bool = False
+
+    @property
+    def cuts_inputs(self) -> bool:
+        return self.kind in ("join", "stay")
+
+    def takes(self, c: ParallelConfig) -> Layout:
+        if self.kind == "slice":  # the gradients of all ranks of the plane are summed where it became whole: `Share`
+            return Layout.of(rows=ROWS, features=None, partial_gradient=("x", "y"))
+        return stream(self.side, bool(c.sharded))
+
+    def gives(self, c: ParallelConfig) -> Layout:
+        whole = stream(self.side, bool(c.sharded))
+        return whole.with_dims(features=None) if self.kind == "join" else whole
+
+    def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
+        into, out = (
+            c.samples * pixels * features for pixels, features in zip(self.pixels, (self.k, self.n), strict=True)
+        )
+        if self.kind == "join":
+            for sharded, when in ((True, c.sharded), (False, 1 - c.sharded)):
+                rows = rows_of(self.side, sharded)
+                summed, whole = (
+                    Layout.of(rows=rows, features=None, partial=self.side),
+                    Layout.of(rows=rows, features=None),
+                )
+                yield from there_and_back(summed, whole, out, when=when)
+        elif self.kind == "stay":
+            own, all_rows = stream(self.side, True), stream(self.side, False)
+            summed = own.with_dims(features=None)
+            yield from there_and_back(Layout(summed.dims, frozenset({self.side})), own, out)
+            # Where activations rest replicated, each rank takes its own samples, and all are gathered behind.
+            yield from there_and_back(all_rows, own, into, when=1 - c.sharded)
+            yield from there_and_back(own, all_rows, out, when=1 - c.sharded)
+
+    def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
+        first, second = (self.k, self.n) if self.transposed else (self.n, self.k)
+        first_is_cut = self.transposed == self.cuts_inputs
+        layout = Layout.of(first=self.side if first_is_cut else None, second=None if first_is_cut else self.side)
+        shape = (first, second // self.groups, self.taps)
+        cut = 1 if self.kind == "stay" else c.sharded
+        yield Parameter(f"{self.name}.weight", shape, layout, rows_of(self.side, True), cut)
+        yield Parameter(f"{self.name}.weight", shape, layout, rows_of(self.side, False), 1 - cut)
+        if self.bias:
+            for each in vectors(self.name, ["bias"], self.n, self.side, c.sharded):
+                whole = Layout.of(first=None) if self.kind == "join" else each.layout
+                yield Parameter(each.name, each.shape, whole, each.partial, each.when)
+
+    def products(self, c: ParallelConfig) -> Iterator[Product]:
+        samples = c.samples_of / c.further(other(self.side), self.kind == "stay")
+        k = self.k if self.kind == "slice" else self.k / c.size(self.side)
+        n = self.n / c.size(self.side) if self.kind in ("slice", "grouped") else self.n
+        yield Product(samples * self.pixels[1], k, n / self.groups, self.taps)
+
+    def flops(self, sequence: int) -> float:
+        return 2.0 * self.k * self.n * self.taps / self.groups * self.pixels[1]
+
+    def rules(self, c: ParallelConfig) -> Iterator[Rule]:
+        label = "channels over x or y"
+        yield from rows_divide(True, c, other(self.side), True if self.kind == "stay" else c.sharded)
+        if self.cuts_inputs:
+            yield from divides(label, "input features", self.k, c, self.side)
+        if self.kind in ("slice", "stay"):
+            yield from divides(label, "output features", self.n, c, self.side)
+        if self.kind == "grouped":
+            yield from divides(label, "groups", self.groups, c, self.side)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareSpec(LayerSpec):
+    """Where many layers of the plane begin to use whole features: their gradients are summed over x and y here, once."""
+
+    features: int
+
+    def takes(self, c: ParallelConfig) -> Layout:
+        return _WHOLE
+
+    def gives(self, c: ParallelConfig) -> Layout:
+        return Layout.of(rows=ROWS, features=None, partial_gradient=("x", "y"))
+
+    def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
+        yield from there_and_back(_WHOLE, self.gives(c), c.samples * self.features)
+
+    def rules(self, c: ParallelConfig) -> Iterator[Rule]:
+        yield from rows_divide(True, c, "y", c.sharded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConcatSpec(LayerSpec):
+    """Two tensors' features in turns of so many parts: cut over a side that divides them, each rank has whole turns."""
+
+    side: Side
+    parts: int
+
+    def takes(self, c: ParallelConfig) -> Layout:
+        return stream(self.side, bool(c.sharded))
+
+    gives = takes
+
+    def rules(self, c: ParallelConfig) -> Iterator[Rule]:
+        yield from rows_divide(True, c, other(self.side), c.sharded)
+        yield from divides("channels over x or y", "parts of a concatenation,", self.parts, c, self.side)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropoutSpec(LayerSpec):
+    """Dropout of the residual stream, with a mask that depends on seed, step and position alone."""
+
+    probability: float
+
+    def takes(self, c: ParallelConfig) -> Layout:
+        return stream("x", bool(c.sharded))
+
+    gives = takes

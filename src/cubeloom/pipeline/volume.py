@@ -1,0 +1,98 @@
+"""Bytes that a rank of a pipeline receives in one step: from the schedule, and from the layouts of each stage's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cubeloom.parallel.config import ParallelConfig
+from cubeloom.parallel.layout import Layout
+from cubeloom.parallel.specs import LayerSpec, Side, collectives, stream
+from cubeloom.parallel.volume import Received, gradient_volume, pass_volume, sum_volume
+from cubeloom.pipeline import Schedule
+from cubeloom.pipeline.workload import Workload, holders
+
+_DOUBLE = 8  # losses and counts are summed in float64
+Layers = Sequence[tuple[LayerSpec, int]]  # each with how often the stage has one like it
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOutput:
+    """A tensor that a piece hands to the next: numbers of a token (or sample), and where its features lie; None: whole."""
+
+    numbers: int
+    side: Side | None
+    always: bool  # rows are cut even where activations rest replicated
+
+    def layout(self, sharded: bool) -> Layout:
+        if self.side is None:
+            return Layout.of(rows=("data", "z"), features=None)
+        return stream(self.side, sharded or self.always)
+
+    def elements(self, tokens: bool, c: ParallelConfig) -> Any:
+        """On one rank."""
+        whole = c.samples * (c.sequence if tokens else 1) * self.numbers
+        cut, replicated = (whole / c.size(*self.layout(sharded).cutting) for sharded in (True, False))
+        return c.sharded * cut + (1 - c.sharded) * replicated
+
+
+def pipeline_volume(
+    stages: Sequence[Layers],
+    received: Sequence[Any],
+    tied: Collection[str],
+    c: ParallelConfig,
+    schedule: Schedule,
+    worker: int,
+    zero: bool = False,
+    losses: int = 1,
+    recompute: bool = False,
+) -> Iterator[Received]:
+    """One step of a worker's ranks. `c.samples` are those of one portion, a micro-batch or half of one.
+
+    `received`: bytes of each stage's output on one rank. `tied`: weights that two layers share. `losses`: how many the last
+    stage computes. A recomputation runs forwards again; how far is torch's to decide, so that its bytes are an upper bound.
+    """
+    work = Workload.of(schedule, worker)
+    for held in work.held:
+        for layer, count in stages[held.stage]:
+            for axes, nbytes in pass_volume(layer, c, _per_pass(held.gathers, held.passes, c)):
+                yield axes, count * held.passes * nbytes
+            for each in collectives(layer, c) if recompute else ():
+                if each.phase == "F" and not each.gathered_to_keep:
+                    yield each.axes, count * held.passes * each.received
+    own = {held.stage for held in work.held}
+    updates = 1 + schedule.groups[-1]
+    for axes, nbytes in _reductions(stages, own, tied, c, schedule, zero):
+        yield axes, updates * nbytes
+    if schedule.stages - 1 in own:
+        yield sum_volume(losses * work.portions, ("data", "z"), _DOUBLE, c)
+    yield sum_volume(_per_pass(1, 1, c), ("pipe",), _DOUBLE, c, len(schedule.workers))
+    for stage, times in work.receives:
+        yield ("pipe",), times * received[stage]
+
+
+def _per_pass(gathers: int, passes: int, c: ParallelConfig) -> Any:
+    """A ratio in the arithmetic of the config: a fraction where its numbers are."""
+    return gathers * (c.x / c.x) / passes
+
+
+def _reductions(
+    stages: Sequence[Layers], own: set[int], tied: Collection[str], c: ParallelConfig, schedule: Schedule, zero: bool
+) -> Iterator[Received]:
+    """Each gradient, over its replicas and the workers that hold its stage; a shared weight's, over those of all its stages."""
+    shared: dict[tuple[str, Any], Received] = {}
+    for stage in own:
+        for layer, count in stages[stage]:
+            for each in layer.parameters(c):
+                if each.name not in tied:
+                    axes, nbytes = gradient_volume(each, c, holders(schedule, stage), zero)
+                    yield axes, count * nbytes
+                else:
+                    using = [number for number, layers in enumerate(stages) if _uses(each.name, layers, c)]
+                    shared[each.name, each.partial] = gradient_volume(each, c, holders(schedule, *using), zero)
+    yield from shared.values()
+
+
+def _uses(name: str, layers: Layers, c: ParallelConfig) -> bool:
+    return any(each.name == name for layer, _ in layers for each in layer.parameters(c))

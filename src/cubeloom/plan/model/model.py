@@ -1,0 +1,74 @@
+"""A model as its list of layers: the specs of one block of each kind, and how many there are. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from cubeloom.parallel.config import ParallelConfig
+from cubeloom.parallel.specs import ImageNormSpec, LayerSpec, LinearSpec
+from cubeloom.pipeline.volume import StageOutput
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """What a pipeline does not cut: a block, or what stands before or behind the blocks."""
+
+    layers: tuple[LayerSpec, ...]
+    outputs: tuple[StageOutput, ...]
+    tokens: bool = True  # rows are tokens; otherwise the pixels of samples
+    losses: int = 0  # whose targets are counted over the ranks, once a step
+
+    @cached_property
+    def weights(self) -> frozenset[str]:
+        """Names of the weights that it uses: another piece may have them too."""
+        return frozenset(f"{getattr(layer, 'shares', None) or layer.name}.weight" for layer in self.layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A row of pieces, each of one of a few `kinds`."""
+
+    name: str
+    sequence: int  # the longest, where rows are tokens; otherwise 1
+    kinds: tuple[Piece, ...]
+    row: tuple[int, ...]  # the kind of each piece
+    cuts: dict[int, tuple[int, ...]]  # for each number of stages, where each stage's pieces end
+
+    @property
+    def tokens(self) -> bool:
+        return self.kinds[0].tokens
+
+    @cached_property
+    def tied(self) -> frozenset[str]:
+        """Names of the weights that two layers share."""
+        shared = {layer.shares for kind in self.kinds for layer in kind.layers if isinstance(layer, LinearSpec)}
+        return frozenset(f"{owner}.weight" for owner in shared if owner is not None)
+
+    @cached_property
+    def has_batch_norm(self) -> bool:
+        return any(
+            isinstance(layer, ImageNormSpec) and layer.groups is None for kind in self.kinds for layer in kind.layers
+        )
+
+    def stages(self, count: int) -> tuple[tuple[int, ...], ...]:
+        """For each stage how many pieces of each kind it has."""
+        ends = self.cuts[count]
+        starts = (0, *ends[:-1])
+        return tuple(
+            tuple(self.row[start:end].count(kind) for kind in range(len(self.kinds)))
+            for start, end in zip(starts, ends, strict=True)
+        )
+
+
+def refusals(model: Model, c: ParallelConfig) -> Iterator[tuple[str, Any]]:
+    """What sizes do not divide, and on which decompositions. `c.samples` are those of one strand of a micro-batch."""
+    yield "batch over data and z", np.asarray(c.samples % (c.data * c.z) != 0)
+    for kind in model.kinds:
+        for layer in kind.layers:
+            for rule in layer.rules(c):
+                yield rule.label, np.asarray(rule.broken).astype(bool)
