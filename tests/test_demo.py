@@ -72,6 +72,12 @@ def test_a_model_of_one_s_own_is_cut() -> None:
     assert done.stdout.count("serial") == 10
 
 
+def test_a_layer_of_one_s_own_in_one_file() -> None:
+    done = run_script(EXAMPLES / "own_layer.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("serial") == 5 and "counted bytes are the predicted ones: True" in done.stdout
+
+
 def test_a_model_of_somebody_else_s_is_cut() -> None:
     done = run_script(EXAMPLES / "any_model.py")
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ from cubeloom.parallel.specs.loss import LossSpec as LossSpec
 from cubeloom.parallel.specs.loss import SquaredLossSpec as SquaredLossSpec
 from cubeloom.parallel.specs.norm import ImageNormSpec as ImageNormSpec
 from cubeloom.parallel.specs.norm import NormSpec as NormSpec
+from cubeloom.parallel.specs.norm import vectors as vectors
 from cubeloom.parallel.specs.spec import Collective as Collective
 from cubeloom.parallel.specs.spec import LayerSpec as LayerSpec
 from cubeloom.parallel.specs.spec import Parameter as Parameter

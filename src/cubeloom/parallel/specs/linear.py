@@ -104,8 +104,8 @@ class LinearSpec(LayerSpec):
     def turned(self) -> tuple[Layout, Layout]:
         return stream(self.n_axis, True), stream(self.k_axis, True)
 
-    def takes(self, c: ParallelConfig) -> Layout:
-        return self.input(self.spread_in(c))[0]
+    def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
+        return (self.input(self.spread_in(c))[0],)
 
     def gives(self, c: ParallelConfig) -> Layout:
         return self.turned[1] if self.turn else self.output(self.spread_out(c))[1]

@@ -31,8 +31,8 @@ class EmbeddingSpec(LayerSpec):
     entries: int
     features: int
 
-    def takes(self, c: ParallelConfig) -> Layout:
-        return Layout.of(rows=ROWS)
+    def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
+        return (Layout.of(rows=ROWS),)
 
     def gives(self, c: ParallelConfig) -> Layout:
         return stream("x", c.sharded)
@@ -84,8 +84,8 @@ class TableSpec(LayerSpec):
     entries: int
     features: int
 
-    def takes(self, c: ParallelConfig) -> Layout:
-        return Layout.of(rows=ROWS)
+    def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
+        return (Layout.of(rows=ROWS),)
 
     def gives(self, c: ParallelConfig) -> Layout:
         return stream("x", c.sharded)

@@ -30,8 +30,9 @@ class LossSpec(LayerSpec):
     ignored: int = -100  # the target that does not count
     classes: int = 0  # seen in a run, for its time and memory
 
-    def takes(self, c: ParallelConfig) -> Layout:
-        return Layout.of(rows=ROWS, features=None) if self.whole else stream("y", True)
+    def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
+        logits = Layout.of(rows=ROWS, features=None) if self.whole else stream("y", True)
+        return logits, Layout.of(rows=ROWS)
 
     def gives(self, c: ParallelConfig) -> Layout:
         return _SCALAR
@@ -54,8 +55,8 @@ class SquaredLossSpec(LayerSpec):
 
     side: Side
 
-    def takes(self, c: ParallelConfig) -> Layout:
-        return Layout.of(rows=rows_of(self.side, bool(c.sharded)), features=None)
+    def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
+        return Layout.of(rows=rows_of(self.side, bool(c.sharded)), features=None), Layout.of(rows=ROWS, features=None)
 
     def gives(self, c: ParallelConfig) -> Layout:
         return _SCALAR

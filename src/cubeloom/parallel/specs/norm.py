@@ -32,10 +32,11 @@ class NormSpec(LayerSpec):
     weight: bool = True
     always: bool = False
 
-    def takes(self, c: ParallelConfig) -> Layout:
-        return stream("x", c.sharded or self.always)
+    def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
+        return (self.gives(c),)
 
-    gives = takes
+    def gives(self, c: ParallelConfig) -> Layout:
+        return stream("x", c.sharded or self.always)
 
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
         rows = c.samples * c.sequence
@@ -76,10 +77,11 @@ class ImageNormSpec(LayerSpec):
     groups: int | None = None
     interleaved: bool = False  # features of two tensors in turns, so that a rank's are not whole groups
 
-    def takes(self, c: ParallelConfig) -> Layout:
-        return stream(self.side, c.sharded)
+    def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
+        return (self.gives(c),)
 
-    gives = takes
+    def gives(self, c: ParallelConfig) -> Layout:
+        return stream(self.side, c.sharded)
 
     def whole_groups(self, c: ParallelConfig) -> Any:
         """Where each rank has whole groups, no statistics travel."""

@@ -123,12 +123,15 @@ class LayerSpec:
         super().__init_subclass__(**options)
         LayerSpec.kinds[cls.__name__.removesuffix("Spec")] = cls
 
-    def takes(self, c: ParallelConfig) -> Layout | None:
-        """The layout of its input, on one decomposition; None: any."""
-        return None
+    def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
+        """The layouts of the tensors that it is called with, on one decomposition.
+
+        Dimensions are named: `rows` is the first one, `features` the one that the layer treats as features; others are whole.
+        """
+        return ()
 
     def gives(self, c: ParallelConfig) -> Layout | None:
-        """The layout of its output, on one decomposition; None: that of its input."""
+        """The layout of its output, on one decomposition. None: it is no layer of the cube, but lies between them."""
         return None
 
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:

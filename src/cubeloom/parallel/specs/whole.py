@@ -36,10 +36,11 @@ class WholeSpec(LayerSpec):
     n: int
     bias: bool
 
-    def takes(self, c: ParallelConfig) -> Layout:
-        return _WHOLE
+    def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
+        return (_WHOLE,)
 
-    gives = takes
+    def gives(self, c: ParallelConfig) -> Layout:
+        return _WHOLE
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
         yield Parameter(f"{self.name}.weight", (self.n, self.k), Layout.of(first=None), ROWS)
@@ -62,8 +63,8 @@ class FirstTokenSpec(LayerSpec):
 
     features: int
 
-    def takes(self, c: ParallelConfig) -> Layout:
-        return stream("x", bool(c.sharded))
+    def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
+        return (stream("x", bool(c.sharded)),)
 
     def gives(self, c: ParallelConfig) -> Layout:
         return _WHOLE
@@ -101,10 +102,10 @@ class EdgeSpec(LayerSpec):
     def cuts_inputs(self) -> bool:
         return self.kind in ("join", "stay")
 
-    def takes(self, c: ParallelConfig) -> Layout:
+    def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
         if self.kind == "slice":  # the gradients of all ranks of the plane are summed where it became whole: `Share`
-            return Layout.of(rows=ROWS, features=None, partial_gradient=("x", "y"))
-        return stream(self.side, bool(c.sharded))
+            return (Layout.of(rows=ROWS, features=None, partial_gradient=("x", "y")),)
+        return (stream(self.side, bool(c.sharded)),)
 
     def gives(self, c: ParallelConfig) -> Layout:
         whole = stream(self.side, bool(c.sharded))
@@ -169,8 +170,8 @@ class ShareSpec(LayerSpec):
 
     features: int
 
-    def takes(self, c: ParallelConfig) -> Layout:
-        return _WHOLE
+    def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
+        return (_WHOLE,)
 
     def gives(self, c: ParallelConfig) -> Layout:
         return Layout.of(rows=ROWS, features=None, partial_gradient=("x", "y"))
@@ -189,10 +190,11 @@ class ConcatSpec(LayerSpec):
     side: Side
     parts: int
 
-    def takes(self, c: ParallelConfig) -> Layout:
-        return stream(self.side, bool(c.sharded))
+    def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
+        return self.gives(c), self.gives(c)
 
-    gives = takes
+    def gives(self, c: ParallelConfig) -> Layout:
+        return stream(self.side, bool(c.sharded))
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
         yield from rows_divide(True, c, other(self.side), c.sharded)
@@ -205,7 +207,8 @@ class DropoutSpec(LayerSpec):
 
     probability: float
 
-    def takes(self, c: ParallelConfig) -> Layout:
-        return stream("x", bool(c.sharded))
+    def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
+        return (self.gives(c),)
 
-    gives = takes
+    def gives(self, c: ParallelConfig) -> Layout:
+        return stream("x", bool(c.sharded))
