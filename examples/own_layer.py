@@ -8,6 +8,7 @@ The spec states how input, output and parameters lie. From it follow the axes ov
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from cubeloom.launch import RankPool
 from cubeloom.parallel import Batch, Cut, ParallelConfig, Rest, apply, initial_values, materialise, resolve, step_volume
 from cubeloom.parallel.layers import Contract, Declared, Embedding, Expand, Loss, Making, Norm, Seen, make_layer
 from cubeloom.parallel.layout import Layout
-from cubeloom.parallel.specs import LayerSpec, Parameter, Rule, divides, stream, vectors
+from cubeloom.parallel.specs import LayerSpec, Parameter, Rule, Touched, divides, stream, vectors
 from cubeloom.parallel.state import CubeState
 
 
@@ -44,6 +45,12 @@ class ScaleSpec(LayerSpec):  # how it lies on any grid: sizes and layouts, no to
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
         yield from vectors(self.name, ["weight"], self.features, "x", c.sharded)  # [features/x]
+
+    def touched(self, c: ParallelConfig) -> Touched:
+        return Touched(forward=2 * self.saved(c), input_grad=4 * self.saved(c))
+
+    def saved(self, c: ParallelConfig) -> Any:
+        return c.rows() / c.further("y") * self.features / c.x * c.item  # its input
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
         yield from divides("hidden size over x", "features", self.features, c, "x")

@@ -104,6 +104,10 @@ class ParallelConfig:
         """Samples of one rank of data and z."""
         return self.samples / (self.data * self.z)
 
+    def own_samples(self, side: str, always: bool = False) -> Any:
+        """Of one rank, of an activation whose features lie on this side of the plane."""
+        return self.samples_of / self.further("y" if side == "x" else "x", always)
+
     @property
     def recorded(self) -> Any:
         """Where a stage's actions are recordings, which the host starts as one: no collective and no strand is in them."""

@@ -16,6 +16,7 @@ from cubeloom.parallel.specs.spec import Parameter as Parameter
 from cubeloom.parallel.specs.spec import Product as Product
 from cubeloom.parallel.specs.spec import Rule as Rule
 from cubeloom.parallel.specs.spec import Side as Side
+from cubeloom.parallel.specs.spec import Touched as Touched
 from cubeloom.parallel.specs.spec import Transfer as Transfer
 from cubeloom.parallel.specs.spec import collectives as collectives
 from cubeloom.parallel.specs.spec import divides as divides

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from cubeloom.parallel.specs.spec import LayerSpec, Side
+from cubeloom.parallel.config import ParallelConfig
+from cubeloom.parallel.specs.spec import LayerSpec, Side, Touched, other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +20,24 @@ class AttentionSpec(LayerSpec):
     rotary: bool
     causal: bool
     length: int | None = None
+
+    def touched(self, c: ParallelConfig) -> None:
+        return None
+
+    def saved(self, c: ParallelConfig) -> Any:
+        """Queries, keys and values where they were projected to, and what is inside."""
+        numbers = (self.heads + 2 * self.kv_heads) * self.head_dim
+        return c.rows(self.length) / c.size("x", "y") * numbers * c.item + self.inside(c)
+
+    def inside(self, c: ParallelConfig) -> Any:
+        """Of what is kept: what is copied from queries, keys and values, the logarithms of sums, and the output."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        numbers = queries + keys if self.rotary else 0
+        if self.heads != self.kv_heads:
+            numbers += queries  # those of one key do not lie in one run
+        # The output is the next linear's input, unless that is gathered and kept so.
+        copied = (c.size(other(self.head_axis)) > 1) & (1 - c.regathered)
+        return c.rows(self.length) / c.size("x", "y") * (numbers * c.item + queries * c.item * copied + 4 * self.heads)
 
     def flops(self, sequence: int) -> float:
         length = sequence if self.length is None else self.length
@@ -38,3 +58,16 @@ class PointwiseSpec(LayerSpec):
     pixels: int | None = None  # of a sample; None: tokens
     always: bool = False
     whole: bool = False  # every rank of the plane has all of it, a row for each sample
+
+    def touched(self, c: ParallelConfig) -> Touched:
+        nbytes = self.at_rest(c) * c.item
+        return Touched(nbytes * (self.inputs + self.outputs), nbytes * (2 * self.inputs + self.outputs))
+
+    def saved(self, c: ParallelConfig) -> Any:
+        return self.at_rest(c) * self.kept * c.item
+
+    def at_rest(self, c: ParallelConfig) -> Any:
+        """Rows of a rank times the share of the features that it has."""
+        if self.whole:
+            return c.samples_of
+        return c.rows(self.pixels) / c.further(other(self.side), self.always) / c.size(self.side)

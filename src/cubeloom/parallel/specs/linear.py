@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cubeloom.parallel.config import FREED, KEPT, ParallelConfig
+from cubeloom.parallel.config import FREED, KEPT, ParallelConfig, choose
 from cubeloom.parallel.layout import Axes, Layout
 from cubeloom.parallel.specs.spec import (
     ROWS,
@@ -24,6 +24,7 @@ from cubeloom.parallel.specs.spec import (
     Product,
     Rule,
     Side,
+    Touched,
     Transfer,
     divides,
     other,
@@ -139,6 +140,16 @@ class LinearSpec(LayerSpec):
     def products(self, c: ParallelConfig) -> Iterator[Product]:
         rows = c.rows(None if self.pixels is None else self.pixels[1])
         yield Product(rows, self.k / c.size(self.k_axis), self.n / c.size(self.n_axis), self.taps)
+
+    def touched(self, c: ParallelConfig) -> Touched:
+        (product,) = self.products(c)
+        at_rest = product.rows * product.n / c.further(self.k_axis, self.always_out) * c.item
+        return Touched(5 * at_rest, 3 * at_rest)  # the bias, and behind a block's last linear the residual stream
+
+    def saved(self, c: ParallelConfig) -> Any:
+        """Its input, whole or the shard."""
+        whole = c.rows(self.pixels[0] if self.pixels else None) * self.k / c.size(self.k_axis) * c.item
+        return whole / choose((c.sharded | self.always_in) & c.regathered, c.size(self.n_axis), 1)
 
     def flops(self, sequence: int) -> float:
         return 2.0 * self.k * self.n * self.taps * (self.pixels[1] if self.pixels else sequence)

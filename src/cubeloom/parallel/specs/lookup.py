@@ -16,6 +16,7 @@ from cubeloom.parallel.specs.spec import (
     LayerSpec,
     Parameter,
     Rule,
+    Touched,
     Transfer,
     divides,
     rows_of,
@@ -59,6 +60,13 @@ class EmbeddingSpec(LayerSpec):
         name, shape = f"{self.name}.weight", (self.entries, self.features)
         yield Parameter(name, shape, self._weight(cut=True)[0], ("data",), c.weights_cut)
         yield Parameter(name, shape, self._weight(cut=False)[0], ROWS, 1 - c.weights_cut)
+
+    def touched(self, c: ParallelConfig) -> Touched:
+        nbytes = c.rows() * self.features / c.x * c.item
+        return Touched(forward=2 * nbytes, weight_grad=3 * nbytes, operators=3)
+
+    def saved(self, c: ParallelConfig) -> Any:
+        return 9 * c.rows()  # index and mask
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
         label = "vocabulary over y and z"
@@ -109,6 +117,13 @@ class TableSpec(LayerSpec):
 
     def _layout(self, cut: bool) -> Layout:
         return Layout.of(first=("y", "z") if cut else None, second="x")
+
+    def touched(self, c: ParallelConfig) -> Touched:
+        nbytes = c.rows() / c.further("y") * self.features / c.x * c.item
+        return Touched(3 * nbytes, 3 * nbytes, operators=3)
+
+    def saved(self, c: ParallelConfig) -> Any:
+        return 9 * c.rows() / c.further("y")
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
         yield from divides("hidden size over x", "features", self.features, c, "x")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.layout import Axes, Layout
 from cubeloom.parallel.specs.linear import rows_divide
-from cubeloom.parallel.specs.spec import ROWS, LayerSpec, Rule, Side, Transfer, other, rows_of, stream
+from cubeloom.parallel.specs.spec import ROWS, LayerSpec, Rule, Side, Touched, Transfer, other, rows_of, stream
 
 _SCALAR = Layout.of()
 
@@ -48,6 +49,14 @@ class LossSpec(LayerSpec):
         yield Transfer("F", summed, whole, (3 if self.smoothing else 2) * elements, "statistic")
         yield _mean(rows, c)
 
+    def touched(self, c: ParallelConfig) -> Touched:
+        logits = c.rows() * self.classes / c.size("x", "y")
+        return Touched(logits * (c.item + 4 * c.statistic), logits * (c.item + 3 * c.statistic), operators=8)
+
+    def saved(self, c: ParallelConfig, logits: Any = 1) -> Any:
+        """`logits`: the share of decompositions on which they are kept."""
+        return 0.0 if self.whole else c.rows() / c.x * (self.classes / c.y * c.statistic * logits + 10)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SquaredLossSpec(LayerSpec):
@@ -64,6 +73,12 @@ class SquaredLossSpec(LayerSpec):
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
         for sharded, when in ((True, c.sharded), (False, 1 - c.sharded)):
             yield _mean(rows_of(self.side, sharded), c, when)
+
+    def touched(self, c: ParallelConfig) -> Touched:
+        return Touched()  # few numbers: images have few colours
+
+    def saved(self, c: ParallelConfig) -> Any:
+        return 0.0
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
         yield from rows_divide(True, c, other(self.side), c.sharded)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cubeloom.parallel.config import ParallelConfig
+from cubeloom.parallel.config import ParallelConfig, choose
 from cubeloom.parallel.layout import Layout
 from cubeloom.parallel.specs.linear import rows_divide
 from cubeloom.parallel.specs.spec import (
@@ -14,6 +14,7 @@ from cubeloom.parallel.specs.spec import (
     Parameter,
     Rule,
     Side,
+    Touched,
     Transfer,
     divides,
     other,
@@ -53,6 +54,21 @@ class NormSpec(LayerSpec):
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
         kinds = [kind for kind, there in (("weight", self.weight), ("bias", self.bias)) if there]
         yield from vectors(self.name, kinds, self.features, "x", c.sharded | self.always)
+
+    def touched(self, c: ParallelConfig) -> Touched:
+        # One fused operator where features are whole; otherwise several, in float32.
+        nbytes = self._rows(c) * self.features / c.x * choose(c.x > 1, 6 * c.statistic, 2 * c.item)
+        return Touched(nbytes, 2 * nbytes, operators=4)
+
+    def saved(self, c: ParallelConfig) -> Any:
+        # Whole features: the input, or for RMSNorm, which torch composes, two steps in float32. Cut ones: what it was
+        # normalised to, and once more where that is not float32 itself.
+        alone = c.item if self.centred else 2 * c.statistic
+        each = choose(c.x > 1, c.item if c.item >= 4 else 2 * c.item, alone)
+        return self._rows(c) * (self.features / c.x * each + 2 * c.statistic)
+
+    def _rows(self, c: ParallelConfig) -> Any:
+        return c.rows() / c.further("y", self.always)
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
         yield from divides("hidden size over x", "features", self.features, c, "x")
@@ -103,6 +119,18 @@ class ImageNormSpec(LayerSpec):
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
         if self.affine:
             yield from vectors(self.name, ["weight", "bias"], self.features, self.side, c.sharded)
+
+    def touched(self, c: ParallelConfig) -> Touched:
+        nbytes = self._numbers(c) * c.item
+        return Touched(4 * nbytes, 8 * nbytes, operators=4)
+
+    def saved(self, c: ParallelConfig) -> Any:
+        whole = 0 if self.groups is None else self.whole_groups(c)
+        return self._numbers(c) * choose(whole, c.item, c.statistic + c.item)
+
+    def _numbers(self, c: ParallelConfig) -> Any:
+        """Of its input, on one rank."""
+        return c.own_samples(self.side) * self.pixels * self.features / c.size(self.side)
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
         yield from rows_divide(True, c, other(self.side), c.sharded)

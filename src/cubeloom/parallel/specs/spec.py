@@ -113,6 +113,16 @@ class Product:
     taps: Any = 1
 
 
+@dataclass(frozen=True)
+class Touched:
+    """Bytes that memory-bound operators of one micro-batch read and write on a rank, in each pass."""
+
+    forward: Any = 0.0
+    input_grad: Any = 0.0
+    weight_grad: Any = 0.0
+    operators: int = 2  # of a forward; each gradient has as many
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     name: str
@@ -146,6 +156,14 @@ class LayerSpec:
     def products(self, c: ParallelConfig) -> Iterator[Product]:
         """Those of a forward, on one rank."""
         yield from ()
+
+    def touched(self, c: ParallelConfig) -> Touched | None:
+        """What it reads and writes beside its products; None: nothing."""
+        raise TypeError(f"{type(self).__name__} does not say which bytes it reads and writes")
+
+    def saved(self, c: ParallelConfig) -> Any:
+        """Bytes that a rank keeps from a forward to its backward."""
+        raise TypeError(f"{type(self).__name__} does not say what it keeps for its backward")
 
     def flops(self, sequence: int) -> float:
         """Multiplications and additions of the forward of one sample of the serial model."""

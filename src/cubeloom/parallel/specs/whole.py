@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.layout import Layout
@@ -17,6 +17,7 @@ from cubeloom.parallel.specs.spec import (
     Product,
     Rule,
     Side,
+    Touched,
     Transfer,
     divides,
     other,
@@ -26,6 +27,17 @@ from cubeloom.parallel.specs.spec import (
 )
 
 _WHOLE = Layout.of(rows=ROWS, features=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Passing(LayerSpec):
+    """A layer whose time and memory do not count: it passes on what it takes, or a few numbers of it."""
+
+    def touched(self, c: ParallelConfig) -> Touched:
+        return Touched()
+
+    def saved(self, c: ParallelConfig) -> Any:
+        return 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +62,18 @@ class WholeSpec(LayerSpec):
     def products(self, c: ParallelConfig) -> Iterator[Product]:
         yield Product(c.samples_of, self.k, self.n)
 
+    def touched(self, c: ParallelConfig) -> None:
+        return None
+
+    def saved(self, c: ParallelConfig) -> Any:
+        return c.samples_of * self.k * c.item
+
     def flops(self, sequence: int) -> float:
         return 2.0 * self.k * self.n
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstTokenSpec(LayerSpec):
+class FirstTokenSpec(_Passing):
     """The first token of each sequence, with whole features, on every rank of x and y.
 
     All that follows is computed alike on these ranks, so that the backward takes a part of what each has.
@@ -145,10 +163,17 @@ class EdgeSpec(LayerSpec):
                 yield Parameter(each.name, each.shape, whole, each.partial, each.when)
 
     def products(self, c: ParallelConfig) -> Iterator[Product]:
-        samples = c.samples_of / c.further(other(self.side), self.kind == "stay")
+        samples = c.own_samples(self.side, self.kind == "stay")
         k = self.k if self.kind == "slice" else self.k / c.size(self.side)
         n = self.n / c.size(self.side) if self.kind in ("slice", "grouped") else self.n
         yield Product(samples * self.pixels[1], k, n / self.groups, self.taps)
+
+    def touched(self, c: ParallelConfig) -> None:
+        return None
+
+    def saved(self, c: ParallelConfig) -> Any:
+        k = self.k if self.kind == "slice" else self.k / c.size(self.side)
+        return c.own_samples(self.side, self.kind == "stay") * self.pixels[0] * k * c.item
 
     def flops(self, sequence: int) -> float:
         return 2.0 * self.k * self.n * self.taps / self.groups * self.pixels[1]
@@ -165,7 +190,7 @@ class EdgeSpec(LayerSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShareSpec(LayerSpec):
+class ShareSpec(_Passing):
     """Where many layers of the plane begin to use whole features: their gradients are summed over x and y here, once."""
 
     features: int
@@ -184,7 +209,7 @@ class ShareSpec(LayerSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConcatSpec(LayerSpec):
+class ConcatSpec(_Passing):
     """Two tensors' features in turns of so many parts: cut over a side that divides them, each rank has whole turns."""
 
     side: Side
@@ -202,7 +227,7 @@ class ConcatSpec(LayerSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DropoutSpec(LayerSpec):
+class DropoutSpec(_Passing):
     """Dropout of the residual stream, with a mask that depends on seed, step and position alone."""
 
     probability: float

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cubeloom.parallel import specs
-from cubeloom.parallel.config import ParallelConfig, choose
-from cubeloom.parallel.specs import LayerSpec, other
-from cubeloom.plan.closed.compute import at_rest, own_samples
+from cubeloom.parallel.config import ParallelConfig
+from cubeloom.parallel.specs import LayerSpec
 from cubeloom.plan.closed.passing import Joined, passing
 from cubeloom.plan.model import Piece
 
@@ -66,7 +65,7 @@ def room(piece: Piece, s: ParallelConfig) -> Room:
     most = passing(piece, s, lambda layer: kept[layer.name], head, 0.0 if head is not None else stream)
     found = nothing if head is None else head.found
     activations = sum(kept.values(), start=nothing)
-    inside = sum((_inside(layer, s) for layer in piece.layers if isinstance(layer, specs.AttentionSpec)), start=nothing)
+    inside = sum((layer.inside(s) for layer in piece.layers if isinstance(layer, specs.AttentionSpec)), start=nothing)
     return Room(*owned, *shared, activations, inside, found, noted, *most, gathered, largest)
 
 
@@ -88,58 +87,8 @@ def joined(piece: Piece, s: ParallelConfig) -> Joined | None:
 
 def saved(layer: LayerSpec, s: ParallelConfig, joined: Joined | None = None) -> Any:
     """Bytes that a layer keeps from its forward to its backward. A head `joined` with its loss keeps both its gradients."""
-    apart = 1 if joined is None else 1 - joined.where
-    match layer:
-        case specs.LinearSpec():
-            whole = s.rows(layer.pixels[0] if layer.pixels else None) * layer.k / s.size(layer.k_axis) * s.item
-            shard = (s.sharded | layer.always_in) & s.regathered
-            kept = whole / choose(shard, s.size(layer.n_axis), 1)
-            return kept if joined is None or not layer.with_loss else kept * apart + joined.found
-        case specs.NormSpec():
-            rows = s.rows() / s.further("y", layer.always)
-            # Whole features: the input, or for RMSNorm, which torch composes, two steps in float32. Cut ones: what it was
-            # normalised to, and once more where that is not float32 itself.
-            alone = s.item if layer.centred else 2 * s.statistic
-            each = choose(s.x > 1, s.item if s.item >= 4 else 2 * s.item, alone)
-            return rows * (layer.features / s.x * each + 2 * s.statistic)
-        case specs.PointwiseSpec():
-            return at_rest(layer, s) * layer.kept * s.item
-        case specs.AttentionSpec():
-            return _attention(layer, s)
-        case specs.EmbeddingSpec():
-            return 9 * s.rows()  # index and mask
-        case specs.TableSpec():
-            return 9 * s.rows() / s.further("y")
-        case specs.LossSpec():
-            rows = s.rows() / s.x
-            return rows * (layer.classes / s.y * s.statistic * apart + 10) if not layer.whole else 0.0
-        case specs.EdgeSpec():
-            samples = s.samples_of / s.further(other(layer.side), layer.kind == "stay")
-            k = layer.k if layer.kind == "slice" else layer.k / s.size(layer.side)
-            return samples * layer.pixels[0] * k * s.item
-        case specs.ImageNormSpec(groups=int()):
-            numbers = own_samples(layer.side, s) * layer.pixels * layer.features / s.size(layer.side)
-            return numbers * choose(layer.whole_groups(s), s.item, s.statistic + s.item)
-        case specs.WholeSpec():
-            return s.samples_of * layer.k * s.item
-    return 0.0
-
-
-def _attention(layer: specs.AttentionSpec, s: ParallelConfig) -> Any:
-    """Queries, keys and values where they were projected to, and what is inside."""
-    rows = s.rows(layer.length) / s.size("x", "y")
-    return rows * (layer.heads + 2 * layer.kv_heads) * layer.head_dim * s.item + _inside(layer, s)
-
-
-def _inside(layer: specs.AttentionSpec, s: ParallelConfig) -> Any:
-    """What is copied from queries, keys and values, the logarithms of sums, and the output."""
-    rows = s.rows(layer.length) / s.size("x", "y")
-    queries, keys = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
-    numbers = 0
-    if layer.rotary:
-        numbers += queries + keys
-    if layer.heads != layer.kv_heads:
-        numbers += queries  # those of one key do not lie in one run
-    # The output is the next linear's input, unless that is gathered and kept so.
-    copied = (s.size(other(layer.head_axis)) > 1) & (1 - s.regathered)
-    return rows * (numbers * s.item + queries * s.item * copied + 4 * layer.heads)
+    if joined is not None and isinstance(layer, specs.LinearSpec) and layer.with_loss:
+        return layer.saved(s) * (1 - joined.where) + joined.found
+    if joined is not None and isinstance(layer, specs.LossSpec):
+        return layer.saved(s, 1 - joined.where)
+    return layer.saved(s)

@@ -15,7 +15,6 @@ import numpy as np
 from cubeloom.parallel import specs
 from cubeloom.parallel.config import FREED, ParallelConfig
 from cubeloom.parallel.specs import LayerSpec
-from cubeloom.plan.closed.compute import at_rest
 from cubeloom.plan.model import Piece
 
 CHUNK = 2**29  # bytes of logits that a head and its loss compute at a time: `parallel.layers.head`
@@ -123,7 +122,7 @@ def _forward(layer: LayerSpec, s: ParallelConfig, joined: Joined | None, size: _
             numbers = _stream(layer, s)
             return numbers * np.where(s.x > 1, 3 * s.statistic, s.item)
         case specs.PointwiseSpec():
-            return at_rest(layer, s) * layer.outputs * s.item
+            return layer.at_rest(s) * layer.outputs * s.item
         case specs.AttentionSpec():
             return _heads(layer, s) * (layer.heads * (2 if layer.rotary else 1)) * s.item
         case specs.EmbeddingSpec():
@@ -171,7 +170,7 @@ def _backward(
             numbers = _stream(layer, s)
             return numbers * np.where(s.x > 1, 4 * s.statistic, 2 * s.item) + before
         case specs.PointwiseSpec():
-            return at_rest(layer, s) * (layer.inputs + layer.outputs) * s.item + before
+            return layer.at_rest(s) * (layer.inputs + layer.outputs) * s.item + before
         case specs.AttentionSpec():
             return _heads(layer, s) * (layer.heads + 2 * (layer.heads + 2 * layer.kv_heads)) * s.item + before
         case specs.EmbeddingSpec():
