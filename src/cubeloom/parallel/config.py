@@ -93,7 +93,8 @@ class ParallelConfig:
         )
 
     def size(self, *axes: str) -> Any:
-        return prod((getattr(self, axis) for axis in axes), start=1)
+        """How many parts these axes have together, in the arithmetic of the rest: an exact one of none."""
+        return prod((getattr(self, axis) for axis in axes), start=Fraction(1) if isinstance(self.x, Fraction) else 1)
 
     def rows(self, per_sample: int | None = None) -> Any:
         """Tokens of one rank of data and z, or pixels."""

@@ -209,4 +209,4 @@ def _refuse(source: Layout, target: Layout) -> None:
 
 def local_elements(elements: Any, layout: Layout, size: Callable[..., Any]) -> Any:
     """How many a rank has of a tensor."""
-    return elements / size(*layout.cutting) if layout.cutting else elements
+    return elements / size(*layout.cutting)

@@ -56,7 +56,7 @@ def pipeline_volume(
     work = Workload.of(schedule, worker)
     for held in work.held:
         for layer, count in stages[held.stage]:
-            for axes, nbytes in pass_volume(layer, c, _per_pass(held.gathers, held.passes, c)):
+            for axes, nbytes in pass_volume(layer, c, held.gathers * c.size() / held.passes):
                 yield axes, count * held.passes * nbytes
             for each in collectives(layer, c) if recompute else ():
                 if each.phase == "F" and not each.gathered_to_keep:
@@ -67,14 +67,9 @@ def pipeline_volume(
         yield axes, updates * nbytes
     if schedule.stages - 1 in own:
         yield sum_volume(losses * work.portions, ("data", "z"), _DOUBLE, c)
-    yield sum_volume(_per_pass(1, 1, c), ("pipe",), _DOUBLE, c, len(schedule.workers))
+    yield sum_volume(1, ("pipe",), _DOUBLE, c, len(schedule.workers))
     for stage, times in work.receives:
         yield ("pipe",), times * received[stage]
-
-
-def _per_pass(gathers: int, passes: int, c: ParallelConfig) -> Any:
-    """A ratio in the arithmetic of the config: a fraction where its numbers are."""
-    return gathers * (c.x / c.x) / passes
 
 
 def _reductions(
