@@ -16,7 +16,6 @@ from cubeloom.base.divisors import divisors
 from cubeloom.base.errors import UserError
 from cubeloom.base.initial import Constant, Initial, Normal
 from cubeloom.models.pieces import Piece
-from cubeloom.parallel.feed_forward import feed_forward
 
 
 class AttentionCore(nn.Module):
@@ -159,7 +158,7 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(feed_forward(x, self.up, self.act, self.down))
+        return self.dropout(self.down(self.act(self.up(x))))
 
 
 def sequence_length(tokens: Tensor, longest: int) -> int:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cubeloom.parallel.layers import Dropout as Dropout
     from cubeloom.parallel.layers import Embedding as Embedding
     from cubeloom.parallel.layers import Expand as Expand
+    from cubeloom.parallel.layers import FeedForward as FeedForward
     from cubeloom.parallel.layers import FirstToken as FirstToken
     from cubeloom.parallel.layers import Grouped as Grouped
     from cubeloom.parallel.layers import Join as Join
@@ -42,7 +43,20 @@ _ELSEWHERE = {
     "state": ("CubeState",),
 }
 _LAYERS = (
-    *("Concat", "Contract", "Cut", "Dropout", "Embedding", "Expand", "FirstToken", "Grouped", "Join", "Loss", "Norm"),
+    *(
+        "Concat",
+        "Contract",
+        "Cut",
+        "Dropout",
+        "Embedding",
+        "Expand",
+        "FeedForward",
+        "FirstToken",
+        "Grouped",
+        "Join",
+        "Loss",
+        "Norm",
+    ),
     *("Share", "Slice", "SquaredLoss", "Stay", "Table", "Whole"),
 )
 

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cubeloom.base.grid import Grid
+from cubeloom.parallel.feed_forward import FusedFeedForward
 from cubeloom.parallel.gradients import WeightGradient
 from cubeloom.parallel.layers.head import CubeHead
 from cubeloom.parallel.layers.products import Matmul
 from cubeloom.parallel.parameter import check_unchanged, local_of, version_of
-from cubeloom.parallel.specs import DropoutSpec, LayerSpec, LinearSpec, NormSpec
+from cubeloom.parallel.specs import DropoutSpec, FeedForwardSpec, LayerSpec, LinearSpec, NormSpec
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.tapped import TOKENS, Tapped, within
 
@@ -43,8 +44,15 @@ def whole_blocks(model: nn.Module, specs: Sequence[LayerSpec], grid: Grid) -> di
         names = (f"{name}.{inner}".rstrip(".") for inner, _ in block.named_modules())
         inside = [by_name[each] for each in names if each in by_name]
         if inside and all(map(_is_plain, inside)):
-            found[name] = deepcopy(block)
+            found[name] = copied = deepcopy(block)
+            for spec in inside:
+                if isinstance(spec, FeedForwardSpec):
+                    _fuse(copied.get_submodule(spec.name.removeprefix(name).removeprefix(".")), spec)
     return found
+
+
+def _fuse(module: nn.Module, spec: FeedForwardSpec) -> None:
+    module.forward = FusedFeedForward(module, spec.layers, spec.then)
 
 
 def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -60,7 +68,7 @@ def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _is_plain(spec: LayerSpec) -> bool:
     if isinstance(spec, LinearSpec):
         return spec.shares is None
-    return isinstance(spec, NormSpec) or (isinstance(spec, DropoutSpec) and spec.probability == 0)
+    return isinstance(spec, NormSpec | FeedForwardSpec) or (isinstance(spec, DropoutSpec) and spec.probability == 0)
 
 
 def compile_local(model: nn.Module, plain: Mapping[str, nn.Module], state: CubeState) -> None:

@@ -16,6 +16,20 @@ from cubeloom.parallel import cublaslt
 from cubeloom.parallel.tapped import TappedLinear, handing_out, seen_by
 
 
+class FusedFeedForward:
+    """The forward of a module that calls `up`, `between` and `down` in turn, and then some more."""
+
+    def __init__(self, module: nn.Module, layers: tuple[str, str, str], then: tuple[str, ...]) -> None:
+        self._module, self._layers, self._then = module, layers, then
+
+    def __call__(self, x: Tensor) -> Tensor:
+        up, between, down = (getattr(self._module, name) for name in self._layers)
+        y = feed_forward(x, up, between, down)
+        for name in self._then:
+            y = getattr(self._module, name)(y)
+        return y
+
+
 def feed_forward(x: Tensor, up: nn.Module, between: nn.Module, down: nn.Module) -> Tensor:
     """`down(between(up(x)))`."""
     if torch.compiler.is_compiling() and _fits(x, up, between, down):

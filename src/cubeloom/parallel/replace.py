@@ -18,7 +18,7 @@ from cubeloom.parallel.config import Batch, Rest
 from cubeloom.parallel.layers.declared import Cut, Making, make_layer
 from cubeloom.parallel.parameter import Block, distribute
 from cubeloom.parallel.resolution import resolve
-from cubeloom.parallel.specs import LayerSpec, Parameter, parameters
+from cubeloom.parallel.specs import FeedForwardSpec, LayerSpec, Parameter, parameters
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.weight import Weight
 
@@ -112,6 +112,8 @@ def replace_layers(
     """
     maker = _Maker(dict(model.named_modules()), state, fill, {} if known is None else known, holders)
     for spec in specs:
+        if isinstance(spec, FeedForwardSpec):
+            continue  # its layers are replaced one by one
         owner, _, attribute = spec.name.rpartition(".")
         training = model.get_submodule(spec.name).training
         setattr(model.get_submodule(owner), attribute, maker.make(spec).train(training))

@@ -7,6 +7,7 @@ from cubeloom.parallel.layers.declared import Seen as Seen
 from cubeloom.parallel.layers.declared import make_layer as make_layer
 from cubeloom.parallel.layers.dropout import Dropout as Dropout
 from cubeloom.parallel.layers.edges import Concat as Concat
+from cubeloom.parallel.layers.edges import FeedForward as FeedForward
 from cubeloom.parallel.layers.edges import Grouped as Grouped
 from cubeloom.parallel.layers.edges import Join as Join
 from cubeloom.parallel.layers.edges import Share as Share

@@ -22,6 +22,7 @@ from cubeloom.parallel.parameter import own_part
 from cubeloom.parallel.specs import (
     ConcatSpec,
     EdgeSpec,
+    FeedForwardSpec,
     ShareSpec,
     Side,
     SquaredLossSpec,
@@ -105,6 +106,25 @@ class Concat(Declared):
 
     def spec(self, name: str, module: nn.Module, seen: Seen) -> ConcatSpec:
         return ConcatSpec(name=name, side=self.side, parts=int(module.parts))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class FeedForward(Declared):
+    """A module that calls a linear layer, GELU and a linear layer, by these names in it, and then the others in turn.
+
+    They are declared besides. Where blocks are compiled as a whole on a GPU, GELU is computed within the matmuls.
+    """
+
+    layers: tuple[str, str, str] = ("up", "act", "down")
+    then: tuple[str, ...] = ("dropout",)
+
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> FeedForwardSpec | None:
+        names = (*self.layers, *self.then)
+        return FeedForwardSpec(name=name, layers=self.layers, then=self.then) if _calls(module, names) else None
+
+
+def _calls(module: nn.Module, names: tuple[str, ...]) -> bool:
+    return all(name in dict(module.named_children()) for name in names)
 
 
 @dataclass(frozen=True)

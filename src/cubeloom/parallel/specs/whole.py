@@ -227,6 +227,23 @@ class ConcatSpec(_Passing):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FeedForwardSpec(LayerSpec):
+    """A module that calls two linear layers with GELU between them, and then some more; compiled, they can be one kernel each.
+
+    It computes nothing itself: its layers have specs of their own.
+    """
+
+    layers: tuple[str, str, str]  # by their names in it
+    then: tuple[str, ...] = ()
+
+    def touched(self, c: ParallelConfig) -> None:
+        return None
+
+    def saved(self, c: ParallelConfig) -> Any:
+        return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class DropoutSpec(_Passing):
     """Dropout of the residual stream, with a mask that depends on seed, step and position alone."""
 

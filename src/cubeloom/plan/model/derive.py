@@ -18,6 +18,7 @@ from cubeloom.parallel.resolution import specs_of
 from cubeloom.parallel.specs import (
     AttentionSpec,
     DropoutSpec,
+    FeedForwardSpec,
     LayerSpec,
     LinearSpec,
     LossSpec,
@@ -121,7 +122,7 @@ def _layers(model: nn.Module, piece: TorchPiece, specs: Sequence[LayerSpec], see
             spec = by_name[name]
             if isinstance(spec, LossSpec):
                 spec = replace(spec, classes=seen[name][0][-1])
-            if not isinstance(spec, DropoutSpec):
+            if not isinstance(spec, DropoutSpec | FeedForwardSpec):
                 side, always = _leaves(spec, side, always)
                 yield spec
         elif isinstance(module, AttentionCore):
