@@ -4,12 +4,18 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import pytest
+from xdist.workermanage import WorkerController
 
 from cubeloom.launch import RankPool, elastic
 from cubeloom.launch.share_gpu import sharing
+from serial_runs import Verified
+
+_SERIAL_RUNS = pytest.StashKey[Path]()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -17,11 +23,31 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 2 if config.args_source is pytest.Config.ArgsSource.TESTPATHS else 0
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker is told where serial runs are shared; every other process makes a folder for its session."""
+    if hasattr(config, "workerinput"):
+        config.stash[_SERIAL_RUNS] = Path(config.workerinput["serial_runs"])
+        return
+    made = TemporaryDirectory(prefix="cubeloom-serial-runs-")
+    config.add_cleanup(made.cleanup)
+    config.stash[_SERIAL_RUNS] = Path(made.name)
+
+
+def pytest_configure_node(node: WorkerController) -> None:
+    node.workerinput["serial_runs"] = str(node.config.stash[_SERIAL_RUNS])
+
+
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
     """Processes started once and shared by all tests, of a worker where pytest has several."""
     with RankPool(16) as pool:
         yield pool
+
+
+@pytest.fixture(scope="session")
+def verified(ranks: RankPool, pytestconfig: pytest.Config) -> Verified:
+    """`verify` on the shared ranks, with serial runs that are computed once in a session."""
+    return Verified(ranks, pytestconfig.stash[_SERIAL_RUNS])
 
 
 @pytest.fixture(scope="session")

@@ -23,9 +23,8 @@ import tyro
 
 from cubeloom.cli import main
 from cubeloom.cli.verify import Verify
-from cubeloom.launch import RankPool
-from cubeloom.tools.verify import verify
 from scripts import run_script
+from serial_runs import Verified
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -120,9 +119,9 @@ def test_the_readme_names_every_part_of_the_package() -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_setting_trains_as_the_serial_model(setting: str, ranks: RankPool) -> None:
+def test_a_setting_trains_as_the_serial_model(setting: str, verified: Verified) -> None:
     experiment = tyro.cli(Verify, args=shlex.split(setting)).experiment()
-    report = verify(replace(experiment, steps=1, batch=replace(experiment.batch, sequence=8)), pool=ranks)
+    report = verified(replace(experiment, steps=1, batch=replace(experiment.batch, sequence=8)))
     assert report.ok, report.as_json()
 
 
