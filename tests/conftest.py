@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 from xdist.workermanage import WorkerController
 
+from balance import Balanced, longest_first, quick
 from cubeloom.launch import RankPool, elastic
 from cubeloom.launch.share_gpu import sharing
 from serial_runs import Verified
@@ -35,6 +36,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_configure_node(node: WorkerController) -> None:
     node.workerinput["serial_runs"] = str(node.config.stash[_SERIAL_RUNS])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Balanced:
+    return Balanced(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in quick(items):
+        item.add_marker("quick")
+    if hasattr(config, "workerinput"):
+        items[:] = longest_first(items)
 
 
 @pytest.fixture(scope="session")

@@ -74,6 +74,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "job.toml"
 
 
+@pytest.mark.slow
 def test_a_file_trains_and_the_same_command_goes_on(file: Path) -> None:
     done = cubeloom("train", "job.toml", "--folder=run", "--json", folder=file.parent)
     assert done.returncode == 0, done.stderr
@@ -84,6 +85,7 @@ def test_a_file_trains_and_the_same_command_goes_on(file: Path) -> None:
     assert "going on with step 3" in again.stderr
 
 
+@pytest.mark.slow
 def test_torchrun_s_ranks_are_joined(file: Path) -> None:
     module = ["--nproc-per-node=2", "--standalone", "-m", "cubeloom", "train", "job.toml", "--folder=run"]
     done = python("-m", "torch.distributed.run", *module, folder=file.parent)
@@ -246,6 +248,7 @@ def test_a_folder_that_cannot_be_written_to(here: Here) -> None:
     assert "cannot be written to" in errors
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_job_with_one_message_and_the_last_checkpoint(file: Path) -> None:
     """A limit on the size of files stands for a full disk: metrics fit below it, and the checkpoint does not."""
     limited = (
@@ -290,6 +293,7 @@ def _hang_up(_: Path, agent: int) -> str:
     return "done all the same"
 
 
+@pytest.mark.slow
 def test_a_job_under_nohup_outlives_its_terminal() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

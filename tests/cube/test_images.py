@@ -109,6 +109,7 @@ def test_a_batch_norm_refuses_to_guess_its_strand(ranks: RankPool) -> None:
         ranks.run(2, checkpointed_by_torch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("grid", "name"), [("pipe=4", "chimera"), ("pipe=2,y=2", "chimera-zb")])
 def test_skip_connections_cross_the_stages_of_a_pipeline(verified: Verified, grid: str, name: str) -> None:
     on = Grid.parse(grid)

@@ -142,6 +142,7 @@ DROPPED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "rest", "grid"),
     rest_is_long(product(["gpt-tiny", "bert-tiny"], RESTS, ["x=2,y=2,z=2", "data=2,y=2", "z=4"]), DROPPED),
@@ -160,6 +161,7 @@ def test_label_smoothing(verified: Verified, grid: str) -> None:
     holds(verified(experiment(smoothed, grid)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", [pytest.param("x=2,y=2,z=2", marks=pytest.mark.long), "data=2,x=2"])
 def test_in_bfloat16_the_loss_stays_within_the_spread_of_two_serial_seeds(verified: Verified, grid: str) -> None:
     """50 steps on one repeated batch, so that there is something to learn; another seed starts from other weights."""

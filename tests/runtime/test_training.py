@@ -119,6 +119,7 @@ def test_with_a_cube_or_data_axis_and_recomputation(verified: Verified, name: st
     trains_as_serial(verified, SHALLOW, grid, generate(name, 2, 4), steps=2, recompute=recompute)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "grid"),
     rest_is_long(
@@ -132,6 +133,7 @@ def test_every_model_on_a_cube(verified: Verified, model: Config, grid: str) -> 
     trains_as_serial(verified, model, on, generate("chimera-zb", on.pipe, on.pipe), steps=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rest", [Rest(activations="replicated"), Rest(weights="kept"), Rest(weights="replicated")])
 def test_operands_at_rest(verified: Verified, rest: Rest) -> None:
     trains_as_serial(verified, SHALLOW, Grid(pipe=2, z=2, x=2), generate("chimera", 2, 4), steps=2, rest=rest)
@@ -177,6 +179,7 @@ def _numbers_held_and_updated() -> tuple[int, int]:
     return held, sum(part.tensor.numel() for part in optimizer.parts.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -219,6 +222,7 @@ def test_gradients_summed_eagerly(verified: Verified, sync: str, tied: bool) -> 
     trains_as_serial(verified, model, Grid(pipe=4), schedule, steps=2)
 
 
+@pytest.mark.slow
 def test_dropout_does_not_depend_on_the_schedule(verified: Verified) -> None:
     model = replace(SHALLOW, dropout=0.2)
     for name, recompute in (("1f1b", True), ("chimera-zb", False)):

@@ -117,6 +117,7 @@ def _disturb(folder: Path, undisturbed: Log, lasts: float, seed: int, kills: int
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_ranks_do_not_outlive_their_agent(tmp_path: Path) -> None:
     """One that is killed cannot end them: they see it, keep their step, and end. When asked they say where they are."""
@@ -135,6 +136,7 @@ def test_ranks_do_not_outlive_their_agent(tmp_path: Path) -> None:
     assert read_log(log).events[-1].name == "asked to stop"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_kills(tmp_path: Path) -> None:
     undisturbed, lasts = _undisturbed(tmp_path, 24)

@@ -93,6 +93,7 @@ def damaged(scale: float, experiment: Experiment, folder: str, kind: devices.Kin
         return grid_run(experiment, folder, kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_rounding_is_told_from_errors(dtype: torch.dtype, verified: Verified, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a tolerance, so that rounding has to explain every difference."""

@@ -71,6 +71,7 @@ def test_operands_at_rest(verified: Verified, rest: Rest) -> None:
     trains_as_serial(verified, GPT, "z=2,x=2", 2, rest=rest)
 
 
+@pytest.mark.slow
 def test_dropout_does_not_depend_on_the_number_of_ways(verified: Verified) -> None:
     for ways, grid in ((2, "data=2,y=2"), (4, "x=2")):
         trains_as_serial(verified, GPTConfig(**SMALL, dropout=0.2), grid, ways)
@@ -221,6 +222,7 @@ def in_autocast(ways: int, compiled: bool) -> tuple[float, float]:
     return loss.item(), norm**0.5
 
 
+@pytest.mark.slow
 def test_bfloat16_autocast_and_compiled_pieces(ranks: RankPool) -> None:
     serial = ranks.run(2, in_autocast, 1, False)[0]
     for ways, compiled in ((2, False), (2, True)):
