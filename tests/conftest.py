@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -13,8 +14,16 @@ from xdist.workermanage import WorkerController
 
 from balance import Balanced, longest_first, quick
 from cubeloom.launch import RankPool, elastic
+from cubeloom.launch.ready import PRELOAD
 from cubeloom.launch.share_gpu import sharing
 from serial_runs import Verified
+
+# Packages that tests import, and what ranks then use of them: importing it takes a rank longer than most tests do.
+IMPORTED = {
+    "pytest": ["pytest"],
+    "transformers": [f"transformers.models.{name}.modeling_{name}" for name in ("bert", "gpt2", "llama")],
+    "diffusers": ["diffusers.models.unets.unet_2d"],
+}
 
 _SERIAL_RUNS = pytest.StashKey[Path]()
 
@@ -48,6 +57,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker("quick")
     if hasattr(config, "workerinput"):
         items[:] = longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """The server that ranks fork from imports what tests will use, once for all ranks."""
+    PRELOAD.extend(part for name, parts in IMPORTED.items() if name in sys.modules for part in parts)
 
 
 @pytest.fixture(scope="session")
