@@ -6,13 +6,16 @@ READY := $(VENV)/.ready
 # Ranks are processes: one thread each, or they fight for the cores.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-long test-gpu check bench format clean
+.PHONY: demo test test-quick test-long test-gpu check bench format clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+test-quick: $(READY)
+	$(BIN)/python -m pytest -m quick
 
 test-long: $(READY)
 	$(BIN)/python -m pytest -n 0 -m long --timeout 1800

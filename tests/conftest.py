@@ -1,15 +1,31 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import pytest
+from xdist.workermanage import WorkerController
 
+from balance import Balanced, longest_first, quick
 from cubeloom.launch import RankPool, elastic
+from cubeloom.launch.ready import PRELOAD
 from cubeloom.launch.share_gpu import sharing
+from serial_runs import Verified
+
+# Packages that tests import, and what ranks then use of them: importing it takes a rank longer than most tests do.
+IMPORTED = {
+    "pytest": ["pytest"],
+    "transformers": [f"transformers.models.{name}.modeling_{name}" for name in ("bert", "gpt2", "llama")],
+    "diffusers": ["diffusers.models.unets.unet_2d"],
+}
+
+_SERIAL_RUNS = pytest.StashKey[Path]()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -17,11 +33,48 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 2 if config.args_source is pytest.Config.ArgsSource.TESTPATHS else 0
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker is told where serial runs are shared; every other process makes a folder for its session."""
+    if hasattr(config, "workerinput"):
+        config.stash[_SERIAL_RUNS] = Path(config.workerinput["serial_runs"])
+        return
+    made = TemporaryDirectory(prefix="cubeloom-serial-runs-")
+    config.add_cleanup(made.cleanup)
+    config.stash[_SERIAL_RUNS] = Path(made.name)
+
+
+def pytest_configure_node(node: WorkerController) -> None:
+    node.workerinput["serial_runs"] = str(node.config.stash[_SERIAL_RUNS])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Balanced:
+    return Balanced(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in quick(items):
+        item.add_marker("quick")
+    if hasattr(config, "workerinput"):
+        items[:] = longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """The server that ranks fork from imports what tests will use, once for all ranks."""
+    PRELOAD.extend(part for name, parts in IMPORTED.items() if name in sys.modules for part in parts)
+
+
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
     """Processes started once and shared by all tests, of a worker where pytest has several."""
     with RankPool(16) as pool:
         yield pool
+
+
+@pytest.fixture(scope="session")
+def verified(ranks: RankPool, pytestconfig: pytest.Config) -> Verified:
+    """`verify` on the shared ranks, with serial runs that are computed once in a session."""
+    return Verified(ranks, pytestconfig.stash[_SERIAL_RUNS])
 
 
 @pytest.fixture(scope="session")

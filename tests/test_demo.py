@@ -13,6 +13,8 @@ import pytest
 
 from scripts import run_script
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 

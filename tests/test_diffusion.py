@@ -5,11 +5,14 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import pytest
+
 from scripts import run_script
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "diffusion.py"
 
 
+@pytest.mark.slow
 def test_the_example_of_diffusion_writes_a_picture(tmp_path: Path) -> None:
     done = run_script(EXAMPLE, "--steps", "20", "--out", str(tmp_path / "digits.png"), "--seed", "3")
     assert done.returncode == 0, done.stderr

@@ -14,8 +14,9 @@ import shlex
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,8 @@ import tyro
 
 from cubeloom.cli import main
 from cubeloom.cli.verify import Verify
-from cubeloom.launch import RankPool
-from cubeloom.tools.verify import verify
 from scripts import run_script
+from serial_runs import Verified
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -41,7 +41,7 @@ def fences(page: Path, *languages: str) -> Iterator[str]:
 
 
 def every_command() -> dict[str, str]:
-    """Each command once, with the page where it was first found."""
+    """Each command once, with the page where it was first found. A page's commands run in a folder of the page."""
     found: dict[str, str] = {}
     for page in PAGES:
         for block in fences(page, "console", "bash"):
@@ -63,12 +63,22 @@ SETTINGS = re.findall(r"`(--grid [^`]+)`", (ROOT / "README.md").read_text())
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a reader would be, but for what commands write there."""
-    made = tmp_path_factory.mktemp("reader")
-    for name in ("examples", "bench"):
-        (made / name).symlink_to(ROOT / name)
-    return made
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Where a reader of a page would be, but for what commands write there."""
+
+    @cache
+    def folder_of(page: str) -> Path:
+        made = tmp_path_factory.mktemp(f"reader-of-{page}")
+        for name in ("examples", "bench"):
+            (made / name).symlink_to(ROOT / name)
+        return made
+
+    return folder_of
+
+
+@pytest.fixture
+def folder(page: str, folder_of: Callable[[str], Path]) -> Path:
+    return folder_of(page)
 
 
 def call(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -93,20 +103,26 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(shell, cwd=folder, env=environment, capture_output=True, text=True, timeout=170)
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if program(command) in RUN])
-def test_a_command_does_what_the_page_says(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "command"), [(page, command) for command, page in COMMANDS.items() if program(command) in RUN]
+)
+def test_a_command_does_what_the_page_says(
+    page: str, command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = re.search(r"# exit (\d+)$", command)
     promised = int(found[1]) if found else 0
     # The first as a reader would type it; so are those that are more than a call of ours.
     if command.startswith("cubeloom ") and not set(command) & set("|<>;&$") and command != FIRST:
         monkeypatch.chdir(folder)
-        assert call(command, monkeypatch) == promised, COMMANDS[command]
+        assert call(command, monkeypatch) == promised, page
         return
     done = run(command, folder)
-    assert done.returncode == promised, f"{COMMANDS[command]}:\n{done.stdout}{done.stderr}"
+    assert done.returncode == promised, f"{page}:\n{done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize("page, script", SCRIPTS, ids=[page for page, _ in SCRIPTS])
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "script"), SCRIPTS, ids=[page for page, _ in SCRIPTS])
 def test_a_script_runs(page: str, script: str, folder: Path) -> None:
     file = folder / "script.py"
     file.write_text(script)
@@ -119,10 +135,11 @@ def test_the_readme_names_every_part_of_the_package() -> None:
     assert set(re.findall(r"^  (\w+)/ ", (ROOT / "README.md").read_text(), re.MULTILINE)) == parts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_setting_trains_as_the_serial_model(setting: str, ranks: RankPool) -> None:
+def test_a_setting_trains_as_the_serial_model(setting: str, verified: Verified) -> None:
     experiment = tyro.cli(Verify, args=shlex.split(setting)).experiment()
-    report = verify(replace(experiment, steps=1, batch=replace(experiment.batch, sequence=8)), pool=ranks)
+    report = verified(replace(experiment, steps=1, batch=replace(experiment.batch, sequence=8)))
     assert report.ok, report.as_json()
 
 

@@ -312,6 +312,7 @@ def stuck(rank: int, port: int, told: Any) -> None:
         os._exit(3 if "imed out" in str(error) else 4)
 
 
+@pytest.mark.slow
 def test_a_reduce_scatter_heeds_its_group_s_limit() -> None:
     context = multiprocessing.get_context("spawn")
     store, told = world.host(), context.Event()

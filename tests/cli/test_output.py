@@ -26,6 +26,7 @@ def test_the_version() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"cubeloom {version('cubeloom')}\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("models",), ("--version",), ("plan", "--help")])
 def test_a_full_disk_is_told_in_one_sentence(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:

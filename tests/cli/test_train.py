@@ -22,6 +22,7 @@ from cubeloom.base.settings import load
 from cubeloom.comm import devices
 from cubeloom.launch import elastic
 from cubeloom.train.job import Job, check
+from scripts import run_cubeloom, start_cubeloom
 
 FILE = """
 steps = 3
@@ -73,16 +74,18 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "job.toml"
 
 
+@pytest.mark.slow
 def test_a_file_trains_and_the_same_command_goes_on(file: Path) -> None:
     done = cubeloom("train", "job.toml", "--folder=run", "--json", folder=file.parent)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert (told["steps"], told["why"], told["grid"]["x"]) == (3, "done", 2)
     assert load(Job, file.parent / "run" / "settings.toml") == load(Job, file, ["folder=run"])
-    again = cubeloom("train", "job.toml", "--folder=run", "--steps=4", "--grid.x=1", folder=file.parent)
+    again = run_cubeloom("train", "job.toml", "--folder=run", "--steps=4", "--grid.x=1", folder=file.parent)
     assert "going on with step 3" in again.stderr
 
 
+@pytest.mark.slow
 def test_torchrun_s_ranks_are_joined(file: Path) -> None:
     module = ["--nproc-per-node=2", "--standalone", "-m", "cubeloom", "train", "job.toml", "--folder=run"]
     done = python("-m", "torch.distributed.run", *module, folder=file.parent)
@@ -245,6 +248,7 @@ def test_a_folder_that_cannot_be_written_to(here: Here) -> None:
     assert "cannot be written to" in errors
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_job_with_one_message_and_the_last_checkpoint(file: Path) -> None:
     """A limit on the size of files stands for a full disk: metrics fit below it, and the checkpoint does not."""
     limited = (
@@ -268,19 +272,16 @@ def test_a_full_disk_ends_the_job_with_one_message_and_the_last_checkpoint(file:
     ],
 )
 def test_a_signal_lets_the_step_end_and_keeps_it(file: Path, number: signal.Signals, to_a_rank: bool) -> None:
-    arguments = [sys.executable, "-m", "cubeloom", "train", "job.toml", "--folder=run", "--steps=2000"]
-    job = subprocess.Popen(
-        arguments, cwd=file.parent, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True
-    )
+    job = start_cubeloom("train", "job.toml", "--folder=run", "--steps=2000", folder=file.parent)
     metrics = file.parent / "run" / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
         assert job.poll() is None
         time.sleep(0.05)
     ranks = json.loads(metrics.read_text().splitlines()[0])["processes"]
     os.kill(ranks[1] if to_a_rank else job.pid, number)
-    _, errors = job.communicate(timeout=60)
-    assert job.returncode == 75, errors
-    assert "the same command goes on" in errors and "Traceback" not in errors
+    done = job.done(60)
+    assert done.returncode == 75, done.stderr
+    assert "the same command goes on" in done.stderr and "Traceback" not in done.stderr
     (kept,) = (file.parent / "run" / "checkpoints").glob("step-*")
     assert int(kept.name.removeprefix("step-")) >= 2
     assert metrics.read_text().count('"resume"') == 0  # nobody began again
@@ -292,6 +293,7 @@ def _hang_up(_: Path, agent: int) -> str:
     return "done all the same"
 
 
+@pytest.mark.slow
 def test_a_job_under_nohup_outlives_its_terminal() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -16,6 +16,7 @@ from cubeloom.launch import RankPool
 from cubeloom.models import build, config
 from cubeloom.models.weights import save_weights
 from cubeloom.parallel import initial_values, materialise
+from scripts import run_cubeloom
 
 
 @pytest.fixture(autouse=True)
@@ -109,8 +110,7 @@ def test_a_checkpoint_of_another_model_is_refused(capsys: pytest.CaptureFixture[
 
 def test_a_real_run_agrees_and_ends_with_one_json_object(tmp_path: Path) -> None:
     weights = weights_of("gpt-tiny", tmp_path / "gpt.safetensors")
-    command = [sys.executable, "-m", "cubeloom", "verify", "--grid", "x=2,z=2", "--load", str(weights), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_cubeloom("verify", "--grid", "x=2,z=2", "--load", str(weights), "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["ok"] is True

@@ -26,6 +26,7 @@ def _attempt(pool: ThreadPoolExecutor, port: int, order: tuple[int, ...]) -> set
     return {each.result() for each in found}
 
 
+@pytest.mark.slow
 def test_each_attempt_has_one_name_whoever_comes_first() -> None:
     """A rank that comes before rank 0 finds the name of the attempt before, and must not take it."""
     store = world.host()

@@ -57,6 +57,7 @@ def make(folder: Path, config: LanguageConfig) -> None:
     (folder / "config.json").write_text(json.dumps(write_config(config, "float32", {})))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "config",

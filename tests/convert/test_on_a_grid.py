@@ -70,6 +70,7 @@ def their_loss(theirs: folders.Theirs) -> float:
     return cross_entropy(folders.logits(theirs).flatten(0, 1), folders.tokens().flatten()).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.long), "llama tied", "bert"])
 def test_an_import_has_their_loss_on_a_grid(ranks: RankPool, tmp_path: Path, kind: str) -> None:
     dtype = torch.float64 if kind in ("gpt2", "bert") else torch.float32  # their Llama's norms are float32 anyway

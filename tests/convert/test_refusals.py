@@ -298,6 +298,7 @@ class TestPlace:
             convert(source, source.parent / "file" / "target")
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills(tmp_path: Path, ours: Path) -> None:
     """For want of a full disk, files may not grow past a few KB: a write fails in the middle, as it would there."""
     program = """

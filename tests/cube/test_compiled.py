@@ -174,6 +174,7 @@ def own_gradients(compiles: bool) -> list[Tensor]:
     return [local_of(cast(Tensor, each.grad)) for each in model.parameters()]
 
 
+@pytest.mark.slow
 def test_blocks_that_are_layers_or_are_called_by_keyword(ranks: RankPool) -> None:
     [apart], [compiled] = ranks.run(1, own_gradients, False), ranks.run(1, own_gradients, True)
     assert largest_difference(apart, compiled) <= 1e-12

@@ -420,6 +420,7 @@ def summed(gradients: Any, count: int) -> tuple[float, torch.dtype]:
     return worst, dtype
 
 
+@pytest.mark.slow
 def test_gradients_of_many_micro_batches_are_summed_in_float32(ranks: RankPool) -> None:
     for worst, dtype in ranks.run(2, summed, "float32", 128):
         assert worst < 1e-6 and dtype is torch.float32

@@ -22,9 +22,10 @@ from cubeloom.parallel import layers as declared
 from cubeloom.parallel.parameter import Block, local_of
 from cubeloom.parallel.weave import Weave
 from cubeloom.pipeline import generate
-from cubeloom.tools.verify import Experiment, verify
+from cubeloom.tools.verify import Experiment
 from grids import CUBES, RESTS, rest_is_long
 from parity import holds
+from serial_runs import Verified
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -48,15 +49,15 @@ UNETS = [
 @pytest.mark.parametrize(
     ("grid", "rest"), rest_is_long(product(["x=2", "y=2", "z=2", "x=2,y=2", "data=2,x=2"], RESTS), UNETS)
 )
-def test_unet(ranks: RankPool, grid: str, rest: str) -> None:
-    holds(verify(experiment("unet-tiny", grid, rest), pool=ranks))
+def test_unet(verified: Verified, grid: str, rest: str) -> None:
+    holds(verified(experiment("unet-tiny", grid, rest)))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("grid", "rest"), [("x=3,y=2", "sharded"), ("x=2,y=2,z=2", "replicated"), ("y=8", "sharded")])
-def test_unet_on_larger_cubes(ranks: RankPool, grid: str, rest: str) -> None:
+def test_unet_on_larger_cubes(verified: Verified, grid: str, rest: str) -> None:
     """On eight ranks there are more of them than groups of a norm: groups lie on several ranks."""
-    holds(verify(experiment("unet-tiny", grid, rest, steps=1), pool=ranks))
+    holds(verified(experiment("unet-tiny", grid, rest, steps=1)))
 
 
 RESNETS = [("x=2", "sharded"), ("y=2", "replicated"), ("z=2,x=2", "replicated"), ("data=2,y=2", "sharded")]
@@ -65,8 +66,8 @@ RESNETS = [("x=2", "sharded"), ("y=2", "replicated"), ("z=2,x=2", "replicated"),
 @pytest.mark.parametrize(
     ("grid", "rest"), rest_is_long(product(["x=2", "y=2", "z=2,x=2", "data=2,y=2"], RESTS), RESNETS)
 )
-def test_resnet(ranks: RankPool, grid: str, rest: str) -> None:
-    holds(verify(experiment("resnet-tiny", grid, rest), pool=ranks))
+def test_resnet(verified: Verified, grid: str, rest: str) -> None:
+    holds(verified(experiment("resnet-tiny", grid, rest)))
 
 
 WOVEN = [("x=2", 2, "sharded"), ("y=2", 4, "replicated"), ("z=2", 2, "sharded")]
@@ -79,15 +80,15 @@ WOVEN = [("x=2", 2, "sharded"), ("y=2", 4, "replicated"), ("z=2", 2, "sharded")]
         [("unet-tiny", *WOVEN[0]), ("resnet-tiny", *WOVEN[1]), ("resnet-tiny", *WOVEN[2])],
     ),
 )
-def test_woven(ranks: RankPool, model: str, grid: str, ways: int, rest: str) -> None:
-    holds(verify(experiment(model, grid, rest, ways), pool=ranks))
+def test_woven(verified: Verified, model: str, grid: str, ways: int, rest: str) -> None:
+    holds(verified(experiment(model, grid, rest, ways)))
 
 
 @pytest.mark.parametrize("grid", ["y=2", "data=2"])
-def test_statistics_of_all_strands_where_stages_are_recomputed(ranks: RankPool, grid: str) -> None:
+def test_statistics_of_all_strands_where_stages_are_recomputed(verified: Verified, grid: str) -> None:
     """A strand that is computed once more is alone, and has the statistics of the first time."""
     woven = experiment("resnet-tiny", grid, "sharded", 2, recompute=True, schedule=generate("gpipe", 1, 1))
-    report = verify(woven, pool=ranks)
+    report = verified(woven)
     assert max(report.loss_diff, report.grad_diff, report.weight_diff) <= 1e-10
 
 
@@ -108,11 +109,12 @@ def test_a_batch_norm_refuses_to_guess_its_strand(ranks: RankPool) -> None:
         ranks.run(2, checkpointed_by_torch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("grid", "name"), [("pipe=4", "chimera"), ("pipe=2,y=2", "chimera-zb")])
-def test_skip_connections_cross_the_stages_of_a_pipeline(ranks: RankPool, grid: str, name: str) -> None:
+def test_skip_connections_cross_the_stages_of_a_pipeline(verified: Verified, grid: str, name: str) -> None:
     on = Grid.parse(grid)
     schedule = generate(name, on.pipe, on.pipe)
-    holds(verify(experiment("unet-tiny", grid, batch=Batch(2 * on.pipe, 1), schedule=schedule), pool=ranks))
+    holds(verified(experiment("unet-tiny", grid, batch=Batch(2 * on.pipe, 1), schedule=schedule)))
 
 
 @pytest.mark.long
@@ -120,8 +122,8 @@ def test_skip_connections_cross_the_stages_of_a_pipeline(ranks: RankPool, grid: 
 @pytest.mark.parametrize("ways", [1, 2, 4])
 @pytest.mark.parametrize("model", ["unet-tiny", "resnet-tiny"])
 @pytest.mark.parametrize("grid", CUBES)
-def test_every_cube(ranks: RankPool, grid: str, model: str, ways: int, rest: str) -> None:
-    holds(verify(experiment(model, grid, rest, ways, steps=3), pool=ranks))
+def test_every_cube(verified: Verified, grid: str, model: str, ways: int, rest: str) -> None:
+    holds(verified(experiment(model, grid, rest, ways, steps=3)))
 
 
 def test_a_batch_norm_in_several_micro_batches_is_refused() -> None:

@@ -29,9 +29,10 @@ from cubeloom.parallel import (
     initial_values,
     materialise,
 )
-from cubeloom.tools.verify import Experiment, verify
+from cubeloom.tools.verify import Experiment
 from grids import CUBES, MODELS, RESTS, SAMPLE, SAMPLE_WITH_DATA, WITH_DATA, rest_is_long
 from parity import holds
+from serial_runs import Verified
 
 GPT_TINY = cast(GPTConfig, config("gpt-tiny"))
 
@@ -51,21 +52,21 @@ def in_turn(grids: list[str]) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("grid", "model", "rest"), in_turn(SAMPLE))
-def test_every_axis_and_every_two(ranks: RankPool, grid: str, model: str, rest: Any) -> None:
-    holds(verify(experiment(model, grid, Rest(activations=rest)), pool=ranks))
+def test_every_axis_and_every_two(verified: Verified, grid: str, model: str, rest: Any) -> None:
+    holds(verified(experiment(model, grid, Rest(activations=rest))))
 
 
 @pytest.mark.parametrize(("grid", "model", "rest"), in_turn(SAMPLE_WITH_DATA))
-def test_data_parallelism_of_cubes(ranks: RankPool, grid: str, model: str, rest: Any) -> None:
-    holds(verify(experiment(model, grid, Rest(activations=rest)), pool=ranks))
+def test_data_parallelism_of_cubes(verified: Verified, grid: str, model: str, rest: Any) -> None:
+    holds(verified(experiment(model, grid, Rest(activations=rest))))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("grid", [*CUBES, *WITH_DATA])
 @pytest.mark.parametrize("rest", RESTS)
 @pytest.mark.parametrize("model", MODELS)
-def test_every_model_on_every_grid(ranks: RankPool, model: str, rest: Any, grid: str) -> None:
-    holds(verify(experiment(model, grid, Rest(activations=rest), steps=3), pool=ranks))
+def test_every_model_on_every_grid(verified: Verified, model: str, rest: Any, grid: str) -> None:
+    holds(verified(experiment(model, grid, Rest(activations=rest), steps=3)))
 
 
 # Each two of the settings together on the cube, and what is left over on the smaller grid.
@@ -85,15 +86,15 @@ AT_REST = [
         product(["x=2,y=2,z=2", "data=2,z=2"], RESTS, ["kept", "replicated"], ["kept", "regathered"]), AT_REST
     ),
 )
-def test_weights_and_inputs_at_rest(ranks: RankPool, grid: str, rest: Any, weights: Any, inputs: Any) -> None:
+def test_weights_and_inputs_at_rest(verified: Verified, grid: str, rest: Any, weights: Any, inputs: Any) -> None:
     chosen = Rest(activations=rest, weights=weights, inputs=inputs)
-    holds(verify(experiment("gpt-tiny", grid, chosen), pool=ranks))
+    holds(verified(experiment("gpt-tiny", grid, chosen)))
 
 
 @pytest.mark.parametrize("placement", [("x", "y", "z", "data", "pipe"), ("data", "y", "pipe", "z", "x")])
-def test_any_axis_may_be_innermost(ranks: RankPool, placement: tuple[str, ...]) -> None:
+def test_any_axis_may_be_innermost(verified: Verified, placement: tuple[str, ...]) -> None:
     assert set(placement) == set(AXES)
-    holds(verify(experiment("bert-tiny", Grid(x=2, y=2, z=2, placement=placement)), pool=ranks))
+    holds(verified(experiment("bert-tiny", Grid(x=2, y=2, z=2, placement=placement))))
 
 
 @pytest.mark.parametrize(
@@ -102,8 +103,8 @@ def test_any_axis_may_be_innermost(ranks: RankPool, placement: tuple[str, ...]) 
         ["data=2", "data=4", "data=2,x=2,y=2", "data=2,z=2", "data=3,z=2"], ["data=4", "data=2,x=2,y=2", "data=3,z=2"]
     ),
 )
-def test_sharded_optimizer_state(ranks: RankPool, grid: str) -> None:
-    holds(verify(experiment("gpt-tiny", grid, zero=True), pool=ranks))
+def test_sharded_optimizer_state(verified: Verified, grid: str) -> None:
+    holds(verified(experiment("gpt-tiny", grid, zero=True)))
 
 
 @pytest.mark.parametrize(
@@ -113,11 +114,11 @@ def test_sharded_optimizer_state(ranks: RankPool, grid: str) -> None:
         [("x=2,y=2", "replicated"), ("x=4,y=2", "sharded"), ("x=2,z=2", "sharded")],
     ),
 )
-def test_where_heads_do_not_suffice_whole_sequences_are_spread(ranks: RankPool, grid: str, rest: Any) -> None:
+def test_where_heads_do_not_suffice_whole_sequences_are_spread(verified: Verified, grid: str, rest: Any) -> None:
     """Two heads for x·y = 4 and 8 ranks: y takes the heads and x the sequences."""
     two_heads = replace(cast(GPTConfig, config("gpt-tiny")), heads=2)
     on = Grid.parse(grid)
-    holds(verify(experiment(two_heads, on, Rest(activations=rest), batch=Batch(4 * on.z, 24)), pool=ranks))
+    holds(verified(experiment(two_heads, on, Rest(activations=rest), batch=Batch(4 * on.z, 24))))
 
 
 @pytest.mark.parametrize(
@@ -127,10 +128,10 @@ def test_where_heads_do_not_suffice_whole_sequences_are_spread(ranks: RankPool, 
         [("x=2,y=2", "replicated"), ("x=2,z=2", "sharded"), ("x=2,y=3", "sharded"), ("x=2,y=3", "replicated")],
     ),
 )
-def test_bert_with_next_sentence_and_its_own_decoder(ranks: RankPool, grid: str, rest: Any) -> None:
+def test_bert_with_next_sentence_and_its_own_decoder(verified: Verified, grid: str, rest: Any) -> None:
     """As Bert-48 is; on planes that are not square, where ranks receive unequal parts in the turn before the decoder."""
     whole = replace(cast(BERTConfig, config("bert-tiny")), next_sentence=True, tied=False)
-    holds(verify(experiment(whole, grid, Rest(activations=rest)), pool=ranks))
+    holds(verified(experiment(whole, grid, Rest(activations=rest))))
 
 
 DROPPED = [
@@ -141,30 +142,32 @@ DROPPED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "rest", "grid"),
     rest_is_long(product(["gpt-tiny", "bert-tiny"], RESTS, ["x=2,y=2,z=2", "data=2,y=2", "z=4"]), DROPPED),
 )
-def test_dropout_masks_do_not_depend_on_the_grid(ranks: RankPool, model: str, rest: Any, grid: str) -> None:
+def test_dropout_masks_do_not_depend_on_the_grid(verified: Verified, model: str, rest: Any, grid: str) -> None:
     dropped = replace(cast(GPTConfig | BERTConfig, config(model)), dropout=0.3)
-    report = verify(experiment(dropped, grid, Rest(activations=rest)), pool=ranks)
+    report = verified(experiment(dropped, grid, Rest(activations=rest)))
     holds(report)
-    without = verify(replace(report.experiment, model=config(model), grid=Grid()), pool=ranks)
+    without = verified(replace(report.experiment, model=config(model), grid=Grid()))
     assert abs(report.losses[0] - without.losses[0]) > 1e-6
 
 
 @pytest.mark.parametrize("grid", rest_is_long(["x=2,y=2", "y=4", "z=2,y=2"], ["y=4", "z=2,y=2"]))
-def test_label_smoothing(ranks: RankPool, grid: str) -> None:
+def test_label_smoothing(verified: Verified, grid: str) -> None:
     smoothed = replace(GPT_TINY, label_smoothing=0.2)
-    holds(verify(experiment(smoothed, grid), pool=ranks))
+    holds(verified(experiment(smoothed, grid)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", [pytest.param("x=2,y=2,z=2", marks=pytest.mark.long), "data=2,x=2"])
-def test_in_bfloat16_the_loss_stays_within_the_spread_of_two_serial_seeds(ranks: RankPool, grid: str) -> None:
+def test_in_bfloat16_the_loss_stays_within_the_spread_of_two_serial_seeds(verified: Verified, grid: str) -> None:
     """50 steps on one repeated batch, so that there is something to learn; another seed starts from other weights."""
     halved = experiment("gpt-tiny", grid, steps=50, repeat=True, dtype=torch.bfloat16, learning_rate=3e-4)
-    report = verify(halved, pool=ranks)
-    other = verify(replace(halved, grid=Grid(), initial_seed=1), pool=ranks)
+    report = verified(halved)
+    other = verified(replace(halved, grid=Grid(), initial_seed=1))
     ours, serial, another = (torch.tensor(losses) for losses in (report.losses, report.serial_losses, other.losses))
     spread = (serial - another).abs().max()
     assert (ours - serial).abs().max() <= spread

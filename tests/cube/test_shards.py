@@ -82,6 +82,7 @@ def largest_while_cutting(model: Config, grid: Grid) -> int:
     return largest.elements
 
 
+@pytest.mark.slow
 def test_no_rank_ever_holds_a_whole_sharded_tensor(ranks: RankPool) -> None:
     """The largest tensor is the table of 4096 × 512; drawing its eighth takes one padded block more."""
     wide = replace(cast(GPTConfig, config("gpt-tiny")), vocab=4096, hidden=512, heads=8)
@@ -166,6 +167,7 @@ def replicated_activations(model: Config, grid: Grid) -> dict[str, int]:
     return activations(model, grid, {"activations": "replicated"})[0]
 
 
+@pytest.mark.slow
 def test_replicated_activations_rest_on_every_rank_of_the_axis_that_does_not_index_them(ranks: RankPool) -> None:
     (whole, _), *_ = ranks.run(1, activations, config("gpt-tiny"), None, {})
     sizes = ranks.run(8, replicated_activations, config("gpt-tiny"), Grid(x=2, y=2, z=2))[0]
@@ -187,6 +189,7 @@ def norm_and_clip(model: Config, grid: Grid | None) -> tuple[float, float]:
     return tuple((each.full_tensor() if isinstance(each, DTensor) else each).item() for each in (norm, clipped))  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 def test_torch_clips_the_gradients_as_they_are(ranks: RankPool) -> None:
     ((norm, clipped),) = ranks.run(1, norm_and_clip, config("gpt-tiny"), None)
     for theirs, after in ranks.run(8, norm_and_clip, config("gpt-tiny"), Grid(x=2, y=2, z=2)):
@@ -211,6 +214,7 @@ def load(folder: str, model: Config, grid: Grid) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_torch_checkpoints_load_on_another_grid(ranks: RankPool, tmp_path: Path) -> None:
     model = replace(cast(BERTConfig, config("bert-tiny")), next_sentence=True)
     ranks.run(8, save, str(tmp_path), model, Grid(x=2, y=2, z=2))

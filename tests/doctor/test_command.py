@@ -19,6 +19,7 @@ from cubeloom.tools.doctor import Facts, gather, links
 from .made_up import FACTS, MACHINE
 
 
+@pytest.mark.slow
 def test_ranks_measure_each_other(ranks: RankPool) -> None:
     pairs, reduced = ranks.run(3, links.measure, devices.CPU, 3)[0]
     assert len(pairs) == 2

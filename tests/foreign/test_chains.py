@@ -117,6 +117,7 @@ def test_convolutions_without_a_form_are_left_whole() -> None:
     assert "reflect" in left(propose(Images(padding_mode="reflect"), PLANE, 2, 4, 6, 6))["second"]
 
 
+@pytest.mark.slow
 def test_the_side_is_the_one_that_divides() -> None:
     narrow = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
     example = {"input": torch.zeros(5, 3)}
@@ -144,6 +145,7 @@ def test_a_weight_that_z_does_not_divide_is_not_cut_over_z() -> None:
     assert "not cut over z" in str(proposal)
 
 
+@pytest.mark.slow
 def test_an_axis_that_cuts_nothing_is_refused() -> None:
     """Its ranks would hold, and on x and y compute, the same."""
     odd = nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 5))
@@ -172,6 +174,7 @@ def test_a_branch_of_training_is_looked_at() -> None:
     assert len(calls) == 1  # a pass has one, however often it was looked at
 
 
+@pytest.mark.slow
 def test_shared_frozen_and_hooked_layers_are_left_whole() -> None:
     tied = nn.Sequential(nn.Embedding(8, WIDTH), nn.Linear(WIDTH, 8, bias=False))
     tied[1].weight = tied[0].weight

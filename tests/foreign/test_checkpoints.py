@@ -59,6 +59,7 @@ def trained(grid: Grid, folder: Path, parameters_alone: bool = False) -> list[fl
     return found
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_buffers_and_what_is_frozen(ranks: RankPool, tmp_path: Path) -> None:
     for before, after in ranks.run(2, trained, Grid(x=2), tmp_path):
         assert after == pytest.approx(before, rel=1e-12)

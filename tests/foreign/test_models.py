@@ -24,6 +24,7 @@ def steps(grid: Grid) -> dict[str, Difference]:
     return {name: compare(network, build(name), batch(name, 4), loss_of) for name in MODELS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "grid", [pytest.param(grid, marks=() if grid in ("x=2,y=2", "z=2") else pytest.mark.long) for grid in GRIDS]
 )
@@ -91,6 +92,7 @@ def train(grid: Grid, recomputing: bool) -> tuple[list[float], float]:
     return differences, largest_difference(found, wanted, network)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recomputing", [False, True], ids=["plain", "recomputing"])
 def test_training_with_their_own_loss(recomputing: bool, ranks: RankPool) -> None:
     for losses, weights in ranks.run(4, train, Grid(x=2, z=2), recomputing):

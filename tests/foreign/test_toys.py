@@ -45,6 +45,7 @@ def steps(grid: Grid, kinds: list[str]) -> dict[str, Difference]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", ["x=2,y=2", "y=2,z=2", "data=2,z=2"])
 def test_toys_on_a_grid(grid: str, ranks: RankPool) -> None:
     where = Grid.parse(grid)

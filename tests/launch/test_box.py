@@ -210,6 +210,7 @@ def _assert_nothing_left(boxed: BoxedJob, ended_well: bool) -> None:
         assert not left
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_three_faults(undisturbed: Undisturbed, tmp_path: Path) -> None:
     """One attempt after the other on two hosts: a rank killed, a rank stopped, a host replaced."""

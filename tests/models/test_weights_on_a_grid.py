@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -28,6 +29,7 @@ def logits_on(grid: Grid, model: Config, path: str, tokens: torch.Tensor) -> tor
     return network.axis("y").all_gather(rows, 1).wait()
 
 
+@pytest.mark.slow
 def test_hugging_face_weights_on_a_grid(ranks: RankPool, tmp_path: Path) -> None:
     torch.manual_seed(0)
     tiny = GPT2Config(vocab_size=96, n_positions=32, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)

@@ -71,6 +71,7 @@ def test_it_proves_the_best_known_orders_of_d_8_n_8_optimal(placement: Placement
     assert max(simulate(plan.schedule, plan.costs).peak_activations) <= 8
 
 
+@pytest.mark.slow
 def test_it_can_beat_every_named_schedule() -> None:
     """With dear messages and cheap weight gradients none of the fixed orders fits."""
     costs = Costs.uniform(4, 1.0, 1.3, 0.7, 0.2)

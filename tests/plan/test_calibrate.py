@@ -94,6 +94,7 @@ def test_a_collective_lasts_as_long_as_its_slowest_rank() -> None:
     assert slowest([[fast, slow], [slow, fast]]) == [slow, slow]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_ranks_measure_themselves(ranks: RankPool) -> None:
     (core,) = ranks.run(1, measure_device, devices.CPU, {"fp32": ((64, 64, 64),), "bf16": ((32, 64, 32),)}, 0.01)

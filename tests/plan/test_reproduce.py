@@ -69,6 +69,7 @@ def ours(report: Report) -> dict[str, float]:
     return {row.point.name: row.ours for row in report.rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", PAPERS)
 def test_rows_have_the_published_figures(reports: dict[str, Report], paper: str) -> None:
     found = {row.point.name: row.point.value for row in reports[paper].rows}

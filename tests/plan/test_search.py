@@ -98,6 +98,7 @@ def test_no_placement_is_faster_than_the_bound_and_none_of_the_best_is_lost() ->
     assert plans[0].grid.placement == ("pipe", "z", "data", "y", "x")
 
 
+@pytest.mark.slow
 def test_the_best_by_closed_form_is_among_the_best_simulated(large: Answer) -> None:
     timed = [plan for plan in large.plans if plan.simulated]
     assert len(timed) > 50

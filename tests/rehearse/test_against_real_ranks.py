@@ -46,6 +46,7 @@ def _as_measured(run: RankRun, real: Memory) -> bool:
 SHORT = {"cube", "kept", "chimera-woven-zero", "split-backward", "woven-along-z"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in SHORT else pytest.mark.long) for name in JOBS])
 def test_bytes_and_memory(ranks: RankPool, name: str) -> None:
     agrees(ranks, JOBS[name])

@@ -43,6 +43,7 @@ def test_bytes_are_the_closed_form_s(grid: str, schedule: str | None, tied: bool
         assert run.bytes == closed_form(experiment, run.rank)
 
 
+@pytest.mark.slow
 def test_strands_do_not_hold_all_gathered_weights() -> None:
     """Of four blocks more, freed weights add nothing to what comes and goes, but for one strand as for two."""
 

@@ -127,6 +127,7 @@ def test_groups_of_one_rank_tell_those_of_all_others(placement: tuple[str, ...])
     assert Line(("data",), (0, 1)).ranks(Grid(pipe=2, data=2, x=2), 1) == (1, 3, 5, 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "experiment", [job("pipe=2,x=2", "chimera", steps=1), replace(JOBS["bert"], steps=1)], ids=["chimera", "bert"]
 )

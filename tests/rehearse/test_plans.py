@@ -16,7 +16,7 @@ from cubeloom.tools.rehearse import Rehearsal, Rehearsed, plans, rehearse, rehea
 from cubeloom.tools.rehearse.plans import TOO_LARGE, UNMATCHED
 from cubeloom.tools.verify import Experiment
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")

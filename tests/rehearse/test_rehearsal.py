@@ -66,6 +66,7 @@ def test_any_rank_can_be_asked_for() -> None:
         rehearse(experiment, [64])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", ["y=2", "y=4", pytest.param("z=2,y=4,x=2", marks=pytest.mark.long)])
 def test_first_tokens_are_found_without_values(grid: str) -> None:
     """With four ranks of y some have no sequence that begins in their rows."""
@@ -104,6 +105,7 @@ def fake_tensors() -> list[object]:
     return [each for each in gc.get_objects() if type(each) is FakeTensor]
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind() -> None:
     before = (
         fake_tensors()
@@ -136,6 +138,7 @@ def test_a_rank_of_a_job_does_not_rehearse_another() -> None:
         rehearse(JOBS["cube"])
 
 
+@pytest.mark.slow
 def test_true_tensors_take_what_those_without_values_say() -> None:
     experiment = job("pipe=2,x=2", "chimera", zero=True)
     for shape, true in zip(rehearse(experiment).runs, rehearse(experiment, real=True).runs, strict=True):

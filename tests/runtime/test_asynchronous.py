@@ -15,8 +15,9 @@ from cubeloom.parallel import Batch, Rest, initial_values
 from cubeloom.pipeline import Schedule, generate
 from cubeloom.pipeline.runtime import Pipeline
 from cubeloom.pipeline.runtime.versions import Versions
-from cubeloom.tools.verify import Experiment, verify
+from cubeloom.tools.verify import Experiment
 from grids import rest_is_long
+from serial_runs import Verified
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -25,10 +26,10 @@ TIED = GPTConfig(**SMALL)
 UNTIED = LlamaConfig(**SMALL, kv_heads=4, mlp_hidden=64, tied=False)
 
 
-def stale_as_defined(ranks: RankPool, grid: Grid, schedule: Schedule, **changes: Any) -> None:
+def stale_as_defined(verified: Verified, grid: Grid, schedule: Schedule, **changes: Any) -> None:
     model = TIED if schedule.name == "pipedream-2bw" else UNTIED
     batch = Batch(schedule.microbatches * grid.data * grid.z, 12)
-    report = verify(Experiment(model=model, grid=grid, batch=batch, schedule=schedule, steps=2, **changes), pool=ranks)
+    report = verified(Experiment(model=model, grid=grid, batch=batch, schedule=schedule, steps=2, **changes))
     assert report.loss_diff <= 1e-10
     assert report.weight_diff <= 1e-10
     assert report.bytes_agree, (report.counted, report.predicted)
@@ -39,24 +40,24 @@ def stale_as_defined(ranks: RankPool, grid: Grid, schedule: Schedule, **changes:
     "grid",
     rest_is_long(["pipe=2", "pipe=4", "pipe=2,data=2", "pipe=2,x=2"], ["pipe=4", "pipe=2,data=2", "pipe=2,x=2"]),
 )
-def test_two_buffered_weights(ranks: RankPool, grid: str) -> None:
+def test_two_buffered_weights(verified: Verified, grid: str) -> None:
     on = Grid.parse(grid)
-    stale_as_defined(ranks, on, generate("pipedream-2bw", on.pipe, 3 * on.pipe))
+    stale_as_defined(verified, on, generate("pipedream-2bw", on.pipe, 3 * on.pipe))
 
 
 @pytest.mark.parametrize("grid", rest_is_long(["pipe=2", "pipe=4"], ["pipe=4"]))
-def test_an_update_after_every_microbatch(ranks: RankPool, grid: str) -> None:
+def test_an_update_after_every_microbatch(verified: Verified, grid: str) -> None:
     on = Grid.parse(grid)
-    stale_as_defined(ranks, on, generate("pipedream", on.pipe, 6))
+    stale_as_defined(verified, on, generate("pipedream", on.pipe, 6))
 
 
-def test_with_recomputation_and_a_sharded_optimizer(ranks: RankPool) -> None:
-    stale_as_defined(ranks, Grid(pipe=2), generate("pipedream-2bw", 2, 6), recompute=True)
-    stale_as_defined(ranks, Grid(pipe=2, data=2), generate("pipedream-2bw", 2, 6), zero=True)
+def test_with_recomputation_and_a_sharded_optimizer(verified: Verified) -> None:
+    stale_as_defined(verified, Grid(pipe=2), generate("pipedream-2bw", 2, 6), recompute=True)
+    stale_as_defined(verified, Grid(pipe=2, data=2), generate("pipedream-2bw", 2, 6), zero=True)
 
 
-def test_weights_kept_along_z_are_gathered_again_when_their_version_changes(ranks: RankPool) -> None:
-    stale_as_defined(ranks, Grid(pipe=2, z=2), generate("pipedream-2bw", 2, 6), rest=Rest(weights="kept"))
+def test_weights_kept_along_z_are_gathered_again_when_their_version_changes(verified: Verified) -> None:
+    stale_as_defined(verified, Grid(pipe=2, z=2), generate("pipedream-2bw", 2, 6), rest=Rest(weights="kept"))
 
 
 def test_a_stage_keeps_as_many_versions_as_its_schedule_promises() -> None:

@@ -20,10 +20,11 @@ from cubeloom.pipeline import Schedule, Sync, generate, synchronised
 from cubeloom.pipeline.runtime import Pipeline
 from cubeloom.pipeline.runtime.microbatches import portions
 from cubeloom.pipeline.schedules import FAMILIES
-from cubeloom.tools.verify import Experiment, verify
+from cubeloom.tools.verify import Experiment
 from cubeloom.train import ShardedOptimizer
 from grids import rest_is_long
 from parity import holds
+from serial_runs import Verified
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -35,9 +36,9 @@ LLAMA = LlamaConfig(**SMALL, kv_heads=4, mlp_hidden=64, tied=True)
 BERT = BERTConfig(**SMALL, next_sentence=True)
 
 
-def trains_as_serial(ranks: RankPool, model: Config, grid: Grid, schedule: Schedule, **changes: Any) -> None:
+def trains_as_serial(verified: Verified, model: Config, grid: Grid, schedule: Schedule, **changes: Any) -> None:
     batch = Batch(len(portions(schedule)) * grid.data * grid.z, 12)
-    holds(verify(Experiment(model=model, grid=grid, batch=batch, schedule=schedule, **changes), pool=ranks))
+    holds(verified(Experiment(model=model, grid=grid, batch=batch, schedule=schedule, **changes)))
 
 
 def all_schedules(workers: int) -> list[Schedule]:
@@ -82,8 +83,8 @@ ON_FOUR = [
 
 
 @pytest.mark.parametrize("schedule", ON_TWO, ids=label)
-def test_on_two_workers(ranks: RankPool, schedule: Schedule) -> None:
-    trains_as_serial(ranks, SHALLOW, Grid(pipe=2), schedule, steps=2)
+def test_on_two_workers(verified: Verified, schedule: Schedule) -> None:
+    trains_as_serial(verified, SHALLOW, Grid(pipe=2), schedule, steps=2)
 
 
 def test_no_family_is_forgotten() -> None:
@@ -92,8 +93,8 @@ def test_no_family_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("schedule", ON_FOUR, ids=label)
-def test_on_four_workers(ranks: RankPool, schedule: Schedule) -> None:
-    trains_as_serial(ranks, GPT, Grid(pipe=4), schedule, steps=2)
+def test_on_four_workers(verified: Verified, schedule: Schedule) -> None:
+    trains_as_serial(verified, GPT, Grid(pipe=4), schedule, steps=2)
 
 
 # Each axis with and without recomputation; each schedule both ways.
@@ -113,11 +114,12 @@ WITH_AN_AXIS = [
     ("name", "axis", "recompute"),
     rest_is_long(product(["1f1b", "chimera", "chimera-zb"], ["x", "y", "z", "data"], [False, True]), WITH_AN_AXIS),
 )
-def test_with_a_cube_or_data_axis_and_recomputation(ranks: RankPool, name: str, axis: str, recompute: bool) -> None:
+def test_with_a_cube_or_data_axis_and_recomputation(verified: Verified, name: str, axis: str, recompute: bool) -> None:
     grid = Grid.parse(f"pipe=2,{axis}=2")
-    trains_as_serial(ranks, SHALLOW, grid, generate(name, 2, 4), steps=2, recompute=recompute)
+    trains_as_serial(verified, SHALLOW, grid, generate(name, 2, 4), steps=2, recompute=recompute)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "grid"),
     rest_is_long(
@@ -126,26 +128,27 @@ def test_with_a_cube_or_data_axis_and_recomputation(ranks: RankPool, name: str, 
     ),
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_every_model_on_a_cube(ranks: RankPool, model: Config, grid: str) -> None:
+def test_every_model_on_a_cube(verified: Verified, model: Config, grid: str) -> None:
     on = Grid.parse(grid)
-    trains_as_serial(ranks, model, on, generate("chimera-zb", on.pipe, on.pipe), steps=2)
+    trains_as_serial(verified, model, on, generate("chimera-zb", on.pipe, on.pipe), steps=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rest", [Rest(activations="replicated"), Rest(weights="kept"), Rest(weights="replicated")])
-def test_operands_at_rest(ranks: RankPool, rest: Rest) -> None:
-    trains_as_serial(ranks, SHALLOW, Grid(pipe=2, z=2, x=2), generate("chimera", 2, 4), steps=2, rest=rest)
+def test_operands_at_rest(verified: Verified, rest: Rest) -> None:
+    trains_as_serial(verified, SHALLOW, Grid(pipe=2, z=2, x=2), generate("chimera", 2, 4), steps=2, rest=rest)
 
 
 @pytest.mark.parametrize("grid", ["pipe=4", "pipe=2,data=2", "pipe=2,z=2"])
-def test_optimizer_state_sharded_over_replicas(ranks: RankPool, grid: str) -> None:
+def test_optimizer_state_sharded_over_replicas(verified: Verified, grid: str) -> None:
     on = Grid.parse(grid)
-    trains_as_serial(ranks, SHALLOW, on, generate("chimera", on.pipe, on.pipe), steps=3, zero=True)
+    trains_as_serial(verified, SHALLOW, on, generate("chimera", on.pipe, on.pipe), steps=3, zero=True)
 
 
-def test_float32_is_told_from_an_error_by_its_rounding(ranks: RankPool) -> None:
+def test_float32_is_told_from_an_error_by_its_rounding(verified: Verified) -> None:
     wide = GPTConfig(**{**SMALL, "hidden": 64})
     schedule = generate("chimera-zb", 2, 4)
-    report = verify(
+    report = verified(
         Experiment(
             model=wide,
             grid=Grid(pipe=2, data=2),
@@ -154,8 +157,7 @@ def test_float32_is_told_from_an_error_by_its_rounding(ranks: RankPool) -> None:
             steps=2,
             zero=True,
             dtype=torch.float32,
-        ),
-        pool=ranks,
+        )
     )
     assert report.ok, (report.loss_diff, report.grad_diff, report.weight_diff)
 
@@ -177,6 +179,7 @@ def _numbers_held_and_updated() -> tuple[int, int]:
     return held, sum(part.tensor.numel() for part in optimizer.parts.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -188,11 +191,11 @@ def _numbers_held_and_updated() -> tuple[int, int]:
         pytest.param("zb-h2", {"zero": True, "grid": Grid(pipe=2, data=2)}, marks=pytest.mark.long),
     ],
 )
-def test_compiled_stages(ranks: RankPool, name: str, changes: dict[str, Any]) -> None:
+def test_compiled_stages(ranks: RankPool, verified: Verified, name: str, changes: dict[str, Any]) -> None:
     """Also where weight gradients are put off."""
     chosen: dict[str, Any] = {"model": GPT, "grid": Grid(pipe=2), **changes}
     ranks.run(chosen["grid"].world, without_kernels)
-    trains_as_serial(ranks, schedule=generate(name, 2, 4), compile=True, **chosen)
+    trains_as_serial(verified, schedule=generate(name, 2, 4), compile=True, **chosen)
 
 
 def test_stages_that_recompute_are_chosen_one_by_one(ranks: RankPool) -> None:
@@ -213,17 +216,18 @@ def _recomputing_stages() -> list[bool]:
     ("sync", "tied"),
     rest_is_long(product(["eager", "eager-opt"], [True, False]), [("eager", False), ("eager-opt", True)]),
 )
-def test_gradients_summed_eagerly(ranks: RankPool, sync: str, tied: bool) -> None:
+def test_gradients_summed_eagerly(verified: Verified, sync: str, tied: bool) -> None:
     model = GPTConfig(**SMALL, tied=tied)
     schedule = synchronised(generate("chimera", 4, 4), Sync(sync))
-    trains_as_serial(ranks, model, Grid(pipe=4), schedule, steps=2)
+    trains_as_serial(verified, model, Grid(pipe=4), schedule, steps=2)
 
 
-def test_dropout_does_not_depend_on_the_schedule(ranks: RankPool) -> None:
+@pytest.mark.slow
+def test_dropout_does_not_depend_on_the_schedule(verified: Verified) -> None:
     model = replace(SHALLOW, dropout=0.2)
     for name, recompute in (("1f1b", True), ("chimera-zb", False)):
         schedule = generate(name, 2, 4)
-        trains_as_serial(ranks, model, Grid(pipe=2, data=2), schedule, steps=2, recompute=recompute)
+        trains_as_serial(verified, model, Grid(pipe=2, data=2), schedule, steps=2, recompute=recompute)
 
 
 def _losses_with_seeds(*seeds: int) -> list[float]:
@@ -248,6 +252,6 @@ def test_another_seed_drops_others(ranks: RankPool) -> None:
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("axis", ["", ",x=2", ",data=2"])
 @pytest.mark.parametrize("schedule", [*all_schedules(2), *all_schedules(4)], ids=label)
-def test_every_schedule(ranks: RankPool, schedule: Schedule, axis: str, recompute: bool) -> None:
+def test_every_schedule(verified: Verified, schedule: Schedule, axis: str, recompute: bool) -> None:
     grid = Grid.parse(f"pipe={len(schedule.workers)}{axis}")
-    trains_as_serial(ranks, GPT, grid, schedule, steps=3, recompute=recompute)
+    trains_as_serial(verified, GPT, grid, schedule, steps=3, recompute=recompute)

@@ -47,6 +47,7 @@ def sample(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
     return (exit_code("sample", *arguments), *capsys.readouterr())
 
 
+@pytest.mark.slow
 def test_the_likeliest_goes_on_as_the_text_did(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also beyond what the model can see at once, and in a directory that is not the training's."""
     code, text, _ = sample(capsys, str(run), "--prompt", "abca", "--tokens", "32", "--temperature", "0")

@@ -27,6 +27,7 @@ def _files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_process")
 def test_a_job_that_does_not_fit_its_folder_leaves_it_as_it_was(ranks: RankPool, tmp_path: Path) -> None:
     made = replace(job(tmp_path / "run"), steps=2)

@@ -109,6 +109,7 @@ def _step(model: torch.nn.Module, data: dict[str, Tensor], step: int) -> float:
     return loss.item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved", [On("pipe=2,data=2,x=2", "chimera", zero=True), On("y=2,data=2")])
 def test_any_grid_goes_on_from_any_other(ranks: RankPool, tmp_path: Path, saved: On) -> None:
     never_stopped = ranks.run(1, train, On("x=1"), None, 0, 4)[0]

@@ -92,6 +92,7 @@ def _train_where_rank_1_sees_late(made: Job, after: int, says: int = errno.ENOEN
         train(made)
 
 
+@pytest.mark.slow
 def test_a_rank_waits_until_it_sees_the_checkpoint(ranks: RankPool, tmp_path: Path) -> None:
     made = job(tmp_path / "run", "data=2", steps=2)
     ranks.run(2, train, made)

@@ -19,6 +19,7 @@ from cubeloom.base.settings import write
 from cubeloom.train.job import Job
 from cubeloom.train.job.settings import CheckpointSettings
 from cubeloom.train.metrics.log import Log, read_log
+from scripts import Started, start_cubeloom
 
 EVERY = 4
 KILLS_SHORT, KILLS_LONG = 2, 20
@@ -29,12 +30,10 @@ def _job(folder: Path, steps: int, restarts: int) -> Job:
     return replace(made, restarts=restarts, checkpoint=CheckpointSettings(every=EVERY))
 
 
-def _start(what: Job) -> subprocess.Popen[str]:
+def _settings(what: Job) -> str:
     file = what.folder.parent / f"{what.folder.name}.toml"
     file.write_text(write(what))
-    return subprocess.Popen(
-        [sys.executable, "-m", "cubeloom", "train", str(file)], stderr=subprocess.PIPE, text=True, env=os.environ
-    )
+    return str(file)
 
 
 def _ranks(agent: int) -> list[int]:
@@ -62,7 +61,7 @@ def _command(process: int) -> str:
         return ""
 
 
-def _kill_one(agent: subprocess.Popen[str], chance: random.Random, after: float) -> bool:
+def _kill_one(agent: Started, chance: random.Random, after: float) -> bool:
     """Wait so long, then kill a rank; whether there was one."""
     time.sleep(after)
     while agent.poll() is None:
@@ -74,26 +73,21 @@ def _kill_one(agent: subprocess.Popen[str], chance: random.Random, after: float)
     return False
 
 
-def _end_of(agent: subprocess.Popen[str]) -> str:
-    """What it said until its end; of one that stands still, where all its processes are."""
-    try:
-        return agent.communicate(timeout=200)[1]
-    except subprocess.TimeoutExpired:
-        processes = (agent.pid, *_ranks(agent.pid))
-        for number in (signal.SIGUSR2, signal.SIGKILL):
-            for process in processes:
-                with suppress(ProcessLookupError):  # it ended meanwhile
-                    os.kill(process, number)
-            time.sleep(2)  # for them to answer
-        pytest.fail(f"it stands still: {agent.communicate(timeout=60)[1]}")
+def _end_of(agent: Started) -> None:
+    """Wait until it has ended well; of one that stands still, tell where all its processes are."""
+    if agent.wait(200) is None:
+        for process in (agent.pid, *_ranks(agent.pid)):
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(process, signal.SIGUSR2)
+        time.sleep(2)  # for them to answer
+    done = agent.done(2)
+    assert done.returncode == 0, done.stderr
 
 
 def _undisturbed(folder: Path, steps: int) -> tuple[Log, float]:
     what = _job(folder / "undisturbed", steps, restarts=0)
     began = time.monotonic()
-    agent = _start(what)
-    errors = _end_of(agent)
-    assert agent.returncode == 0, errors
+    _end_of(start_cubeloom("train", _settings(what)))
     return read_log(what.folder / "metrics.jsonl"), time.monotonic() - began
 
 
@@ -116,18 +110,19 @@ def _disturb(folder: Path, undisturbed: Log, lasts: float, seed: int, kills: int
     """Train once, killing a rank so many times; how many were killed before the end."""
     chance = random.Random(seed)
     what = _job(folder / f"killed-{seed}", len(undisturbed.records), restarts=kills)
-    agent = _start(what)
+    agent = start_cubeloom("train", _settings(what))
     done = sum(_kill_one(agent, chance, chance.uniform(0.1, lasts)) for _ in range(kills))
-    errors = _end_of(agent)
-    assert agent.returncode == 0, errors
+    _end_of(agent)
     _assert_resumed(read_log(what.folder / "metrics.jsonl"), undisturbed, kills)
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_ranks_do_not_outlive_their_agent(tmp_path: Path) -> None:
     """One that is killed cannot end them: they see it, keep their step, and end. When asked they say where they are."""
-    agent = _start(_job(tmp_path / "run", 100_000, restarts=0))
+    words = [sys.executable, "-m", "cubeloom", "train", _settings(_job(tmp_path / "run", 100_000, restarts=0))]
+    agent = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     log = tmp_path / "run" / "metrics.jsonl"
     while not log.exists():
         time.sleep(0.1)
@@ -141,6 +136,7 @@ def test_ranks_do_not_outlive_their_agent(tmp_path: Path) -> None:
     assert read_log(log).events[-1].name == "asked to stop"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_kills(tmp_path: Path) -> None:
     undisturbed, lasts = _undisturbed(tmp_path, 24)

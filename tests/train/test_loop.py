@@ -77,6 +77,7 @@ ON = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "zero"),
     [("accumulating", False), ("cube", True), ("chimera", False), ("chimera-zb", True), ("data", True)],
@@ -109,6 +110,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> DataSettings:
 GOES_ON = [("z=4", "1f1b", 2), ("pipe=4", "chimera", 4), ("x=1", "1f1b", 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_any_grid_goes_on(ranks: RankPool, tmp_path: Path, text: DataSettings, asynchronous: bool) -> None:
     """Weights, optimizer, place in the data, dropout and learning rate all go on."""
@@ -140,6 +142,7 @@ def _train_until(what: Job, steps: int) -> Ended:
         Diary.write = write  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_asked_to_stop_keeps_what_it_has(ranks: RankPool, tmp_path: Path, serial: list[Record]) -> None:
     made = job(tmp_path, "x=2", evaluation=EvaluationSettings(every=3, batches=2))
     ranks.run(2, _train_until, made, 3, timeout=60)
@@ -165,6 +168,7 @@ def test_steps_without_a_number_are_skipped_by_all(ranks: RankPool, tmp_path: Pa
     assert [each.skipped is not None for each in records[-2:]] == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer", [OptimizerSettings(zero=True), OptimizerSettings(name="sgd")], ids=["zero", "sgd"]
 )
@@ -326,6 +330,7 @@ def test_fewer_ranks_go_on_with_the_best_grid_that_fits(ranks: RankPool, tmp_pat
     same(run(ranks, fitted), serial)
 
 
+@pytest.mark.slow
 def test_metrics_say_where_the_time_went(ranks: RankPool, tmp_path: Path) -> None:
     made = job(tmp_path, "pipe=2,x=2", "chimera", metrics=MetricsSettings(every=1))
     for record in run(ranks, made):
@@ -338,6 +343,7 @@ def test_metrics_say_where_the_time_went(ranks: RankPool, tmp_path: Path) -> Non
     assert told.state == "ended" and told.restarts == 0
 
 
+@pytest.mark.slow
 def test_the_same_job_has_the_same_bits_and_can_be_made_to(ranks: RankPool, tmp_path: Path) -> None:
     runs = [run(ranks, job(tmp_path / name, "x=2", steps=3)) for name in ("one", "other")]
     assert [each.loss for each in runs[0]] == [each.loss for each in runs[1]]

@@ -14,13 +14,13 @@ from safetensors.torch import save_file
 
 from cubeloom import Grid
 from cubeloom.comm import devices
-from cubeloom.launch import RankPool
 from cubeloom.models import config
 from cubeloom.parallel import Batch
-from cubeloom.tools.verify import Experiment, runs, verify
+from cubeloom.tools.verify import Experiment, runs
 from cubeloom.tools.verify import report as reports
 from cubeloom.tools.verify.report import Report, _report
 from cubeloom.tools.verify.runs import Blocks, Outcome, compare, grid_run
+from serial_runs import Verified
 
 EVERYTHING = (slice(None),)
 
@@ -47,7 +47,7 @@ def test_what_is_missing_on_one_side_differs_most(tmp_path: Path) -> None:
 
 def reported(serial: list[float], grid: list[float]) -> Report:
     experiment = Experiment(model=config("gpt-tiny"), grid=Grid(), batch=Batch(2, 8))
-    return _report(experiment, Outcome(losses=serial), [Outcome(losses=grid)])
+    return _report(experiment, serial, [Outcome(losses=grid)])
 
 
 @pytest.mark.parametrize("losses", [[nan, 2.0, 1.0], [3.0, nan, 1.0], [3.0, 2.0, nan]])
@@ -93,17 +93,18 @@ def damaged(scale: float, experiment: Experiment, folder: str, kind: devices.Kin
         return grid_run(experiment, folder, kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_rounding_is_told_from_errors(dtype: torch.dtype, ranks: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounding_is_told_from_errors(dtype: torch.dtype, verified: Verified, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a tolerance, so that rounding has to explain every difference."""
     monkeypatch.setattr(reports, "TOLERANCE", {dtype: 1e-18})
     experiment = Experiment(model=config("gpt-tiny"), grid=Grid(x=2, z=2), batch=Batch(4, 8), dtype=dtype, steps=2)
-    found = verify(experiment, pool=ranks)
+    found = verified(experiment)
     assert found.rounding.keys() == found.differences.keys()
     explained = {what: each for what, each in found.differences.items() if each <= found.allowed(what)}
     assert len(explained) >= 0.9 * len(found.differences)  # a loss in few digits may come out the same twice
     for scale in (0.5, 2.0, 0.0) if dtype == torch.bfloat16 else (1 + 1e-9, 2.0, 0.0):
         with monkeypatch.context() as patched:
             patched.setattr(reports, "grid_run", partial(damaged, scale))
-            wrong = verify(experiment, pool=ranks)
+            wrong = verified(experiment)
         assert not wrong.ok and wrong.wrong[0] == "gradient blocks.0.mlp.up.weight", scale

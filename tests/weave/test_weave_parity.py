@@ -21,9 +21,10 @@ from cubeloom.parallel import Batch, CubeState, Rest, apply, initial_values
 from cubeloom.parallel.parameter import local_of
 from cubeloom.parallel.weave import Weave
 from cubeloom.pipeline import generate
-from cubeloom.tools.verify import Experiment, verify
+from cubeloom.tools.verify import Experiment
 from grids import CUBES, RESTS, rest_is_long
 from parity import holds
+from serial_runs import Verified
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -33,9 +34,9 @@ LLAMA = LlamaConfig(**SMALL, kv_heads=4, mlp_hidden=64)
 BERT = BERTConfig(**SMALL, next_sentence=True)
 
 
-def trains_as_serial(ranks: RankPool, model: Config, grid: str, ways: int, **changes: Any) -> None:
+def trains_as_serial(verified: Verified, model: Config, grid: str, ways: int, **changes: Any) -> None:
     changes = {"batch": Batch(8, 12), "steps": 2, **changes}
-    holds(verify(Experiment(model=model, grid=Grid.parse(grid), ways=ways, **changes), pool=ranks))
+    holds(verified(Experiment(model=model, grid=Grid.parse(grid), ways=ways, **changes)))
 
 
 # Each two of grid, ways and rest mode together.
@@ -54,43 +55,44 @@ WOVEN = [
 @pytest.mark.parametrize(
     ("grid", "ways", "activations"), rest_is_long(product(["x=2", "y=2", "z=2", "x=2,y=2"], [2, 4], RESTS), WOVEN)
 )
-def test_every_axis_and_both_rest_modes(ranks: RankPool, grid: str, ways: int, activations: Any) -> None:
-    trains_as_serial(ranks, GPT, grid, ways, rest=Rest(activations=activations))
+def test_every_axis_and_both_rest_modes(verified: Verified, grid: str, ways: int, activations: Any) -> None:
+    trains_as_serial(verified, GPT, grid, ways, rest=Rest(activations=activations))
 
 
 @pytest.mark.parametrize("model", [LLAMA, BERT], ids=["llama", "bert"])
-def test_every_model_on_a_cube(ranks: RankPool, model: Config) -> None:
-    trains_as_serial(ranks, model, "x=2,y=2,z=2", 2)
+def test_every_model_on_a_cube(verified: Verified, model: Config) -> None:
+    trains_as_serial(verified, model, "x=2,y=2,z=2", 2)
 
 
 @pytest.mark.parametrize(
     "rest", [Rest(weights="kept"), Rest(weights="replicated"), Rest(inputs="regathered")], ids=["kept", "copy", "again"]
 )
-def test_operands_at_rest(ranks: RankPool, rest: Rest) -> None:
-    trains_as_serial(ranks, GPT, "z=2,x=2", 2, rest=rest)
+def test_operands_at_rest(verified: Verified, rest: Rest) -> None:
+    trains_as_serial(verified, GPT, "z=2,x=2", 2, rest=rest)
 
 
-def test_dropout_does_not_depend_on_the_number_of_ways(ranks: RankPool) -> None:
+@pytest.mark.slow
+def test_dropout_does_not_depend_on_the_number_of_ways(verified: Verified) -> None:
     for ways, grid in ((2, "data=2,y=2"), (4, "x=2")):
-        trains_as_serial(ranks, GPTConfig(**SMALL, dropout=0.2), grid, ways)
+        trains_as_serial(verified, GPTConfig(**SMALL, dropout=0.2), grid, ways)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", ["1f1b", "chimera-zb"])
-def test_in_a_pipeline(ranks: RankPool, name: str, recompute: bool) -> None:
+def test_in_a_pipeline(verified: Verified, name: str, recompute: bool) -> None:
     """Put-off weight gradients, recomputation and dropout with them."""
     model = GPTConfig(**SMALL, dropout=0.1)
-    trains_as_serial(ranks, model, "pipe=2,z=2", 2, schedule=generate(name, 2, 2), recompute=recompute)
+    trains_as_serial(verified, model, "pipe=2,z=2", 2, schedule=generate(name, 2, 2), recompute=recompute)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("activations", ["sharded", "replicated"])
 @pytest.mark.parametrize("ways", [2, 4])
 @pytest.mark.parametrize("grid", CUBES)
-def test_every_cube(ranks: RankPool, grid: str, ways: int, activations: Any) -> None:
+def test_every_cube(verified: Verified, grid: str, ways: int, activations: Any) -> None:
     on = Grid.parse(grid)
     rest = Rest(activations=activations)
-    trains_as_serial(ranks, config("gpt-tiny"), grid, ways, batch=Batch(ways * on.z, 24), steps=3, rest=rest)
+    trains_as_serial(verified, config("gpt-tiny"), grid, ways, batch=Batch(ways * on.z, 24), steps=3, rest=rest)
 
 
 def test_a_batch_that_cannot_be_cut_into_strands_is_refused() -> None:
@@ -220,6 +222,7 @@ def in_autocast(ways: int, compiled: bool) -> tuple[float, float]:
     return loss.item(), norm**0.5
 
 
+@pytest.mark.slow
 def test_bfloat16_autocast_and_compiled_pieces(ranks: RankPool) -> None:
     serial = ranks.run(2, in_autocast, 1, False)[0]
     for ways, compiled in ((2, False), (2, True)):

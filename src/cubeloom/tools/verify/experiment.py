@@ -113,9 +113,18 @@ class Experiment:
 
     @property
     def serial(self) -> Experiment:
-        """The same on one device."""
+        """The same on one device. What makes no difference there has its default, so that equal ones train alike."""
         return replace(
-            self, grid=Grid(), zero=False, schedule=None, recompute=False, record=False, compile=False, ways=1
+            self,
+            grid=Grid(),
+            rest=self.rest if self.drops else Rest(),  # with dropout the serial model is a cube of one device
+            zero=False,
+            schedule=None,
+            recompute=False,
+            record=False,
+            compile=False,
+            ways=1,
+            patience=120,
         )
 
     def samples(self, step: int) -> dict[str, Tensor]:

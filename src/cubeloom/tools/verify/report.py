@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -16,8 +15,8 @@ from cubeloom.launch import RankPool
 from cubeloom.models.weights import check_weights
 from cubeloom.parallel import ParallelConfig, step_volume
 from cubeloom.tools.verify.experiment import Experiment
-from cubeloom.tools.verify.runs import WEIGHTS, Outcome, differences_of_files, grid_run, no_less_than_nan, serial_run
-from cubeloom.tools.verify.stale import stale_run
+from cubeloom.tools.verify.runs import WEIGHTS, Outcome, differences_of_files, grid_run, no_less_than_nan
+from cubeloom.tools.verify.serial import Serially, SerialRun, train_serially
 from cubeloom.train.metrics.record import finite
 
 # The largest relative difference that is right without a second look. In float64 rounding is far below it; in the others
@@ -97,38 +96,43 @@ class Report:
 
 
 def verify(
-    experiment: Experiment, device: devices.Kind = devices.CPU, pool: RankPool | None = None, timeout: float = 600
+    experiment: Experiment,
+    device: devices.Kind = devices.CPU,
+    pool: RankPool | None = None,
+    timeout: float = 600,
+    serially: Serially | None = None,
 ) -> Report:
-    """Train serially and on the grid, on ranks of this machine. Raises UserError before it starts any."""
+    """Train serially and on the grid, on ranks of this machine. Raises UserError before it starts any.
+
+    `serially` may give a serial run that an earlier experiment left; without it every call trains its own.
+    """
     experiment.specs()
     if experiment.weights is not None:
         check_weights(experiment.weights, experiment.skeleton())
     if pool is None:
         with RankPool(experiment.grid.world, device) as own:
-            return verify(experiment, device, own, timeout)
-    with tempfile.TemporaryDirectory(prefix="cubeloom-verify-") as folder:
-        (serial,) = pool.run(1, *_reference(experiment), folder, device, timeout=timeout)
-        outcomes = pool.run(experiment.grid.world, grid_run, experiment, folder, device, timeout=timeout)
-        report = _report(experiment, serial, outcomes)
+            return verify(experiment, device, own, timeout, serially)
+    with tempfile.TemporaryDirectory(prefix="cubeloom-verify-") as made:
+
+        def anew(wanted: Experiment) -> SerialRun:
+            folder = Path(tempfile.mkdtemp(dir=made))
+            return train_serially(wanted, folder, pool, device, timeout)
+
+        known = serially or anew
+        serial = known(experiment)
+        outcomes = pool.run(experiment.grid.world, grid_run, experiment, str(serial.folder), device, timeout=timeout)
+        report = _report(experiment, serial.losses, outcomes)
         if not report.may_be_rounding:
             return report
-        with tempfile.TemporaryDirectory(prefix="cubeloom-verify-") as other:
-            again = _reference(replace(experiment, nudged=True))
-            (nudged,) = pool.run(1, *again, other, device, timeout=timeout)
-            return replace(report, rounding=_rounding(serial, nudged, Path(folder), Path(other)))
+        return replace(report, rounding=_rounding(serial, known(replace(experiment, nudged=True))))
 
 
-def _reference(experiment: Experiment) -> tuple[Callable[..., Outcome], Experiment]:
-    """What the grid is compared with."""
-    return (stale_run, experiment) if experiment.asynchronous else (serial_run, experiment.serial)
-
-
-def _rounding(serial: Outcome, nudged: Outcome, first: Path, second: Path) -> dict[str, float]:
+def _rounding(serial: SerialRun, nudged: SerialRun) -> dict[str, float]:
     """The differences of two serial runs that began apart by rounding."""
     found = {"loss": _loss_difference(nudged.losses, serial.losses)}
-    for file in second.iterdir():
+    for file in nudged.folder.glob("*.safetensors"):
         kind = "weight" if file.name == WEIGHTS else "gradient"
-        for name, difference in differences_of_files(file, first / file.name).items():
+        for name, difference in differences_of_files(file, serial.folder / file.name).items():
             found[f"{kind} {name}"] = max(difference, found.get(f"{kind} {name}", 0.0))
     return found
 
@@ -137,10 +141,10 @@ def _loss_difference(ours: list[float], theirs: list[float]) -> float:
     return max(no_less_than_nan(abs(a - b) / abs(b)) for a, b in zip(ours, theirs, strict=True))
 
 
-def _report(experiment: Experiment, serial: Outcome, outcomes: list[Outcome]) -> Report:
+def _report(experiment: Experiment, serial: list[float], outcomes: list[Outcome]) -> Report:
     predicted = _predict(experiment)
     counted = [{axis: size for axis, size in outcome.counted.items() if size} for outcome in outcomes]
-    differences = {"loss": max(_loss_difference(outcome.losses, serial.losses) for outcome in outcomes)}
+    differences = {"loss": max(_loss_difference(outcome.losses, serial) for outcome in outcomes)}
     for outcome in outcomes:
         for kind, found in (("gradient", outcome.gradients), ("weight", outcome.weights)):
             for name, difference in found.items():
@@ -148,7 +152,7 @@ def _report(experiment: Experiment, serial: Outcome, outcomes: list[Outcome]) ->
                 differences[what] = max(difference, differences.get(what, 0.0))
     return Report(
         experiment=experiment,
-        serial_losses=serial.losses,
+        serial_losses=serial,
         losses=outcomes[0].losses,
         differences=differences,
         counted=counted[0],

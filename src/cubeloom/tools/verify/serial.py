@@ -1,0 +1,42 @@
+"""The serial run that a grid is compared with. It depends on less than the grid's own, so experiments may share one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cubeloom.comm import devices
+from cubeloom.launch import RankPool
+from cubeloom.tools.verify.experiment import Experiment
+from cubeloom.tools.verify.runs import serial_run
+from cubeloom.tools.verify.stale import stale_run
+
+
+@dataclass(frozen=True)
+class SerialRun:
+    """A serial training that is over."""
+
+    losses: list[float]  # of each step
+    folder: Path  # has the gradients of each step and the last weights, as safetensors files
+
+
+# Gives the serial run of an experiment: computes it, or knows it already.
+Serially = Callable[[Experiment], SerialRun]
+
+
+def serial_of(experiment: Experiment) -> Experiment:
+    """What the serial run trains, and all that it depends on.
+
+    An asynchronous schedule is compared with weights as stale as its own, so there it is the experiment itself.
+    """
+    return experiment if experiment.asynchronous else experiment.serial
+
+
+def train_serially(
+    experiment: Experiment, folder: Path, pool: RankPool, device: devices.Kind, timeout: float
+) -> SerialRun:
+    """Train on one rank of the pool, and leave gradients and weights in the folder."""
+    run = stale_run if experiment.asynchronous else serial_run
+    (outcome,) = pool.run(1, run, serial_of(experiment), str(folder), device, timeout=timeout)
+    return SerialRun(outcome.losses, folder)
