@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 from unittest.mock import patch
 
@@ -14,13 +15,15 @@ from cubeloom import Grid
 from cubeloom.base.initial import Initial, Normal
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.models import build, config, cut_of
+from cubeloom.models import GPTConfig, build, config, cut_of
+from cubeloom.models.layers import MLP
 from cubeloom.parallel import Batch, Rest, apply, initial_values, resolve
 from cubeloom.parallel import compiled as compiled_layers
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.layers import Contract, Cut, Expand
 from cubeloom.parallel.layers.products import Matmul
 from cubeloom.parallel.parameter import local_of
+from cubeloom.parallel.resolution import specs_of
 from cubeloom.parallel.state import CubeState
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime.build import hold, plan_stages
@@ -48,6 +51,23 @@ def test_which_blocks_are_compiled_as_a_whole(model: str, grid: str, blocks: set
     plain, on = skeleton(model), Grid.parse(grid)
     forms = resolve(plain, cut_of(plain), on, Rest(), Batch(4, 12))
     assert set(whole_blocks(plain, forms, on)) == blocks
+
+
+def test_blocks_that_are_alike_are_compiled_once() -> None:
+    """What differs from block to block, such as a forward of its own, would make the compiler give up after eight."""
+    model, graphs = build(replace(cast(GPTConfig, config("gpt-tiny")), layers=9)), []
+
+    def kept(graph: torch.fx.GraphModule, _: list[Any]) -> Any:
+        graphs.append(graph)
+        return graph
+
+    run = torch.compile(lambda block, x: block(x, 12), backend=kept)
+    blocks = whole_blocks(model, specs_of(model, cut_of(model)), Grid())
+    for name, block in blocks.items():
+        if name != "norm":
+            assert isinstance(block.mlp, MLP) and type(block.mlp) is not MLP  # GELU within matmuls
+            run(block, torch.ones(24, 96))
+    assert len(blocks) == 10 and len(graphs) == 1
 
 
 def test_a_block_with_dropout_is_not() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cubeloom.base.grid import Grid
-from cubeloom.parallel.feed_forward import FusedFeedForward
+from cubeloom.parallel.feed_forward import fused_class
 from cubeloom.parallel.gradients import WeightGradient
 from cubeloom.parallel.layers.head import CubeHead
 from cubeloom.parallel.layers.products import Matmul
@@ -52,7 +52,8 @@ def whole_blocks(model: nn.Module, specs: Sequence[LayerSpec], grid: Grid) -> di
 
 
 def _fuse(module: nn.Module, spec: FeedForwardSpec) -> None:
-    module.forward = FusedFeedForward(module, spec.layers, spec.then)
+    kind: Any = type(module)
+    module.__class__ = fused_class(kind, spec.layers, spec.then)
 
 
 def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -6,6 +6,7 @@ and twice in the backward.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,18 +17,21 @@ from cubeloom.parallel import cublaslt
 from cubeloom.parallel.tapped import TappedLinear, handing_out, seen_by
 
 
-class FusedFeedForward:
-    """The forward of a module that calls `up`, `between` and `down` in turn, and then some more."""
+@cache
+def fused_class(kind: Any, layers: tuple[str, str, str], then: tuple[str, ...]) -> type[nn.Module]:
+    """Modules of this kind call three layers of these names in turn, and then others; those of the class, all three as one.
 
-    def __init__(self, module: nn.Module, layers: tuple[str, str, str], then: tuple[str, ...]) -> None:
-        self._module, self._layers, self._then = module, layers, then
+    One class for all blocks: what differed from block to block, such as a forward of their own, would be compiled for each.
+    """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        up, between, down = (getattr(self._module, name) for name in self._layers)
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        up, between, down = (getattr(self, name) for name in layers)
         y = feed_forward(x, up, between, down)
-        for name in self._then:
-            y = getattr(self._module, name)(y)
+        for name in then:
+            y = getattr(self, name)(y)
         return y
+
+    return type(kind.__name__, (kind,), {"forward": forward})
 
 
 def feed_forward(x: Tensor, up: nn.Module, between: nn.Module, down: nn.Module) -> Tensor:
