@@ -74,6 +74,7 @@ class Network:
             self._limit_waits(self.mesh.get_group(name))
         self.cube_mesh = self.mesh[CUBE]
         self.models: WeakSet[Any] = WeakSet()  # that are cut over it, for who must know all of a model
+        self.gradients: WeakSet[Any] = WeakSet()  # who sums those of parameters whose rows are arranged, and knows how
         self._lanes = lanes
         self._axes: dict[tuple[str, ...], Axis] = {}
         if self._lanes > 1:

@@ -47,7 +47,7 @@ def gpt_cut(config: GPTConfig) -> Cut:
         "blocks.*.mlp.dropout": Dropout(),
         "norm": Norm(),
         "head": Expand(sharded_output=True),
-        "loss": Loss(),
+        "loss": Loss(head="head"),
     }
 
 
@@ -63,7 +63,7 @@ def llama_cut(config: LlamaConfig) -> Cut:
         "blocks.*.mlp.down": Contract(),
         "norm": Norm(),
         "head": Expand(sharded_output=True),
-        "loss": Loss(),
+        "loss": Loss(head="head"),
     }
 
 
@@ -86,7 +86,7 @@ def bert_cut(config: BERTConfig) -> Cut:
         "transform": Expand(turn=True),
         "transform_norm": Norm(sharded=True),
         "decoder": Expand(sharded_input=True, sharded_output=True),
-        "loss": Loss(),
+        "loss": Loss(head="decoder"),
     }
     if config.next_sentence:
         cut |= {
@@ -166,7 +166,7 @@ def resnet_cut(config: ResNetConfig) -> Cut:
         "blocks.*.skip": Stay(),
         "blocks.*.skip_norm": Norm(),
         "head": Expand(sharded_output=True),
-        "loss": Loss(),
+        "loss": Loss(head="head"),
     }
 
 

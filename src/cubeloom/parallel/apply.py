@@ -13,6 +13,8 @@ from torch.nn import functional
 from cubeloom.base import counter
 from cubeloom.base.initial import Initial
 from cubeloom.comm import Network
+from cubeloom.parallel.arranged import Arranged, block_values
+from cubeloom.parallel.arrangement import Arrangement
 from cubeloom.parallel.buckets import Reduction
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.cut import Cut, Rest, Weights
@@ -205,28 +207,46 @@ class _Builder:
         raise TypeError(f"no layer for {type(form).__name__}")
 
     def _parameter(
-        self, name: str, shape: tuple[int, ...], cuts: Mapping[str, int], summed_over: tuple[str, ...]
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        cuts: Mapping[str, int],
+        summed_over: tuple[str, ...],
+        arrangement: Arrangement | None = None,
     ) -> nn.Parameter:
+        """`shape` is that of what all ranks hold together."""
         if name in self._known:
             return self._known[name]
         network = self._state.network
-        block = Block.of(network, shape, cuts)
-        parameter = distribute(network, self._fill(name, block), shape, cuts)
+        block, arranged = Block.of(network, shape, cuts), None
+        if arrangement is None:
+            values = self._fill(name, block)
+        else:
+            values, arranged = block_values(self._fill, name, block, arrangement), Arranged(arrangement, network)
+        parameter = distribute(network, values, shape, cuts)
         workers = (network.coordinates["pipe"],) if self._holders is None else self._holders(name)
         ranks = network.grid.data * network.grid.z
-        reduction = Reduction(name, network.across(workers, *summed_over), ranks)
+        reduction = Reduction(name, network.across(workers, *summed_over), ranks, arranged)
         self._state.gradients.register(parameter, reduction)
         parameter.requires_grad_(name not in self._frozen)
         self._known[name] = parameter
         return parameter
 
-    def _weight(self, owner: str, mode: Weights, shape: tuple[int, ...], cuts: Mapping[str, int]) -> Weight:
+    def _weight(
+        self,
+        owner: str,
+        mode: Weights,
+        shape: tuple[int, ...],
+        cuts: Mapping[str, int],
+        arrangement: Arrangement | None = None,
+    ) -> Weight:
         """The weight of that layer: cut over the plane, and over z in the first dimension, within what the plane leaves."""
         if owner not in self._weights:
             replicated = mode == "replicated"
             if not replicated:
                 cuts = {**cuts, "z": 0}
-            parameter = self._parameter(f"{owner}.weight", shape, cuts, ("data", "z") if replicated else ("data",))
+            summed_over = ("data", "z") if replicated else ("data",)
+            parameter = self._parameter(f"{owner}.weight", shape, cuts, summed_over, arrangement)
             axis = self._state.network.axis("z")
             self._weights[owner] = Weight(parameter, axis, mode, self._state.chain, owner)
         return self._weights[owner]
@@ -236,10 +256,14 @@ class _Builder:
         plain = self._plain[form.name]
         assert isinstance(plain, nn.Linear | Convolution)
         first, second = (form.k_axis, form.n_axis) if form.transposed else (form.n_axis, form.k_axis)
-        weight = self._weight(owner, form.weights, tuple(plain.weight.shape), {first: 0, second: 1})
+        rows, *others = plain.weight.shape
+        shape = (rows if form.arranged is None else form.n, *others)
+        weight = self._weight(owner, form.weights, shape, {first: 0, second: 1}, form.arranged)
         bias = None
         if form.bias:
-            bias = self._parameter(f"{form.name}.bias", (form.n,), {form.bias_axis: 0}, form.bias_replicas)
+            bias = self._parameter(
+                f"{form.name}.bias", (form.n,), {form.bias_axis: 0}, form.bias_replicas, form.arranged
+            )
         make = CubeHead if form.with_loss else CubeLinear
         return make(form, self._state, weight, bias, product_of(plain))
 
@@ -308,7 +332,8 @@ class _Builder:
         return CubeNorm(form, self._state, weight, bias, plain.eps)
 
     def _embedding_weight(self, form: EmbeddingForm) -> Weight:
-        return self._weight(form.name, form.weights, (form.entries, form.features), {"y": 0, "x": 1})
+        shape = (form.entries, form.features)
+        return self._weight(form.name, form.weights, shape, {"y": 0, "x": 1}, form.arranged)
 
     def _table_weight(self, form: TableForm) -> Weight:
         network, shape, name = self._state.network, (form.entries, form.features), f"{form.name}.weight"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom.comm import Axis, Pending
+from cubeloom.parallel.arranged import Arranged
 from cubeloom.parallel.parameter import local_of
 
 BUCKET_BYTES = 25 * 2**20
@@ -27,6 +28,7 @@ class Reduction:
     name: str
     axis: Axis
     ranks: int = 1
+    arranged: Arranged | None = None  # where its rows are not those of the whole tensor
 
 
 # Takes what this rank gets of a parameter's gradient, instead of the whole (ZeRO-1).

@@ -111,9 +111,11 @@ class Loss:
     """The mean cross-entropy of logits whose classes lie on y and whose rows on z and x.
 
     `whole`: every rank of x and y has all classes and all rows of its z rank.
+    `head`: the layer whose outputs are the logits. It is then padded where the grid does not divide the classes.
     """
 
     whole: bool = False
+    head: str | None = None
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,13 @@ class CubeEmbedding(nn.Module):
         along_y = state.network.axis("y")
         self._first = along_y.index * (form.entries // along_y.size)
         self._cut = along_y.size > 1
-        self._entries = form.entries
+        self._entries = form.whole_entries
+        # Of a vocabulary that is whole here torch checks indices, but it would find padding.
+        self._checked = self._cut or form.arranged is not None
         self._sum = Collective("scatter" if form.rows == Spread.ROWS else "reduce", along_y, form.name)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        if self._cut:
+        if self._checked:
             check_indices(tokens, self._entries, f"{self._name}: token id")
         table = self._gathered.forward(self._name, backward_needs_it=False)
         ways = weave.place()[1]

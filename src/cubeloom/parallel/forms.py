@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
 
-from cubeloom.base.divisors import divisors
 from cubeloom.base.grid import Grid
+from cubeloom.parallel.arrangement import Arrangement
 from cubeloom.parallel.cut import Inputs, Side, Weights
 
 
@@ -90,6 +90,12 @@ class LinearForm(Form):
     taps: int = 1
     transposed: bool = False
     with_loss: bool = False  # computed together with the cross-entropy that reads its output, some rows at a time
+    arranged: Arrangement | None = None  # of the weight's rows and the bias; `n` is then what ranks hold together
+
+    @property
+    def whole_n(self) -> int:
+        """Output features of the plain layer."""
+        return self.n if self.arranged is None else self.arranged.whole
 
     @property
     def k_axis(self) -> Side:
@@ -153,20 +159,14 @@ class EmbeddingForm(Form):
     features: int
     rows: Spread
     weights: Weights
+    arranged: Arrangement | None = None  # of the table's rows; `entries` is then what ranks hold together
+
+    @property
+    def whole_entries(self) -> int:
+        """Entries of the plain table."""
+        return self.entries if self.arranged is None else self.arranged.whole
 
     def problems(self, grid: Grid, batch: Batch) -> Iterator[str]:
-        sharding = () if self.weights == "replicated" else ("z",)
-        for problem in divides("vocabulary", self.entries, grid, "y", *sharding):
-            parts = prod(grid.size(axis) for axis in ("y", *sharding))
-            few = [str(each) for each in divisors(self.entries) if 1 < each <= 1024]
-            yield (
-                f"{problem}, which takes a multiple of {parts} such as {-(-self.entries // parts) * parts}; "
-                + (
-                    f"{self.entries} itself can be cut into {', '.join(few[:8])}"
-                    if few
-                    else f"nothing up to 1024 divides {self.entries}"
-                )
-            )
         yield from divides("features", self.features, grid, "x")
         if self.rows == Spread.ROWS:
             yield from divides("rows of one z rank,", batch.rows(grid), grid, "y")
@@ -194,6 +194,8 @@ class LossForm(Form):
     smoothing: float
     ignored: int
     whole: bool
+    head: str | None = None  # the layer whose outputs are its logits
+    arranged: Arrangement | None = None  # of the classes, as the head has them
 
 
 @dataclass(frozen=True)

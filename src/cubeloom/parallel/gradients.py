@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Axis, Pending
+from cubeloom.parallel.arranged import Arranged
 from cubeloom.parallel.buckets import BUCKET_BYTES, Buckets, Receiver, Reduction
 from cubeloom.parallel.cut import GradientDtype
 from cubeloom.parallel.parameter import like, local_of
@@ -118,6 +119,13 @@ class Gradients:
 
     def register(self, parameter: nn.Parameter, reduction: Reduction) -> None:
         self._reductions[parameter] = reduction
+        if reduction.arranged is not None:
+            reduction.arranged.network.gradients.add(self)
+
+    def arranged(self, parameter: Tensor) -> Arranged | None:
+        """How the rows of a parameter are arranged, where they are not those of the whole tensor."""
+        found = self._reductions.get(parameter)  # type: ignore[call-overload]
+        return None if found is None else found.arranged
 
     def dtype_of(self, parameter: nn.Parameter) -> torch.dtype:
         """In which a parameter's gradient is accumulated and reduced."""

@@ -22,6 +22,7 @@ from cubeloom.parallel import weave
 from cubeloom.parallel.collective import Collective, Kind
 from cubeloom.parallel.forms import LinearForm, Spread
 from cubeloom.parallel.gradients import Gradients, WeightGradient
+from cubeloom.parallel.padding import own_classes
 from cubeloom.parallel.parameter import Version, check_unchanged, local_of, own_part, version_of
 from cubeloom.parallel.products import Product, add_to
 from cubeloom.parallel.state import CubeState
@@ -56,6 +57,7 @@ class CubeLinear(nn.Module):
         self._adds_bias = bias is not None and along_k.size == 1 and not form.turn
         self._name = form.name
         self._turn = Turn(form.name, state.network, form.k_axis) if form.turn else None
+        self._own_classes = own_classes(form, state.network.grid, along_n.index)
 
     def forward(self, x: Tensor) -> Tensor:
         kind = x.device.type
@@ -89,7 +91,7 @@ class CubeLinear(nn.Module):
         if self.bias is not None and not self._adds_bias:
             added = self._state.local(self.bias).to(y.dtype)
             y = y + self._product.bias(added if self._own_features is None else self._own_features(added))
-        return y
+        return y if self._own_classes is None else y.narrow(-1, 0, self._own_classes)
 
 
 def _collective(spread: Spread, replicated: Kind, sharded: Kind, axis: Axis, origin: str) -> Collective:

@@ -27,6 +27,7 @@ from cubeloom.parallel.forms import (
     TableForm,
     WholeForm,
 )
+from cubeloom.parallel.padding import pad_vocabularies
 from cubeloom.parallel.products import Convolution
 from cubeloom.parallel.resolve_images import Rows, image_form, rows_of_layers, sizes
 
@@ -37,12 +38,14 @@ _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _TRIED = 300  # grids near one that is refused: a large number of ranks has tens of thousands
 
 
-def resolve(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch) -> list[Form]:
-    """The form of each layer, in the order of the modules. Raises CutError if one cannot be cut."""
+def resolve(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch, portions: int = 1) -> list[Form]:
+    """The form of each layer, in the order of the modules. Raises CutError if one cannot be cut.
+
+    `batch` is one of so many equal `portions` that a step trains on; a refusal names batches of a whole step that work.
+    """
     found = forms(model, cut, grid, rest)
-    complaints = list(problems(found, grid, batch))
-    if complaints:
-        raise CutError(_refusal(complaints, model, cut, grid, rest, batch))
+    if any(problems(found, grid, batch)):
+        raise CutError(_refusal(found, model, cut, grid, rest, batch, portions))
     return found
 
 
@@ -67,7 +70,7 @@ def forms(model: nn.Module, cut: Cut, grid: Grid, rest: Rest) -> list[Form]:
         if name in read_by_loss and isinstance(form, LinearForm):
             form = replace(form, with_loss=_fits_loss(form, grid))
         found.append(form)
-    return found
+    return pad_vocabularies(found, grid)
 
 
 def _fits_loss(form: LinearForm, grid: Grid) -> bool:
@@ -161,7 +164,7 @@ def _form(
             return DropoutForm(name, module.p, stream)
         case declared.Loss(), nn.Module():
             smoothing, ignored = getattr(module, "label_smoothing", 0.0), getattr(module, "ignore_index", -100)
-            return LossForm(name, float(smoothing), int(ignored), kind.whole)
+            return LossForm(name, float(smoothing), int(ignored), kind.whole, kind.head)
         case declared.FirstToken(), nn.Module():
             return FirstTokenForm(name, kind.features, stream)
         case declared.Whole(), nn.Linear():
@@ -251,8 +254,30 @@ def near(grid: Grid) -> list[Grid]:
     return sorted(found, key=distance)[:_TRIED]
 
 
-def _refusal(complaints: list[str], model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch) -> str:
+def _refusal(found: list[Form], model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch, portions: int) -> str:
+    complaints, advice = list(problems(found, grid, batch)), []
+    of_sizes = list(problems(found, grid, replace(batch, samples=grid.data * grid.z * grid.x * grid.y)))
+    if of_sizes:
+        complaints = of_sizes  # no batch would help
+    else:
+        working = [f"{samples * portions}" for samples in _nearest_batches(found, grid, batch)]
+        noun = "batches that work" if len(working) > 1 else "batch that works"
+        advice.append(f"the nearest {noun}: {' or '.join(working)} samples")
+    grids = nearest(model, cut, grid, rest, batch)
+    advice.append(f"grids that work: {'; '.join(map(str, grids))}" if grids else "none of the nearest grids works")
     more = f" (and {len(complaints) - 1} more like it)" if len(complaints) > 1 else ""
-    working = nearest(model, cut, grid, rest, batch)
-    advice = f"grids that work: {'; '.join(map(str, working))}" if working else "none of the nearest grids works"
-    return f"grid {grid}: {complaints[0]}{more}; {advice}"
+    return f"grid {grid}: {complaints[0]}{more}; {'; '.join(advice)}"
+
+
+def _nearest_batches(found: list[Form], grid: Grid, batch: Batch) -> list[int]:
+    """Samples of the batches next below and above that work, where some do. Rows always divide in a multiple of all axes."""
+    unlike = list({replace(form, name=""): form for form in found}.values())  # layers with equal sizes are asked once
+    parts, sure = grid.data * grid.z, grid.data * grid.z * grid.x * grid.y
+    first, last = batch.samples // parts, batch.samples // sure * grid.x * grid.y + grid.x * grid.y
+    ways_down_and_up = (range(first, max(first - _TRIED, 0), -1), range(first + 1, min(last, first + _TRIED)))
+
+    def works(times: int) -> bool:
+        return times * parts != batch.samples and not any(problems(unlike, grid, replace(batch, samples=times * parts)))
+
+    below, above = (next((each for each in ways if works(each)), None) for ways in ways_down_and_up)
+    return [each * parts for each in (below, above or last) if each is not None]

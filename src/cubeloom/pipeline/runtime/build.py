@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import nn
 
+from cubeloom.base.divisors import nearest_multiples
 from cubeloom.base.errors import UserError, counted
 from cubeloom.base.grid import Grid
 from cubeloom.base.limits import within
@@ -105,9 +106,9 @@ def lay_out(
         strands = f" of {ways} strands" if ways > 1 else ""
         raise UserError(
             f"the batch of {counted(batch.samples, 'sample')} cannot be cut into {count} micro-batches{strands} on "
-            f"data={grid.data}·z={grid.z}; it must be a multiple of {least}"
+            f"data={grid.data}·z={grid.z}; it must be a multiple of {least}: {nearest_multiples(batch.samples, least)}"
         )
-    forms = resolve(model, cut, grid, rest, Batch(batch.samples // (count * ways), batch.sequence))
+    forms = resolve(model, cut, grid, rest, Batch(batch.samples // (count * ways), batch.sequence), count * ways)
     norm = next((form.name for form in forms if isinstance(form, BatchNormForm)), None)
     if norm is not None and count > 1:
         raise UserError(

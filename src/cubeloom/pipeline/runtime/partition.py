@@ -37,13 +37,14 @@ def partition(costs: Sequence[float], stages: int) -> list[range]:
 def counted_costs(modules: Sequence[tuple[str, ...]], forms: Sequence[Form]) -> list[float]:
     """The multiplications of each piece for one row, or one sample of pixels, as counted from its layers, attention's left out.
 
-    `modules` are the pieces' modules. A lookup costs about as much as copying its row.
+    `modules` are the pieces' modules. A lookup costs about as much as copying its row. Costs are those of the plain layers:
+    which stage has what does not depend on the rest of the grid.
     """
 
     def cost(form: Form) -> float:
         match form:
             case LinearForm():
-                return float(form.k * form.n * form.taps * (form.pixels[1] if form.pixels else 1))
+                return float(form.k * form.whole_n * form.taps * (form.pixels[1] if form.pixels else 1))
             case WholeForm():
                 return float(form.k * form.n)
             case EmbeddingForm():
