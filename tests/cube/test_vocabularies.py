@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,7 @@ from compiling import BACKEND
 from cubeloom import Grid
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, build, config, cut_of
+from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, ResNetConfig, build, config, cut_of
 from cubeloom.models.weights import save_weights
 from cubeloom.parallel import Batch, CutError, Rest, apply, initial_values, materialise, resolve
 from cubeloom.parallel.arranged import arrangement_of
@@ -26,6 +27,7 @@ from cubeloom.parallel.head import CubeHead
 from cubeloom.parallel.parameter import local_of
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime import Pipeline
+from cubeloom.pipeline.runtime.build import lay_out
 from cubeloom.tools.verify import Experiment, verify
 from parity import holds
 
@@ -95,6 +97,12 @@ def test_the_vocabulary_of_the_issue(ranks: RankPool) -> None:
     holds(verify(experiment(replace(cast(GPTConfig, config("gpt-tiny")), vocab=383), "x=2,y=2,z=2"), pool=ranks))
 
 
+@pytest.mark.parametrize("grid", ["y=3", "x=2,y=2,z=2"])
+def test_classes_of_images(ranks: RankPool, grid: str) -> None:
+    model = replace(cast(ResNetConfig, config("resnet-tiny")), classes=23)
+    holds(verify(experiment(model, grid, batch=Batch(24, 1)), pool=ranks))
+
+
 @pytest.mark.parametrize("grid", ["y=4", "y=2,z=2"])
 def test_in_bfloat16(ranks: RankPool, grid: str) -> None:
     report = verify(experiment(FEW, grid, dtype=torch.bfloat16), pool=ranks)
@@ -139,11 +147,11 @@ def train(grid: Grid, make: Any, steps: int) -> list[tuple[bool, bool]]:
         model(tokens=tokens, targets=tokens).backward()
         optimizer.step()
         optimizer.zero_grad()
-    found = []
-    for layer in (model.embed, model.head):
-        arrangement = arrangement_of(layer.weight, network)
+    found, weights = [], dict(model.named_parameters())
+    for name in ("embed.weight", "head.weight"):
+        arrangement = arrangement_of(weights[name], network)
         assert arrangement is not None and arrangement.held == 24
-        own = local_of(layer.weight)
+        own = local_of(weights[name])
         last = network.coordinates["y"] == grid.y - 1
         found.append((last, bool((own[-1] == 0).all())))
     return found
@@ -197,15 +205,14 @@ def test_logits_end_before_padding(ranks: RankPool) -> None:
 
 def moved(grid: Grid) -> list[bool]:
     """Whether table and bias are known to be padded after the model was cast, and in a copy of it."""
-    from copy import deepcopy
-
     network = Network(grid)
     with torch.device("meta"):
         model = build(BERT)
     apply(model, cut_of(model), network, Batch(2, 12), initial_values(model, 0, torch.float64))
     model.to(torch.float32)
-    found = [model, deepcopy(model)]
-    return [arrangement_of(each, network) is not None for one in found for each in (one.embed.weight, one.decoder.bias)]
+    found = [dict(each.named_parameters()) for each in (model, deepcopy(model))]
+    names = ("embed.weight", "decoder.bias")
+    return [arrangement_of(parameters[name], network) is not None for parameters in found for name in names]
 
 
 def test_a_cast_and_a_copy_know_of_their_padding(ranks: RankPool) -> None:
@@ -255,8 +262,6 @@ def test_a_head_that_no_loss_names_is_refused() -> None:
 
 def test_stages_do_not_depend_on_padding() -> None:
     """A plan lays out stages by the plain model's sizes."""
-    from cubeloom.pipeline.runtime.build import lay_out
-
     with torch.device("meta"):
         model = build(replace(UNTIED, layers=3))
     schedule = generate("1f1b", 2, 2)

@@ -17,6 +17,7 @@ from cubeloom.tools.verify import Experiment
 SMALL: dict[str, Any] = {"vocab": 96, "positions": 16, "hidden": 32, "heads": 8}
 GPT = GPTConfig(**SMALL, layers=2)
 LLAMA = LlamaConfig(**SMALL, layers=2, kv_heads=8, mlp_hidden=64)
+COPIED = replace(LLAMA, layers=2, kv_heads=2)  # on y=4 ranks have copies of keys and values
 BERT = BERTConfig(**SMALL, layers=2)
 
 
@@ -36,8 +37,11 @@ def closed_form(experiment: Experiment, rank: int) -> dict[str, Fraction]:
     """Bytes that a rank receives in one step."""
     grid, item = experiment.grid, experiment.dtype.itemsize
     if experiment.schedule is None:
-        return step_volume(experiment.forms(), grid, experiment.batch, item, grid.coordinates(rank))
-    return pipeline_volume(experiment.layout(experiment.schedule), grid, experiment.batch, item, rank)
+        return step_volume(
+            experiment.forms(), grid, experiment.batch, item, grid.coordinates(rank), zero=experiment.zero
+        )
+    layout = experiment.layout(experiment.schedule)
+    return pipeline_volume(layout, grid, experiment.batch, item, rank, zero=experiment.zero)
 
 
 KEPT = Rest(activations="replicated", weights="kept")
@@ -59,5 +63,8 @@ JOBS = {
     "chimera-woven-zero": job("pipe=2,data=2", "chimera", ways=2, zero=True),
     "1f1b": job("pipe=2,z=2,x=2", "1f1b"),
     "split-backward": job("pipe=2,data=2", "zb-h1"),
+    "padded": job("y=2,z=2", model=replace(GPT, vocab=95)),
+    "copied": job("y=4,z=2", model=COPIED),
+    "copied-zero": job("pipe=2,data=2,y=4", "chimera", model=COPIED, zero=True),
     "asynchronous": job("pipe=2,data=2", "pipedream-2bw", model=LLAMA),
 }

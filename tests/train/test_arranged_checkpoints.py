@@ -30,6 +30,8 @@ from cubeloom.train.optimizers import optimizer_of
 pytestmark = pytest.mark.timeout(120)
 
 ODD = LlamaConfig(vocab=23, positions=8, hidden=32, layers=2, heads=8, kv_heads=4, mlp_hidden=32)
+TWO = LlamaConfig(vocab=23, positions=8, hidden=32, layers=2, heads=8, kv_heads=2, mlp_hidden=32, tied=True)
+ONE = LlamaConfig(vocab=24, positions=8, hidden=32, layers=2, heads=8, kv_heads=1, mlp_hidden=32)
 BATCH = Batch(8, 8)
 
 
@@ -90,6 +92,11 @@ CASES = [
     (ODD, On("data=2,z=2", zero=True)),
     (ODD, On("pipe=2,y=2", schedule="chimera")),
     (ODD, On("pipe=2,data=2,y=2", zero=True)),
+    (TWO, On("y=4,z=2")),
+    (TWO, On("data=2,y=4,z=2", zero=True)),
+    (TWO, On("pipe=2,y=4", schedule="chimera", zero=True)),
+    (ONE, On("x=2,y=4,z=2")),
+    (ONE, On("data=2,y=2", zero=True)),
 ]
 
 
@@ -121,14 +128,15 @@ def test_training_goes_on_elsewhere(ranks: RankPool, tmp_path: Path, model: Lang
 
 
 @pytest.mark.parametrize("zero", [False, True])
-def test_masters_of_few_digits_too(ranks: RankPool, tmp_path: Path, zero: bool) -> None:
+@pytest.mark.parametrize("model", [ODD, TWO])
+def test_masters_of_few_digits_too(ranks: RankPool, tmp_path: Path, model: LanguageConfig, zero: bool) -> None:
     """A save, a load on another grid and a save again are the same tensors, float32 masters among them."""
-    here = On("data=2,y=2,z=2", zero, torch.bfloat16)
-    ranks.run(8, train, ODD, here, tmp_path / "a", 0, 2)
+    here = On("data=2,y=4,z=2", zero, torch.bfloat16)
+    ranks.run(16, train, model, here, tmp_path / "a", 0, 2)
     first = tensors(tmp_path / "a")
     assert first["optimizer/master/embed.weight"].shape == (23, 32)
     for on in (On("y=4", dtype=torch.bfloat16), On("z=2", dtype=torch.bfloat16)):
-        ranks.run(on.world, train, ODD, on, tmp_path / "a", 2, 2)
+        ranks.run(on.world, train, model, on, tmp_path / "a", 2, 2)
         again = tensors(tmp_path / "a")
         assert again.keys() == first.keys()
         assert all(torch.equal(again[name], each) for name, each in first.items())

@@ -32,7 +32,7 @@ from cubeloom.train.job.job import DTYPES
 from cubeloom.train.job.settings import SHARES
 
 # Sizes that may be chosen instead of a preset's.
-SIZES = {"layers": "number of layers", "vocab": "vocabulary"}
+SIZES = {"layers": "number of layers", "vocab": "vocabulary", "kv_heads": "key-value heads"}
 # Options that a settings file leaves to the command line.
 _OUR_OWN = {"file", "overrides", "steps", "dtype", "patience", "seed", "device", "share_gpu", "json"}
 
@@ -83,6 +83,8 @@ class Verify:
     """Instead of the preset's: a stage needs at least one of them, or the embedding, or the head."""
     vocab: int | None = None
     """Tokens of the vocabulary, instead of the preset's."""
+    kv_heads: int | None = None
+    """Key-value heads, instead of the preset's."""
     steps: int = 3
     batch: int | None = None
     """Samples in a step, over the whole grid; by default two for each rank of data and z, or one a micro-batch and strand."""

@@ -111,6 +111,19 @@ class Network:
             self._axes[key] = self._join("+".join(("pipe", *wide)), lines)
         return self._axes[key]
 
+    def neighbours(self, name: str, count: int) -> Axis:
+        """So many ranks next to one another on an axis, of which there are several times as many; asked for as `axis` is."""
+        if count == self.grid.size(name):
+            return self.axis(name)
+        key = (name, f"by {count}")
+        if key not in self._axes:
+            lines = []
+            for rank in range(self.grid.world):
+                first = self.grid.coordinates(rank)[name] // count * count
+                lines.append(self.grid.line(rank, (name,))[first : first + count])
+            self._axes[key] = self._join(name, lines)
+        return self._axes[key]
+
     @property
     def waits_on_device(self) -> bool:
         """A receive that waits for its send holds up the device, as NCCL's do; gloo's only hold a buffer."""

@@ -10,6 +10,7 @@ from cubeloom.models.llama import Llama, LlamaConfig
 from cubeloom.models.resnet import ResNet, ResNetConfig
 from cubeloom.models.unet import Shape, UNet, UNetConfig
 from cubeloom.parallel.cut import (
+    Attention,
     Concat,
     Contract,
     Cut,
@@ -55,9 +56,10 @@ def llama_cut(config: LlamaConfig) -> Cut:
     return {
         "embed": Embedding(),
         "blocks.*.norm1": Norm(),
-        # A key with the queries that share it is what must stay together.
-        "blocks.*.attention.qkv": Expand(heads=config.kv_heads),
-        "blocks.*.attention.proj": Contract(heads=config.kv_heads),
+        # A key with queries that share it is what must stay together.
+        "blocks.*.attention.qkv": Expand(heads=config.kv_heads, queries=config.queries_per_key),
+        "blocks.*.attention.core": Attention(config.kv_heads, config.queries_per_key),
+        "blocks.*.attention.proj": Contract(heads=config.kv_heads, queries=config.queries_per_key),
         "blocks.*.norm2": Norm(),
         "blocks.*.mlp.gate_up": Expand(),
         "blocks.*.mlp.down": Contract(),

@@ -58,6 +58,7 @@ from cubeloom.parallel.image_layers import (
     CubeStay,
 )
 from cubeloom.parallel.image_norms import CubeBatchNorm, CubeGroupNorm
+from cubeloom.parallel.key_values import AttentionForm
 from cubeloom.parallel.linear import CubeLinear
 from cubeloom.parallel.loss import CubeCrossEntropy
 from cubeloom.parallel.norm import CubeNorm
@@ -180,11 +181,7 @@ class _Builder:
         self._weights: dict[str, Weight] = {}
 
     def build(self, form: Form) -> nn.Module:
-        for kind, parameter in self._plain[form.name].named_parameters(recurse=False):
-            if not parameter.requires_grad:
-                # A weight that is shared has the name of the layer that it is of, which another stage may hold.
-                owner = (getattr(form, "shares", None) if kind == "weight" else None) or form.name
-                self._frozen.add(f"{owner}.{kind}")
+        self._note_frozen(form)
         match form:
             case LinearForm():
                 return self._linear(form)
@@ -202,9 +199,18 @@ class _Builder:
                 return CubeFirstToken(form, self._state)
             case WholeForm():
                 return self._whole(form)
+            case AttentionForm():
+                return form.on(self._plain[form.name])
             case ImageForm():
                 return self._image(form)
         raise TypeError(f"no layer for {type(form).__name__}")
+
+    def _note_frozen(self, form: Form) -> None:
+        for kind, parameter in self._plain[form.name].named_parameters(recurse=False):
+            if not parameter.requires_grad:
+                # A weight that is shared has the name of the layer that it is of, which another stage may hold.
+                owner = (getattr(form, "shares", None) if kind == "weight" else None) or form.name
+                self._frozen.add(f"{owner}.{kind}")
 
     def _parameter(
         self,
@@ -222,7 +228,10 @@ class _Builder:
         if arrangement is None:
             values = self._fill(name, block)
         else:
-            values, arranged = block_values(self._fill, name, block, arrangement), Arranged(arrangement, network)
+            values = block_values(self._fill, name, block, arrangement)
+            first = next(axis for axis, dim in cuts.items() if dim == 0)
+            copies = None if arrangement.copies == 1 else network.neighbours(first, arrangement.copies)
+            arranged = Arranged(arrangement, network, block.offset[0], copies)
         parameter = distribute(network, values, shape, cuts)
         workers = (network.coordinates["pipe"],) if self._holders is None else self._holders(name)
         ranks = network.grid.data * network.grid.z

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from cubeloom.comm import Network
+from cubeloom.comm import Axis, Network
 from cubeloom.parallel.arrangement import Arrangement, Run
 from cubeloom.parallel.parameter import Block, block_of
 
@@ -19,15 +19,24 @@ class Arranged:
 
     arrangement: Arrangement
     network: Network  # knows who to ask of what is cut over it
+    first: int  # of what is held this rank's block begins with this row
+    copies: Axis | None = None  # the ranks that have copies of the same rows
+
+    def copied(self, gradient: Tensor, rows: slice) -> list[Tensor]:
+        """Of the gradient of these rows of the block: the parts of which other ranks have summands, in memory of its own."""
+        runs = self.arrangement.runs(self.first + rows.start, self.first + rows.stop)
+        return [gradient[run.start : run.stop] for run in runs if run.copies > 1]
 
 
-def arrangement_of(parameter: Tensor, network: Network) -> Arrangement | None:
-    """How the rows of a parameter are arranged; None where they are those of the whole tensor.
+def arrangement_of(tensor: Tensor, network: Network) -> Arrangement | None:
+    """How the rows of a parameter are arranged; None where they are those of the whole tensor, as of every buffer.
 
     It is asked of who sums the parameter's gradients, by identity: an attribute of a parameter would be lost by `model.to`,
     which puts another tensor into it, and a weak reference to one forbids that.
     """
-    found = (gradients.arranged(parameter) for gradients in network.gradients)
+    if not isinstance(tensor, nn.Parameter):
+        return None
+    found = (gradients.arranged(tensor) for gradients in network.gradients)
     return next((each.arrangement for each in found if each is not None), None)
 
 
@@ -45,12 +54,14 @@ class Lie:
         return (run.first, *self.offset[1:])
 
 
-def lie_of(parameter: Tensor, network: Network, rows: slice | None = None) -> Lie:
+def lie_of(tensor: Tensor, network: Network, rows: slice | None = None) -> Lie:
     """Of this rank's block, or of some of its rows."""
-    block = block_of(parameter, network)
+    block = block_of(tensor, network)
+    if not block.shape:
+        return Lie((), (), ())  # a single number
     first, length = (0, block.local[0]) if rows is None else (rows.start, rows.stop - rows.start)
     offset = (block.offset[0] + first, *block.offset[1:])
-    arrangement = arrangement_of(parameter, network)
+    arrangement = arrangement_of(tensor, network)
     if arrangement is None:
         return Lie(block.shape, offset, (Run(0, length, offset[0]),))
     runs = arrangement.runs(offset[0], offset[0] + length)

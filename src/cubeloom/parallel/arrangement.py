@@ -78,3 +78,20 @@ def padded(rows: int, parts: int) -> Arrangement | None:
     """Padded at the end, so that it can be cut into so many parts; None where it can be cut as it is."""
     missing = -rows % parts
     return Arrangement.of(rows, iter([Run(0, rows, 0), Run(0, missing, None)])) if missing else None
+
+
+def grouped(heads: int, queries: int, width: int, copies: int) -> Arrangement:
+    """Of a projection to `[heads, queries + 2, width]`: the queries of a head cut in so many parts, each with a copy of the
+    head's key and value.
+
+    The copy beside a head's last queries counts: there rows lie as in the whole tensor.
+    """
+    group, part = (queries + 2) * width, queries * width // copies
+
+    def segments() -> Iterator[Run]:
+        for head in range(heads):
+            for number in range(copies):
+                yield Run(0, part, head * group + number * part)
+                yield Run(0, 2 * width, head * group + queries * width, copies, counts=number == copies - 1)
+
+    return Arrangement.of(heads * group, segments())

@@ -58,6 +58,8 @@ class Expand:
     `turn`: afterwards redistribute, so that features lie on x again (for an odd number of linears in a row).
     `stream`: where the stream of activations lies on y, as behind an odd number of convolutions, an expand leads back to
     it, and its heads are those of its input.
+    `queries`: each of the heads is a key and a value that so many queries share, `[head, queries + 2, head_dim]`. Where the
+    axis that cuts heads has more ranks than there are, a head's queries are divided, and each rank has a copy of key and value.
     """
 
     heads: int | None = None
@@ -65,11 +67,12 @@ class Expand:
     sharded_output: bool = False
     turn: bool = False
     stream: Side = "x"
+    queries: int | None = None
 
 
 @dataclass(frozen=True)
 class Contract:
-    """A linear or convolution from features on y to features on x. `heads` as in Expand, of its input.
+    """A linear or convolution from features on y to features on x. `heads` and `queries` as in Expand, of its input.
 
     Where the `stream` of activations lies on y, it comes first and an expand second: then its heads are those of its output.
     `turn`: afterwards redistribute, so that features lie on y again.
@@ -78,6 +81,19 @@ class Contract:
     heads: int | None = None
     turn: bool = False
     stream: Side = "x"
+    queries: int | None = None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention between queries, keys and values that are cut by heads: it has no parameters, and mixes whole heads.
+
+    Of so many key-value heads, each with so many queries. The module's `queries_per_key` becomes that of the rank's heads.
+    """
+
+    heads: int
+    queries: int
+    axis: Side = "y"  # that cuts heads
 
 
 @dataclass(frozen=True)
@@ -185,6 +201,7 @@ class SquaredLoss:
 Kind = (
     Expand
     | Contract
+    | Attention
     | Norm
     | Embedding
     | Table

@@ -13,6 +13,7 @@ from math import prod
 from cubeloom.base.grid import Grid
 from cubeloom.parallel.arrangement import Arrangement
 from cubeloom.parallel.cut import Inputs, Side, Weights
+from cubeloom.parallel.grouped_heads import groups_of_heads, key_value_problems
 
 
 class Spread(StrEnum):
@@ -91,6 +92,7 @@ class LinearForm(Form):
     transposed: bool = False
     with_loss: bool = False  # computed together with the cross-entropy that reads its output, some rows at a time
     arranged: Arrangement | None = None  # of the weight's rows and the bias; `n` is then what ranks hold together
+    queries: int | None = None  # of each head, where heads are keys and values that they share
 
     @property
     def whole_n(self) -> int:
@@ -120,7 +122,8 @@ class LinearForm(Form):
         sharding = () if self.weights == "replicated" else ("z",)
         first, second = (sharding, ()) if self.transposed else ((), sharding)
         yield from divides("input features", self.k, grid, self.k_axis, *first)
-        yield from divides("output features", self.n, grid, self.n_axis, *second)
+        outputs = "output features" if self.n == self.whole_n else f"output features {self.whole_n}, with copies"
+        yield from divides(outputs, self.n, grid, self.n_axis, *second)
         if self.turn:
             yield from divides("output features", self.n, grid, self.k_axis)
         what, rows = rows_to_cut(self.pixels is not None, grid, batch)
@@ -132,10 +135,13 @@ class LinearForm(Form):
             yield from self._head_problems(grid, batch, self.heads)
 
     def _head_problems(self, grid: Grid, batch: Batch, heads: int) -> Iterator[str]:
-        yield from divides("heads", heads, grid, self.head_axis)
-        across = other(self.head_axis)
-        samples = batch.samples_of(grid)
-        if heads % (grid.x * grid.y) and samples % grid.size(across):
+        ranks, across = grid.size(self.head_axis), other(self.head_axis)
+        if self.queries is None or self.queries == 1:
+            yield from divides("heads", heads, grid, self.head_axis)
+        else:
+            yield from key_value_problems(heads, self.queries, self.head_axis, ranks)
+        groups, samples = groups_of_heads(heads, self.queries, ranks), batch.samples_of(grid)
+        if groups % (grid.x * grid.y) and samples % grid.size(across):
             yield (
                 f"heads {heads} cannot be cut over x={grid.x}·y={grid.y}, nor the {samples} sequences of one z rank over "
                 f"{across}={grid.size(across)}"

@@ -27,6 +27,8 @@ from cubeloom.parallel.forms import (
     TableForm,
     WholeForm,
 )
+from cubeloom.parallel.grouped_heads import groups_of_heads
+from cubeloom.parallel.key_values import arrange_heads, attention_forms
 from cubeloom.parallel.padding import pad_vocabularies
 from cubeloom.parallel.products import Convolution
 from cubeloom.parallel.resolve_images import Rows, image_form, rows_of_layers, sizes
@@ -61,6 +63,9 @@ def forms(model: nn.Module, cut: Cut, grid: Grid, rest: Rest) -> list[Form]:
         if kind is None:
             _refuse_undeclared(name, module)
             continue
+        if isinstance(kind, declared.Attention):
+            found += attention_forms(name, module, kind, grid)
+            continue
         _refuse_options(name, module)
         _refuse_own_code(name, module)
         weight = getattr(module, "weight", None)
@@ -70,7 +75,7 @@ def forms(model: nn.Module, cut: Cut, grid: Grid, rest: Rest) -> list[Form]:
         if name in read_by_loss and isinstance(form, LinearForm):
             form = replace(form, with_loss=_fits_loss(form, grid))
         found.append(form)
-    return pad_vocabularies(found, grid)
+    return arrange_heads(pad_vocabularies(found, grid), grid)
 
 
 def _fits_loss(form: LinearForm, grid: Grid) -> bool:
@@ -199,7 +204,8 @@ def _linear(
                 f"layer {name} is a convolution, whose features cannot be cut by heads; use a linear on pixels"
             )
         # Whole heads where they suffice for x and y, otherwise whole sequences over x.
-        spread = Spread.FEATURES if kind.heads % (grid.x * grid.y) == 0 else Spread.ROWS
+        groups = groups_of_heads(kind.heads, kind.queries, grid.size("y" if kind.stream == "x" else "x"))
+        spread = Spread.FEATURES if groups % (grid.x * grid.y) == 0 else Spread.ROWS
         inputs, outputs = (inputs, spread) if side == kind.stream else (spread, outputs)
     k, n, taps = sizes(name, module)
     return LinearForm(
@@ -219,6 +225,7 @@ def _linear(
         pixels=pixels,
         taps=taps,
         transposed=getattr(module, "transposed", False),
+        queries=kind.queries,
     )
 
 

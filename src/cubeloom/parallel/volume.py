@@ -28,6 +28,7 @@ from cubeloom.parallel.forms import (
     WholeForm,
 )
 from cubeloom.parallel.image_forms import ImageForm
+from cubeloom.parallel.key_values import copies_volume
 
 
 def step_volume(
@@ -44,9 +45,10 @@ def step_volume(
     All ranks receive the same, except in a turn on a plane x × y that is not square: `coordinates` says which rank, or the
     first. `zero`: optimizer states are sharded over replicas, which gather the weights that each has updated.
     """
-    words, here = Words(item, gradients_in), coordinates or grid.coordinates(0)
+    forms, words, here = list(forms), Words(item, gradients_in), coordinates or grid.coordinates(0)
     parts = [pass_volume(form, grid, batch, words, here) for form in forms]
     summed = {name: part for form in forms for name, part in gradients(form, grid).items()}
+    parts.append(copies_volume(forms, grid, words, here, zero))
     return add(*parts, *(gradient_volume(part, grid, words, zero=zero) for part in summed.values()))
 
 
@@ -54,6 +56,7 @@ def layer_volume(form: Form, grid: Grid, batch: Batch, words: Words, coordinates
     """One layer's part of a step; a shared weight's gradient is its owner's."""
     own = [part for name, part in gradients(form, grid).items() if name.startswith(f"{form.name}.")]
     passed = pass_volume(form, grid, batch, words, coordinates)
+    passed = add(passed, copies_volume([form], grid, words, coordinates))
     return add(passed, *(gradient_volume(part, grid, words) for part in own))
 
 

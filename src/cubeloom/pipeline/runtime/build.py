@@ -24,6 +24,7 @@ from cubeloom.parallel.cut import Rest
 from cubeloom.parallel.forms import Form, LinearForm
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.image_forms import BatchNormForm
+from cubeloom.parallel.key_values import shared_copies
 from cubeloom.parallel.state import Clock
 from cubeloom.parallel.weave import recompute as again
 from cubeloom.pipeline import Schedule, Updates, check
@@ -134,6 +135,8 @@ def make_groups(network: Network, layout: Layout) -> None:
     """Make the groups that any worker's layers need, on all ranks in one order: workers have different layers."""
     for axes in (*_GRADIENT_AXES, *_LAYER_AXES):
         network.axis(*axes)
+    for axis, count in sorted(shared_copies(layout.forms)):
+        network.neighbours(axis, count)
     owners = [form.name for form in layout.forms]
     for workers in sorted({layout.holders(f"{owner}.{kind}") for owner in owners for kind in ("weight", "bias")}):
         for axes in _GRADIENT_AXES:

@@ -9,6 +9,7 @@ from cubeloom.parallel.amounts import Summed, Volume, Words, add, gradient_volum
 from cubeloom.parallel.cut import GradientDtype
 from cubeloom.parallel.forms import Batch, LossForm
 from cubeloom.parallel.image_forms import SquaredLossForm
+from cubeloom.parallel.key_values import copies_volume
 from cubeloom.parallel.volume import gradients, pass_volume
 from cubeloom.pipeline import Kind, programme
 from cubeloom.pipeline.memory import versions
@@ -48,6 +49,9 @@ def pipeline_volume(
     for name, part in summed.items():
         once = gradient_volume(part, grid, words, len(layout.holders(name)), zero)
         moved.append({axis: updates * size for axis, size in once.items()})
+    forms = [form for _, stage in held for form in layout.forms_of(stage)]
+    once = copies_volume(forms, grid, words, here, zero, layout.holders)
+    moved.append({axis: updates * size for axis, size in once.items()})
     if any(stage == schedule.stages - 1 for _, stage in held):
         losses = sum(isinstance(form, LossForm | SquaredLossForm) for form in layout.forms_of(schedule.stages - 1))
         moved += losses * [sum_volume(Summed(Fraction(len(cut)), ("data", "z")), grid, _DOUBLE)]

@@ -171,14 +171,14 @@ def compare(mine: Blocks, file: Path, names: Collection[str]) -> dict[str, float
             elif name in mine:
                 theirs = serial.get_tensor(name)
                 scale = theirs.abs().max().item() or 1.0
-                found[name] = max(_difference(local.cpu(), theirs, slices) / scale for local, slices in mine[name])
+                found[name] = max(_difference(local.cpu(), theirs, where, scale) for local, where in mine[name])
     return found
 
 
-def _difference(local: Tensor, theirs: Tensor, slices: Where) -> float:
-    if slices is None:
+def _difference(local: Tensor, theirs: Tensor, where: Where, scale: float) -> float:
+    if where is None:
         return math.inf if local.any() else 0.0
-    return no_less_than_nan((local - theirs[slices]).abs().max().item())
+    return no_less_than_nan((local - theirs[where]).abs().max().item() / scale)
 
 
 def differences_of_files(mine: Path, theirs: Path) -> dict[str, float]:

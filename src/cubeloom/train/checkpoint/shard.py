@@ -32,7 +32,7 @@ class Shard:
     @classmethod
     def lying(cls, local: Tensor, lie: Lie) -> Shard:
         """The same, wherever its rows lie."""
-        return cls(local.detach(), lie.whole, lie.offset, lie.runs)
+        return cls(local.detach(), lie.whole, lie.offset, lie.runs or None)
 
     def pieces(self) -> Iterator[Shard]:
         """Shards whose rows lie as they are: all of it but padding."""
