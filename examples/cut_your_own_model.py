@@ -46,7 +46,7 @@ CUT: Cut = {
     "wide.*": Expand(),  # features from x to y
     "narrow.*": Contract(),  # and back to x
     "head": Expand(sharded_output=True),  # the loss wants its rows cut, however activations rest
-    "loss": Loss(),
+    "loss": Loss(head="head"),  # of its outputs; padded where the grid does not divide them
 }
 
 

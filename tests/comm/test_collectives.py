@@ -31,6 +31,24 @@ def test_parts_come_in_the_order_of_the_axis(
         assert gathered == line
 
 
+def gather_neighbours(grid: Grid, axis: str, count: int) -> tuple[list[int], str, bool]:
+    """The ranks as gathered from neighbours on an axis; what the ledger would say; and whether a group is made once."""
+    network = Network(grid)
+    some = network.neighbours(axis, count)
+    gathered = some.all_gather(torch.tensor([network.rank])).wait()
+    return gathered.tolist(), some.name, network.neighbours(axis, count) is some
+
+
+@pytest.mark.parametrize("placement", [AXES, ("x", "data", "z", "y", "pipe")])
+@pytest.mark.parametrize("count", [2, 4])
+def test_neighbours_on_an_axis(ranks: RankPool, placement: tuple[str, ...], count: int) -> None:
+    grid = Grid(y=4, x=2, placement=placement)
+    for rank, (gathered, name, same) in enumerate(ranks.run(8, gather_neighbours, grid, "y", count)):
+        first = grid.coordinates(rank)["y"] // count * count
+        assert gathered == grid.line(rank, ("y",))[first : first + count]
+        assert name == "y" and same
+
+
 def all_kinds(size: int, dtype: torch.dtype, dim: int) -> dict[str, bool]:
     axis = Network(Grid(y=size)).axis("y")
     own = (torch.arange(4 * 6, dtype=dtype).view(4, 6) + axis.index).contiguous()

@@ -10,10 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from cubeloom import Grid
+from cubeloom import Grid, UserError
 from cubeloom.models import Config, GPTConfig, build, config, cut_of
 from cubeloom.parallel import Batch, Cut, CutError, Rest, resolve
 from cubeloom.parallel.layers import Contract, Embedding, Expand, Loss, Table
+from cubeloom.parallel.resolution import problems, specs_of
+from cubeloom.pipeline import generate
+from cubeloom.pipeline.runtime.build import plan_stages
 
 GPT_TINY = cast(GPTConfig, config("gpt-tiny"))
 
@@ -33,13 +36,12 @@ def test_a_grid_that_does_not_divide_the_hidden_size() -> None:
     assert "grids that work: x=6" in message
 
 
-def test_a_grid_that_does_not_divide_the_vocabulary() -> None:
-    message = refused(replace(GPT_TINY, vocab=386), "y=2,z=2")
-    assert "layer embed: vocabulary 386 cannot be cut over y=2·z=2" in message
-
-
-def test_gpt2_s_own_vocabulary_cannot_be_cut() -> None:
-    assert "vocabulary 50257 cannot be cut over y=2" in refused("gpt2", "y=2", Batch(8, 1024))
+@pytest.mark.parametrize("grid", ["y=2", "z=2", "y=4,z=2", "x=2,y=2"])
+def test_any_vocabulary_can_be_cut(grid: str) -> None:
+    """GPT-2's own is odd: it is padded."""
+    with torch.device("meta"):
+        plain = build(config("gpt2"))
+    resolve(plain, cut_of(plain), Grid.parse(grid), Rest(), Batch(8, 1024))
 
 
 def test_a_grid_that_does_not_divide_the_heads() -> None:
@@ -74,6 +76,45 @@ def test_the_nearest_grids_really_work() -> None:
     assert len(suggestions) == 3
     for suggestion in suggestions:
         resolve(plain, cut_of(plain), Grid.parse(suggestion), Rest(), Batch(12, 24))
+
+
+@pytest.mark.parametrize(
+    ("model", "grid", "batch", "batches"),
+    [
+        ("gpt-tiny", "y=4", Batch(2, 23), [4]),
+        ("gpt-tiny", "data=2,z=2", Batch(6, 24), [4, 8]),
+        ("gpt-tiny", "y=2,x=3", Batch(7, 5), [6, 12]),
+        ("unet-tiny", "x=2,y=2", Batch(7, 1), [6, 8]),
+    ],
+)
+def test_the_nearest_batches_really_work(model: str, grid: str, batch: Batch, batches: list[int]) -> None:
+    message = refused(model, grid, batch)
+    found = message.split(" that work")[1].partition(": ")[2].split(" samples")[0].split(" or ")
+    assert [int(each) for each in found] == batches
+    with torch.device("meta"):
+        plain = build(config(model))
+    on = Grid.parse(grid)
+    near = range(batches[0], batches[-1] + 1) if len(batches) > 1 else range(1, batches[0] + 1)
+    for samples in near:
+        fits = not any(problems(specs_of(plain, cut_of(plain)), on, Rest(), replace(batch, samples=samples)))
+        assert fits is (samples in batches), samples
+
+
+def test_a_batch_is_not_to_blame_for_sizes() -> None:
+    """What no batch would mend comes first, and no batch is named."""
+    message = refused("gpt-tiny", "y=5", Batch(2, 24))
+    assert "qkv: output features 288 cannot be cut over y=5" in message and "batch" not in message
+
+
+def test_a_pipeline_s_nearest_batch_is_that_of_a_step() -> None:
+    with torch.device("meta"):
+        plain = build(config("gpt-tiny"))
+    grid, schedule = Grid(pipe=2, y=4), generate("1f1b", 2, 4)
+    with pytest.raises(CutError, match="the nearest batch that works: 16 samples"):
+        plan_stages(plain, cut_of(plain), grid, Batch(4, 3), schedule, Rest())
+    plan_stages(plain, cut_of(plain), grid, Batch(16, 3), schedule, Rest())
+    with pytest.raises(UserError, match="it must be a multiple of 4: the nearest are 4 and 8"):
+        plan_stages(plain, cut_of(plain), grid, Batch(6, 3), schedule, Rest())
 
 
 class Odd(nn.Module):

@@ -44,21 +44,9 @@ def skeleton(name: str) -> tuple[torch.nn.Module, Cut]:
     return model, cut_of(model)
 
 
-def settings(grid: Grid, rest: Rest, samples: int, sequence: int, place: tuple[int, int] = (0, 0)) -> ParallelConfig:
+def settings(grid: Grid, rest: Rest, samples: int, sequence: int, rank: int = 0) -> ParallelConfig:
     """Exact: every size a fraction."""
-    return ParallelConfig(
-        data=Fraction(grid.data),
-        z=Fraction(grid.z),
-        y=Fraction(grid.y),
-        x=Fraction(grid.x),
-        samples=Fraction(samples),
-        sequence=sequence,
-        sharded=rest.activations == "sharded",
-        weights=WEIGHTS.index(rest.weights),
-        regathered=rest.inputs == "regathered",
-        item=8,
-        place=(Fraction(place[0]), Fraction(place[1])),
-    )
+    return ParallelConfig.exact(grid, rest, Batch(samples, sequence), 8, grid.coordinates(rank))
 
 
 def every_grid(most: int) -> list[Grid]:
@@ -135,7 +123,7 @@ def test_bytes_of_pipelines_are_those_of_the_ledger(name: str) -> None:
         layers = load(name)
         for rank in range(grid.world):
             here = grid.coordinates(rank)
-            s = settings(grid, rest, batch.samples // portions, 24, (here["x"], here["y"]))
+            s = settings(grid, rest, batch.samples // portions, 24, rank)
             ours = named(pipeline_bytes(layers, s, schedule, here["pipe"]).items(), s)
             whole = replace(s, samples=s.samples * portions)
             theirs = layout.volume(whole, here["pipe"], zero=True)

@@ -16,6 +16,7 @@ from cubeloom.tools.verify import Experiment
 SMALL: dict[str, Any] = {"vocab": 96, "positions": 16, "hidden": 32, "heads": 8}
 GPT = GPTConfig(**SMALL, layers=2)
 LLAMA = LlamaConfig(**SMALL, layers=2, kv_heads=8, mlp_hidden=64)
+COPIED = replace(LLAMA, layers=2, kv_heads=2)  # on y=4 ranks have copies of keys and values
 BERT = BERTConfig(**SMALL, layers=2)
 
 
@@ -36,8 +37,8 @@ def closed_form(experiment: Experiment, rank: int) -> dict[str, Fraction]:
     here = experiment.grid.coordinates(rank)
     config = ParallelConfig.exact(experiment.grid, experiment.rest, experiment.batch, experiment.dtype.itemsize, here)
     if experiment.schedule is None:
-        return step_volume(experiment.specs(), config)
-    return experiment.layout(experiment.schedule).volume(config, here["pipe"])
+        return step_volume(experiment.specs(), config, experiment.zero)
+    return experiment.layout(experiment.schedule).volume(config, here["pipe"], experiment.zero)
 
 
 KEPT = Rest(activations="replicated", weights="kept")
@@ -59,5 +60,8 @@ JOBS = {
     "chimera-woven-zero": job("pipe=2,data=2", "chimera", ways=2, zero=True),
     "1f1b": job("pipe=2,z=2,x=2", "1f1b"),
     "split-backward": job("pipe=2,data=2", "zb-h1"),
+    "padded": job("y=2,z=2", model=replace(GPT, vocab=95)),
+    "copied": job("y=4,z=2", model=COPIED),
+    "copied-zero": job("pipe=2,data=2,y=4", "chimera", model=COPIED, zero=True),
     "asynchronous": job("pipe=2,data=2", "pipedream-2bw", model=LLAMA),
 }

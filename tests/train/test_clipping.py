@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from cubeloom import Grid
 from cubeloom.comm import Network, devices
 from cubeloom.launch import RankPool
-from cubeloom.models import GPTConfig, build, cut_of
+from cubeloom.models import GPTConfig, LanguageConfig, LlamaConfig, build, cut_of
 from cubeloom.parallel import Batch, apply, initial_values, materialise
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime import Pipeline
@@ -28,26 +28,29 @@ from on_a_gpu import NEEDS_GPU
 pytestmark = pytest.mark.timeout(60)
 
 MODEL = GPTConfig(vocab=64, positions=8, hidden=16, layers=2, heads=4)
+# On y=4 ranks have copies of keys and values, and the last one padding.
+COPIED = LlamaConfig(vocab=61, positions=8, hidden=16, layers=2, heads=8, kv_heads=2, mlp_hidden=16)
 BATCH = Batch(8, 8)
 TOKENS = torch.arange(64).view(8, 8)
 MOST = 0.1
 
 
-def serial() -> float:
+def serial(what: LanguageConfig) -> float:
     with torch.device("meta"):
-        model = build(MODEL)
+        model = build(what)
     materialise(model, initial_values(model, 0, torch.float64))
-    model(tokens=TOKENS, targets=TOKENS).backward()
+    tokens = TOKENS % what.vocab
+    model(tokens=tokens, targets=tokens).backward()
     return clip_grad_norm_(model.parameters(), MOST).item()
 
 
-def norms(grid: Grid, schedule: str | None, zero: bool) -> tuple[float, float]:
+def norms(grid: Grid, schedule: str | None, zero: bool, what: LanguageConfig) -> tuple[float, float]:
     """Before clipping, and after."""
     network = Network(grid)
     with torch.device("meta"):
-        model = build(MODEL)
+        model = build(what)
     fill = initial_values(model, 0, torch.float64)
-    mine = network.share(TOKENS)
+    mine = network.share(TOKENS % what.vocab)
     if schedule is None:
         state = apply(model, cut_of(model), network, BATCH, fill)
         parameters, gradients, holders = dict(model.named_parameters()), state.gradients, None
@@ -67,20 +70,25 @@ def _step(model: torch.nn.Module, tokens: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("grid", "schedule", "zero"),
+    ("grid", "schedule", "zero", "what"),
     [
-        ("x=2,y=2", None, False),
-        ("z=2,data=2", None, False),
-        ("z=2,data=2", None, True),
-        ("pipe=2,data=2", "chimera", False),
-        ("pipe=2,data=2", "chimera", True),
-        ("pipe=4", "1f1b", False),
+        ("x=2,y=2", None, False, MODEL),
+        ("z=2,data=2", None, False, MODEL),
+        ("z=2,data=2", None, True, MODEL),
+        ("pipe=2,data=2", "chimera", False, MODEL),
+        ("pipe=2,data=2", "chimera", True, MODEL),
+        ("pipe=4", "1f1b", False, MODEL),
+        ("y=4", None, False, COPIED),
+        ("data=2,z=2,y=4", None, True, COPIED),
+        ("pipe=2,y=4", "chimera", True, COPIED),
     ],
 )
-def test_the_norm_is_the_serial_model_s(ranks: RankPool, grid: str, schedule: str | None, zero: bool) -> None:
-    (whole,) = ranks.run(1, serial)
+def test_the_norm_is_the_serial_model_s(
+    ranks: RankPool, grid: str, schedule: str | None, zero: bool, what: LanguageConfig
+) -> None:
+    (whole,) = ranks.run(1, serial, what)
     on = Grid.parse(grid)
-    found = ranks.run(on.world, norms, on, schedule, zero)
+    found = ranks.run(on.world, norms, on, schedule, zero, what)
     assert len(set(found)) == 1
     before, after = found[0]
     assert before == pytest.approx(whole, rel=1e-12)

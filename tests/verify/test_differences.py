@@ -29,8 +29,8 @@ EVERYTHING = (slice(None),)
 def test_a_tensor_with_a_nan_differs_most(tmp_path: Path, place: int) -> None:
     names = ["a", "b", "c"]
     save_file({name: torch.ones(4) for name in names}, tmp_path / "serial.safetensors")
-    mine: Blocks = {name: (torch.ones(4), EVERYTHING) for name in names}
-    mine[names[place]][0][2] = nan
+    mine: Blocks = {name: [(torch.ones(4), EVERYTHING)] for name in names}
+    mine[names[place]][0][0][2] = nan
     found = compare(mine, tmp_path / "serial.safetensors", names)
     assert found == {name: inf if name == names[place] else 0.0 for name in names}
 
@@ -40,9 +40,21 @@ def test_what_is_missing_on_one_side_differs_most(tmp_path: Path) -> None:
     save_file(
         {"both": torch.ones(4), "serial": torch.ones(4), "elsewhere": torch.ones(4)}, tmp_path / "serial.safetensors"
     )
-    mine: Blocks = {name: (torch.ones(4), EVERYTHING) for name in ("both", "grid")}
+    mine: Blocks = {name: [(torch.ones(4), EVERYTHING)] for name in ("both", "grid")}
     names = ["both", "serial", "grid", "neither"]
     assert compare(mine, tmp_path / "serial.safetensors", names) == {"both": 0.0, "serial": inf, "grid": inf}
+
+
+def test_rows_in_another_order_and_padding(tmp_path: Path) -> None:
+    """What lies nowhere in the whole must be zero; a NaN on both sides is no agreement."""
+    file = tmp_path / "serial.safetensors"
+    save_file({"a": torch.arange(4.0), "nan": torch.tensor([1.0, nan])}, file)
+    ends = [(torch.tensor([2.0, 3.0]), (slice(2, 4),)), (torch.tensor([1.0]), (slice(1, 2),))]
+    for padding, expected in ((0.0, 0.0), (1e-30, inf), (nan, inf)):
+        mine: Blocks = {"a": [*ends, (torch.tensor([0.0, padding]), None)]}
+        assert compare(mine, file, ["a"]) == {"a": expected}
+    assert compare({"a": [(torch.tensor([2.0]), (slice(3, 4),))]}, file, ["a"]) == {"a": pytest.approx(1 / 3)}
+    assert compare({"nan": [(torch.tensor([1.0, nan]), EVERYTHING)]}, file, ["nan"]) == {"nan": inf}
 
 
 def reported(serial: list[float], grid: list[float]) -> Report:
@@ -86,8 +98,8 @@ def damaged(scale: float, experiment: Experiment, folder: str, kind: devices.Kin
 
     def blocks(*given: Any) -> Blocks:
         found = plain(*given)
-        local, slices = found.pop("blocks.0.mlp.up.weight")
-        return found if scale == 0 else {**found, "blocks.0.mlp.up.weight": (local * scale, slices)}
+        ((local, where),) = found.pop("blocks.0.mlp.up.weight")
+        return found if scale == 0 else {**found, "blocks.0.mlp.up.weight": [(local * scale, where)]}
 
     with patch.object(runs, "_gradient_blocks", blocks):
         return grid_run(experiment, folder, kind)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 
-from cubeloom.base.divisors import divisors
+from cubeloom.base.divisors import divisors, nearest_multiples
 from cubeloom.base.errors import UserError
 from cubeloom.base.limits import RANKS
 
@@ -99,11 +99,9 @@ class Grid:
         """Which samples of a batch the ranks at these coordinates take: a batch is cut over data, and within it over z."""
         parts = self.data * self.z
         if samples % parts:
-            below = samples - samples % parts
-            nearest = f"the nearest are {below} and {below + parts}" if below else f"the nearest is {parts}"
             raise UserError(
                 f"a batch of {samples} samples does not divide over data={self.data} and z={self.z}, which take a multiple"
-                f" of {parts}: {nearest}"
+                f" of {parts}: {nearest_multiples(samples, parts)}"
             )
         size = samples // parts
         first = (coordinates["data"] * self.z + coordinates["z"]) * size

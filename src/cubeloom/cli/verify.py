@@ -15,7 +15,7 @@ from rich.table import Table
 
 from cubeloom.base.errors import UserError
 from cubeloom.base.grid import AXES, Grid
-from cubeloom.base.limits import LAYERS, SAMPLES, patience, share, within
+from cubeloom.base.limits import SAMPLES, of_model, patience, share, within
 from cubeloom.base.settings import load
 from cubeloom.comm import devices
 from cubeloom.comm.ledger import plain
@@ -31,6 +31,8 @@ from cubeloom.train.job import Job
 from cubeloom.train.job.job import DTYPES
 from cubeloom.train.job.settings import SHARES
 
+# Sizes that may be chosen instead of a preset's.
+SIZES = {"layers": "number of layers", "vocab": "vocabulary", "kv_heads": "key-value heads"}
 # Options that a settings file leaves to the command line.
 _OUR_OWN = {"file", "overrides", "steps", "dtype", "patience", "seed", "device", "share_gpu", "json"}
 
@@ -79,6 +81,10 @@ class Verify:
     """Launch what a stage computes as a whole (CUDA graphs); on a GPU."""
     layers: int | None = None
     """Instead of the preset's: a stage needs at least one of them, or the embedding, or the head."""
+    vocab: int | None = None
+    """Tokens of the vocabulary, instead of the preset's."""
+    kv_heads: int | None = None
+    """Key-value heads, instead of the preset's."""
     steps: int = 3
     batch: int | None = None
     """Samples in a step, over the whole grid; by default two for each rank of data and z, or one a micro-batch and strand."""
@@ -171,11 +177,15 @@ class Verify:
 
     def _model(self) -> Config:
         model = config(self.model)
-        if self.layers is not None:
-            within("--layers", self.layers, most=LAYERS)
-            if not isinstance(model, LanguageConfig):
-                raise UserError(f"model {self.model} has no number of layers to choose")
-            model = replace(model, layers=self.layers)
+        for name in SIZES:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            words = name.replace("_", "-")
+            within(f"--{words}", value, most=of_model(name))
+            if not isinstance(model, LanguageConfig) or not hasattr(model, name):
+                raise UserError(f"model {self.model} has no {SIZES[name]} to choose")
+            model = replace(model, **{name: value})
         for name in SHARES:
             value = getattr(self, name)
             if value is None:

@@ -74,6 +74,7 @@ class Network:
             self._limit_waits(self.mesh.get_group(name))
         self.cube_mesh = self.mesh[CUBE]
         self.models: WeakSet[Any] = WeakSet()  # that are cut over it, for who must know all of a model
+        self.gradients: WeakSet[Any] = WeakSet()  # who sums those of parameters whose rows are arranged, and knows how
         self._lanes = lanes
         self._axes: dict[tuple[str, ...], Axis] = {}
         if self._lanes > 1:
@@ -108,6 +109,19 @@ class Network:
         if key not in self._axes:
             lines = [self._line(rank, workers, wide) for rank in range(self.grid.world)]
             self._axes[key] = self._join("+".join(("pipe", *wide)), lines)
+        return self._axes[key]
+
+    def neighbours(self, name: str, count: int) -> Axis:
+        """So many ranks next to one another on an axis, of which there are several times as many; asked for as `axis` is."""
+        if count == self.grid.size(name):
+            return self.axis(name)
+        key = (name, f"by {count}")
+        if key not in self._axes:
+            lines = []
+            for rank in range(self.grid.world):
+                first = self.grid.coordinates(rank)[name] // count * count
+                lines.append(self.grid.line(rank, (name,))[first : first + count])
+            self._axes[key] = self._join(name, lines)
         return self._axes[key]
 
     @property

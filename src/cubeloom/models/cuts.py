@@ -10,6 +10,7 @@ from cubeloom.models.llama import Llama, LlamaConfig
 from cubeloom.models.resnet import ResNet, ResNetConfig
 from cubeloom.models.unet import Shape, UNet, UNetConfig
 from cubeloom.parallel.layers import (
+    Attention,
     Concat,
     Contract,
     Cut,
@@ -48,7 +49,7 @@ def gpt_cut(config: GPTConfig) -> Cut:
         "blocks.*.mlp.dropout": Dropout(),
         "norm": Norm(),
         "head": Expand(sharded_output=True),
-        "loss": Loss(),
+        "loss": Loss(head="head"),
     }
 
 
@@ -56,15 +57,16 @@ def llama_cut(config: LlamaConfig) -> Cut:
     return {
         "embed": Embedding(),
         "blocks.*.norm1": Norm(),
-        # A key with the queries that share it is what must stay together.
-        "blocks.*.attention.qkv": Expand(heads=config.kv_heads),
-        "blocks.*.attention.proj": Contract(heads=config.kv_heads),
+        # A key with queries that share it is what must stay together.
+        "blocks.*.attention.qkv": Expand(heads=config.kv_heads, queries=config.queries_per_key),
+        "blocks.*.attention.core": Attention(config.kv_heads, config.queries_per_key),
+        "blocks.*.attention.proj": Contract(heads=config.kv_heads, queries=config.queries_per_key),
         "blocks.*.norm2": Norm(),
         "blocks.*.mlp.gate_up": Expand(),
         "blocks.*.mlp.down": Contract(),
         "norm": Norm(),
         "head": Expand(sharded_output=True),
-        "loss": Loss(),
+        "loss": Loss(head="head"),
     }
 
 
@@ -88,7 +90,7 @@ def bert_cut(config: BERTConfig) -> Cut:
         "transform": Expand(turn=True),
         "transform_norm": Norm(sharded=True),
         "decoder": Expand(sharded_input=True, sharded_output=True),
-        "loss": Loss(),
+        "loss": Loss(head="decoder"),
     }
     if config.next_sentence:
         cut |= {
@@ -168,7 +170,7 @@ def resnet_cut(config: ResNetConfig) -> Cut:
         "blocks.*.skip": Stay(),
         "blocks.*.skip_norm": Norm(),
         "head": Expand(sharded_output=True),
-        "loss": Loss(),
+        "loss": Loss(head="head"),
     }
 
 

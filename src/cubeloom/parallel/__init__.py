@@ -13,6 +13,7 @@ from cubeloom.parallel.cut import CutError as CutError
 from cubeloom.parallel.volume import step_volume as step_volume
 
 if TYPE_CHECKING:
+    from cubeloom.parallel.layers import Attention as Attention
     from cubeloom.parallel.layers import Concat as Concat
     from cubeloom.parallel.layers import Contract as Contract
     from cubeloom.parallel.layers import Cut as Cut
@@ -43,21 +44,8 @@ _ELSEWHERE = {
     "state": ("CubeState",),
 }
 _LAYERS = (
-    *(
-        "Concat",
-        "Contract",
-        "Cut",
-        "Dropout",
-        "Embedding",
-        "Expand",
-        "FeedForward",
-        "FirstToken",
-        "Grouped",
-        "Join",
-        "Loss",
-        "Norm",
-    ),
-    *("Share", "Slice", "SquaredLoss", "Stay", "Table", "Whole"),
+    *("Attention", "Concat", "Contract", "Cut", "Dropout", "Embedding", "Expand", "FeedForward", "FirstToken"),
+    *("Grouped", "Join", "Loss", "Norm", "Share", "Slice", "SquaredLoss", "Stay", "Table", "Whole"),
 )
 
 

@@ -8,13 +8,14 @@ for what only other ranks used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from cubeloom.comm import Axis, Pending
+from cubeloom.parallel.arranged import Arranged
 from cubeloom.parallel.parameter import local_of
 
 BUCKET_BYTES = 25 * 2**20
@@ -27,6 +28,30 @@ class Reduction:
     name: str
     axis: Axis
     ranks: int = 1
+    arranged: Arranged | None = None  # where its rows are not those of the whole tensor
+
+    @property
+    def copies(self) -> Axis | None:
+        """The ranks that have copies of some of its rows, and summands of their gradient."""
+        return None if self.arranged is None else self.arranged.copies
+
+    @property
+    def alone(self) -> bool:
+        """The gradient is whole as soon as this rank has computed it."""
+        return self.axis.size == 1 and self.copies is None
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The gradient of some rows of this rank's block, reduced; copies of rows are not summed yet.
+
+    A part of the block where each rank updates its own (`scattered`).
+    """
+
+    parameter: nn.Parameter
+    gradient: Tensor
+    rows: slice
+    scattered: bool = False
 
 
 # Takes what this rank gets of a parameter's gradient, instead of the whole (ZeRO-1).
@@ -48,6 +73,26 @@ class _Bucket:
     alike: _Alike
     parameters: list[nn.Parameter]
     pending: Pending | None = None
+
+
+def sum_copies(arrivals: Iterable[Arrival], how: Mapping[nn.Parameter, Reduction]) -> None:
+    """Sum the gradients of copied rows over the ranks that have copies, in one message for each axis and dtype.
+
+    All ranks of an axis have the same rows, in one order: they hold them at the same places of their blocks.
+    """
+    alike: dict[tuple[Axis, torch.dtype], list[Tensor]] = {}
+    for arrival in arrivals:
+        arranged = how[arrival.parameter].arranged
+        if arranged is not None and arranged.copies is not None:
+            for part in arranged.copied(arrival.gradient, arrival.rows):
+                alike.setdefault((arranged.copies, part.dtype), []).append(part)
+    under_way = [
+        (parts, axis.all_reduce_in_place(torch.cat([part.flatten() for part in parts]), "gradients of copies"))
+        for (axis, _), parts in alike.items()
+    ]
+    for parts, pending in under_way:
+        for part, summed in zip(parts, pending.wait().split([part.numel() for part in parts]), strict=True):
+            part.copy_(summed.view_as(part))
 
 
 class Buckets:
@@ -98,21 +143,22 @@ class Buckets:
         for bucket in self._partition(parameters):
             self._send(bucket, sums)
 
-    def finish(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Await all; each parameter's whole gradient, unless the receiver takes its part."""
+    def finish(self) -> Iterator[Arrival]:
+        """Await all."""
         under_way, self._under_way = self._under_way, []
         for bucket in under_way:
             assert bucket.pending is not None
             flat = bucket.pending.wait().flatten()
             if bucket.alike.ranks > 1:
                 flat.mul_(1 / bucket.alike.ranks)
-            parts = bucket.alike.axis.size if bucket.alike.scattered else 1
+            axis, scattered = bucket.alike.axis, bucket.alike.scattered
+            parts, place = (axis.size, axis.index) if scattered else (1, 0)
             sizes = [local_of(parameter).numel() // parts for parameter in bucket.parameters]
             for parameter, found in zip(bucket.parameters, flat.split(sizes), strict=True):
-                if bucket.alike.scattered and self.receiver is not None:
-                    self.receiver(parameter, found)
-                else:
-                    yield parameter, found.view(local_of(parameter).shape)
+                length, *others = local_of(parameter).shape
+                length //= parts
+                rows = slice(place * length, (place + 1) * length)
+                yield Arrival(parameter, found.view(length, *others), rows, scattered)
 
     def abandon(self) -> None:
         """Wait for what is under way, for nobody."""

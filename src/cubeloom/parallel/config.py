@@ -68,7 +68,8 @@ class ParallelConfig:
     item: int = 2  # bytes of a number
     gradients: GradientDtype = "float32"  # how those of weights of fewer digits are accumulated and reduced
     record: Any = False  # stages are recorded wherever the grid lets them
-    place: tuple[Any, Any] = (0, 0)  # of the rank on x and y: a turn moves different bytes on each
+    coordinates: Mapping[str, Any] = field(default_factory=lambda: {"pipe": 0, "data": 0, "z": 0, "y": 0, "x": 0})
+    """Of the rank: a turn moves different bytes on each of x and y, and copies of keys and values lie on some ranks of z."""
     inner: dict[str, Any] = field(default_factory=dict)  # for each axis how many ranks lie between neighbours on it
 
     @classmethod
@@ -89,7 +90,7 @@ class ParallelConfig:
             regathered=rest.inputs == "regathered",
             item=item,
             gradients=rest.gradients,
-            place=(Fraction(here["x"]), Fraction(here["y"])),
+            coordinates={axis: Fraction(place) for axis, place in here.items()},
         )
 
     def size(self, *axes: str) -> Any:
@@ -132,11 +133,6 @@ class ParallelConfig:
     def gathers(self) -> Any:
         """Where weights are gathered along z for their use."""
         return self.weights_cut & (self.z > 1)
-
-    @property
-    def where(self) -> dict[str, Any]:
-        """The rank's place on the axes of the plane."""
-        return {"x": self.place[0], "y": self.place[1]}
 
     def bytes_of(self, what: Element) -> int:
         """Of one number of an activation or weight, of a sum over features, of a weight's gradient."""

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Axis, Pending
-from cubeloom.parallel.buckets import BUCKET_BYTES, Buckets, Receiver, Reduction
+from cubeloom.parallel.arranged import Arranged
+from cubeloom.parallel.buckets import BUCKET_BYTES, Arrival, Buckets, Receiver, Reduction, sum_copies
 from cubeloom.parallel.config import GradientDtype
 from cubeloom.parallel.layers.products import add_to
 from cubeloom.parallel.parameter import like, local_of
@@ -118,6 +119,12 @@ class Gradients:
 
     def register(self, parameter: nn.Parameter, reduction: Reduction) -> None:
         self._reductions[parameter] = reduction
+        if reduction.arranged is not None:
+            reduction.arranged.network.gradients.add(self)
+
+    def arranged(self, parameter: nn.Parameter) -> Arranged | None:
+        """How the rows of a parameter are arranged, where they are not those of the whole tensor."""
+        return self._reductions[parameter].arranged if parameter in self._reductions else None
 
     def dtype_of(self, parameter: nn.Parameter) -> torch.dtype:
         """In which a parameter's gradient is accumulated and reduced."""
@@ -212,7 +219,7 @@ class Gradients:
     def _whole_already(self, parameter: nn.Parameter) -> Tensor | None:
         """The gradient of earlier passes, where there is nothing to reduce: then products add to it in one pass."""
         how, grad = self._reductions[parameter], parameter.grad
-        if grad is None or how.axis.size * how.ranks > 1 or grad.dtype != self.dtype_of(parameter):
+        if grad is None or not how.alone or how.ranks > 1 or grad.dtype != self.dtype_of(parameter):
             return None
         return local_of(grad)
 
@@ -272,9 +279,9 @@ class Gradients:
         """Nothing more comes for this parameter, unless a graph is run back once more."""
         if parameter not in self._sums:
             return
-        if self.axis(parameter).size == 1:
+        if self._reductions[parameter].alone:
             self._deliver(parameter, self._sums.pop(parameter), scale=True)
-        else:
+        elif self.axis(parameter).size > 1:
             self.buckets.ready(parameter, self._sums)
 
     def _hear_of_the_end(self) -> None:
@@ -307,7 +314,15 @@ class Gradients:
         used, late = self._agreed(sent.union(self._sums), sent.intersection(self._sums))
         self.buckets.send_rest(used, self._sums)
         self.buckets.send(late, self._sums)
+        self._join_copies(used)
         self.finish_reduce()
+
+    def _join_copies(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Give zeros for those of which this rank has copies only, and whose gradient others have."""
+        for parameter in parameters:
+            how = self._reductions[parameter]
+            if how.axis.size == 1 and how.copies is not None and parameter not in self._sums:
+                self._sums[parameter] = torch.zeros_like(local_of(parameter), dtype=self.dtype_of(parameter))
 
     def _agreed(self, *sets: set[nn.Parameter]) -> list[list[nn.Parameter]]:
         """Of each set what any rank has in its own, in the order of registration."""
@@ -331,14 +346,37 @@ class Gradients:
                 "the same parameters in every step"
             )
         wanted = self._sums if expected is None else expected
-        self.buckets.send([each for each in parameters if each in wanted], self._sums)
+        chosen = [each for each in parameters if each in wanted]
+        self.buckets.send(chosen, self._sums)
+        self._join_copies(chosen)
 
     def finish_reduce(self) -> None:
-        """Await all reductions that were started; what needs none is delivered now."""
-        for parameter, whole in self.buckets.finish():
-            self._deliver(parameter, whole, scale=False)
-        for parameter in [each for each in self._sums if self.axis(each).size == 1]:
-            self._deliver(parameter, self._sums.pop(parameter), scale=True)
+        """Await all reductions that were started; what needs none is delivered now.
+
+        Copies are summed last: of all layers in one message, and where state is sharded only of what this rank updates.
+        """
+        copied: list[Arrival] = []
+        for arrival in self._arrivals():
+            if self._reductions[arrival.parameter].copies is None:
+                self._hand_over(arrival)
+            else:
+                copied.append(arrival)
+        sum_copies(copied, self._reductions)
+        for arrival in copied:
+            self._hand_over(arrival)
+
+    def _arrivals(self) -> Iterator[Arrival]:
+        yield from self.buckets.finish()
+        for parameter in [each for each in self._reductions if each in self._sums and self.axis(each).size == 1]:
+            found, ranks = self._sums.pop(parameter), self._reductions[parameter].ranks
+            yield Arrival(parameter, found if ranks == 1 else found.mul_(1 / ranks), slice(0, len(found)))
+
+    def _hand_over(self, arrival: Arrival) -> None:
+        receiver = self.buckets.receiver
+        if arrival.scattered and receiver is not None:
+            receiver(arrival.parameter, arrival.gradient)
+        else:
+            self._deliver(arrival.parameter, arrival.gradient, scale=False)
 
     def _deliver(self, parameter: nn.Parameter, whole: Tensor, scale: bool) -> None:
         """Add a whole gradient to what the parameter has."""

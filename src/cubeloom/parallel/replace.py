@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from cubeloom.base import counter
 from cubeloom.base.initial import Initial
 from cubeloom.comm import Network
+from cubeloom.parallel.arranged import Arranged, block_values
 from cubeloom.parallel.buckets import Reduction
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.config import Batch, Rest
@@ -141,10 +142,21 @@ class _Maker:
     def _parameter(self, stated: Parameter, whole: nn.Parameter) -> nn.Parameter:
         name = stated.name
         if name not in self.known:
-            network, shape = self.state.network, tuple(whole.shape)
-            made = distribute(network, self.fill(name, Block.of(network, shape, stated.cuts)), shape, stated.cuts)
+            network, arrangement = self.state.network, stated.arranged()
+            rows, *others = whole.shape
+            shape = (rows if arrangement is None else arrangement.held, *others)
+            block, arranged = Block.of(network, shape, stated.cuts), None
+            if arrangement is None:
+                values = self.fill(name, block)
+            else:
+                values = block_values(self.fill, name, block, arrangement)
+                first = next(axis for axis, dim in stated.cuts.items() if dim == 0)
+                copies = None if arrangement.copies == 1 else network.neighbours(first, arrangement.copies)
+                arranged = Arranged(arrangement, network, block.offset[0], copies)
+            made = distribute(network, values, shape, stated.cuts)
             workers = (network.coordinates["pipe"],) if self.holders is None else self.holders(name)
-            reduction = Reduction(name, network.across(workers, *stated.partial), network.grid.data * network.grid.z)
+            axis, ranks = network.across(workers, *stated.partial), network.grid.data * network.grid.z
+            reduction = Reduction(name, axis, ranks, arranged)
             self.state.gradients.register(made, reduction)
             made.requires_grad_(whole.requires_grad)
             self.known[name] = made

@@ -17,7 +17,7 @@ from cubeloom.base.grid import AXES, Grid, grids
 from cubeloom.parallel.config import Batch, ParallelConfig, Rest
 from cubeloom.parallel.cut import CutError, lookup, pattern_of
 from cubeloom.parallel.layers.declared import Cut, Seen
-from cubeloom.parallel.specs import LayerSpec, LinearSpec
+from cubeloom.parallel.specs import AttentionSpec, LayerSpec, LinearSpec, LossSpec
 
 # What decides what a layer of torch's computes, and where hooks are kept.
 _COMPUTES = ("forward", "__call__", "_conv_forward")
@@ -26,12 +26,15 @@ _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _TRIED = 300  # grids near one that is refused: a large number of ranks has tens of thousands
 
 
-def resolve(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch) -> list[LayerSpec]:
-    """The spec of each layer, in the order of the modules. Raises CutError if one cannot be cut on this grid."""
+def resolve(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch, portions: int = 1) -> list[LayerSpec]:
+    """The spec of each layer, in the order of the modules. Raises CutError if one cannot be cut on this grid.
+
+    `batch` is one of so many equal `portions` that a step trains on; a refusal names batches of a whole step that work.
+    """
     found = specs_of(model, cut)
-    complaints = list(problems(found, grid, rest, batch))
-    if complaints:
-        raise CutError(_refusal(complaints, found, grid, rest, batch))
+    if any(problems(found, grid, rest, batch)):
+        raise CutError(_refusal(found, grid, rest, batch, portions))
+    _refuse_untold_attention(found, grid)
     return found
 
 
@@ -60,7 +63,44 @@ def specs_of(model: nn.Module, cut: Cut) -> list[LayerSpec]:
             # Its logits may then be computed together with the loss.
             spec = replace(spec, with_loss=name in read_by_loss and not spec.bias and not spec.turn)
         found.append(spec)
+    return _with_heads(found)
+
+
+def _with_heads(specs: list[LayerSpec]) -> list[LayerSpec]:
+    """Losses know how many classes there are; the heads that they name, and that lead to y, can be padded."""
+    linears = {spec.name: spec for spec in specs if isinstance(spec, LinearSpec)}
+    found = list(specs)
+    for place, loss in enumerate(specs):
+        if not isinstance(loss, LossSpec) or loss.head is None:
+            continue
+        if loss.head not in linears:
+            raise CutError(
+                f"layer {loss.name}: its head is to be {loss.head!r}, which the cut does not have as an Expand; those that it "
+                f"has: {', '.join(name for name, each in linears.items() if each.n_axis == 'y')}"
+            )
+        head = linears[loss.head]
+        found[place] = replace(loss, classes=head.n)
+        if head.n_axis == "y" and not head.turn and not loss.whole:
+            found[specs.index(head)] = replace(head, padded=True)
+        else:
+            found[place] = replace(loss, classes=head.n, head=None)
     return found
+
+
+def _refuse_untold_attention(specs: list[LayerSpec], grid: Grid) -> None:
+    """Where a key has fewer queries on a rank than in the serial model, attention must be told."""
+    config = ParallelConfig.exact(grid, Rest(), Batch(1, 1), item=1)
+    attentions = [spec for spec in specs if isinstance(spec, AttentionSpec)]
+    told = {here for spec in attentions if (here := spec.queries_here(config)) != spec.queries}
+    for spec in specs:
+        if not isinstance(spec, LinearSpec) or spec.queries is None or (copies := int(spec.copies(config))) == 1:
+            continue
+        if spec.queries // copies not in told:
+            axis, heads, queries = spec.head_axis, spec.heads, spec.queries
+            raise CutError(
+                f"layer {spec.name}: on {axis}={grid.size(axis)} a key has {queries // copies} of its {queries} queries, and"
+                f" the cut names no Attention(heads={heads}, queries={queries}) that knows it"
+            )
 
 
 def pixels_of_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
@@ -183,8 +223,32 @@ def near(grid: Grid) -> list[Grid]:
     return sorted(found, key=distance)[:_TRIED]
 
 
-def _refusal(complaints: list[str], specs: list[LayerSpec], grid: Grid, rest: Rest, batch: Batch) -> str:
+def _refusal(found: list[LayerSpec], grid: Grid, rest: Rest, batch: Batch, portions: int) -> str:
+    complaints, advice = list(problems(found, grid, rest, batch)), []
+    of_sizes = list(problems(found, grid, rest, replace(batch, samples=grid.data * grid.z * grid.x * grid.y)))
+    if of_sizes:
+        complaints = of_sizes  # no batch would help
+    else:
+        working = [f"{samples * portions}" for samples in _nearest_batches(found, grid, rest, batch)]
+        noun = "batches that work" if len(working) > 1 else "batch that works"
+        advice.append(f"the nearest {noun}: {' or '.join(working)} samples")
+    grids = nearest(found, grid, rest, batch)
+    advice.append(f"grids that work: {'; '.join(map(str, grids))}" if grids else "none of the nearest grids works")
     more = f" (and {len(complaints) - 1} more like it)" if len(complaints) > 1 else ""
-    working = nearest(specs, grid, rest, batch)
-    advice = f"grids that work: {'; '.join(map(str, working))}" if working else "none of the nearest grids works"
-    return f"grid {grid}: {complaints[0]}{more}; {advice}"
+    return f"grid {grid}: {complaints[0]}{more}; {'; '.join(advice)}"
+
+
+def _nearest_batches(found: list[LayerSpec], grid: Grid, rest: Rest, batch: Batch) -> list[int]:
+    """Samples of the batches next below and above that work, where some do. Rows always divide in a multiple of all axes."""
+    unlike = list({replace(spec, name=""): spec for spec in found}.values())  # layers with equal sizes are asked once
+    parts, sure = grid.data * grid.z, grid.data * grid.z * grid.x * grid.y
+    first, last = batch.samples // parts, batch.samples // sure * grid.x * grid.y + grid.x * grid.y
+    ways_down_and_up = (range(first, max(first - _TRIED, 0), -1), range(first + 1, min(last, first + _TRIED)))
+
+    def works(times: int) -> bool:
+        return times * parts != batch.samples and not any(
+            problems(unlike, grid, rest, replace(batch, samples=times * parts))
+        )
+
+    below, above = (next((each for each in ways if works(each)), None) for ways in ways_down_and_up)
+    return [each * parts for each in (below, above or last) if each is not None]

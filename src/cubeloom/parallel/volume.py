@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
+from math import prod
 from typing import Any
 
 from cubeloom.parallel.config import ParallelConfig, choose
@@ -23,14 +24,17 @@ def step_volume(layers: Iterable[LayerSpec], c: ParallelConfig, zero: bool = Fal
     layers = list(layers)
     passed = (each for layer in layers for each in pass_volume(layer, c))
     # A weight that two layers share is one parameter.
-    held = {each.name: each for layer in layers for each in layer.parameters(c) if each.when}
-    return named([*passed, *(gradient_volume(each, c, zero=zero) for each in held.values())], c)
+    held = {each.name: each for layer in layers for each in layer.parameters(c) if each.when}.values()
+    reduced = (gradient_volume(each, c, zero=zero) for each in held)
+    return named([*passed, *reduced, *(copies_volume(each, c, zero=zero) for each in held)], c)
 
 
 def layer_volume(layer: LayerSpec, c: ParallelConfig) -> Volume:
     """One layer's part of a step; a shared weight's gradient is its owner's."""
     own = [each for each in layer.parameters(c) if each.when and each.name.startswith(f"{layer.name}.")]
-    return named([*pass_volume(layer, c), *(gradient_volume(each, c) for each in own)], c)
+    return named(
+        [*pass_volume(layer, c), *(some(each, c) for each in own for some in (gradient_volume, copies_volume))], c
+    )
 
 
 def pass_volume(layer: LayerSpec, c: ParallelConfig, kept_gathers: Any = 1) -> Iterator[Received]:
@@ -60,8 +64,37 @@ def gradient_volume(parameter: Parameter, c: ParallelConfig, workers: Any = 1, z
     (gather,) = redistribute(scattered, whole)
     back = choose(zero & (parameter.rows(c) % size(*axes) == 0), c.item, c.gradient)
     numbers = parameter.numbers(c) * c.size(*whole.cutting)
-    moved = scatter.received(numbers * c.gradient, size, c.where) + gather.received(numbers * back, size, c.where)
+    moved = scatter.received(numbers * c.gradient, size, c.coordinates) + gather.received(
+        numbers * back, size, c.coordinates
+    )
     return ("pipe", *parameter.partial) if _several(workers) else parameter.partial, moved * parameter.when
+
+
+def copies_volume(
+    parameter: Parameter, c: ParallelConfig, workers: Sequence[int] = (0,), zero: bool = False
+) -> Received:
+    """The gradients of rows that several ranks hold copies of, summed over these ranks; on one decomposition.
+
+    A rank may have none of them: z and, with ZeRO-1, replicas cut rows further. `workers`: those that hold the parameter.
+    """
+    (_, cutting), *others = parameter.layout.dims
+    arranged = parameter.arranged()
+    if arranged is None or arranged.copies == 1:
+        return cutting[:1], 0
+    start, length = 0, arranged.held
+    for axis in cutting:
+        length //= int(c.size(axis))
+        start += int(c.coordinates[axis]) * length
+    replicas = len(workers) * int(c.size(*parameter.partial))
+    if zero and length % replicas == 0:
+        place = workers.index(int(c.coordinates["pipe"])) if len(workers) > 1 else 0
+        for axis in parameter.partial:
+            place = place * int(c.size(axis)) + int(c.coordinates[axis])
+        length //= replicas
+        start += place * length
+    rows = sum(run.length for run in arranged.runs(start, start + length) if run.copies > 1)
+    columns = prod(parameter.shape[1:]) / c.size(*(axis for _, axes in others for axis in axes))
+    return cutting[:1], 2 * Fraction(arranged.copies - 1, arranged.copies) * rows * columns * c.gradient
 
 
 def _several(workers: Any) -> bool:

@@ -6,10 +6,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.layout import Layout
 from cubeloom.parallel.specs import LayerSpec, Side, collectives, stream
-from cubeloom.parallel.volume import Received, gradient_volume, pass_volume, sum_volume
+from cubeloom.parallel.volume import Received, copies_volume, gradient_volume, pass_volume, sum_volume
 from cubeloom.pipeline import Schedule
 from cubeloom.pipeline.workload import Workload, holders
 
@@ -81,11 +83,14 @@ def _reductions(
         for layer, count in stages[stage]:
             for each in layer.parameters(c):
                 if each.name not in tied:
-                    axes, nbytes = gradient_volume(each, c, holders(schedule, stage), zero)
+                    axes, nbytes = gradient_volume(each, c, len(holders(schedule, stage)), zero)
                     yield axes, count * nbytes
+                    if np.all(each.when):
+                        axes, nbytes = copies_volume(each, c, holders(schedule, stage), zero)
+                        yield axes, count * nbytes
                 else:
                     using = [number for number, layers in enumerate(stages) if _uses(each.name, layers, c)]
-                    shared[each.name, each.partial] = gradient_volume(each, c, holders(schedule, *using), zero)
+                    shared[each.name, each.partial] = gradient_volume(each, c, len(holders(schedule, *using)), zero)
     yield from shared.values()
 
 

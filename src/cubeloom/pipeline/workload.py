@@ -61,6 +61,6 @@ def _held(schedule: Schedule, worker: int, replica: int, stage: int) -> HeldStag
     return HeldStage(stage, passes, gathers)
 
 
-def holders(schedule: Schedule, *stages: int) -> int:
-    """How many workers hold one of these stages."""
-    return len({line[stage] for line in schedule.placement for stage in stages})
+def holders(schedule: Schedule, *stages: int) -> list[int]:
+    """The workers that hold one of these stages."""
+    return sorted({line[stage] for line in schedule.placement for stage in stages})

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from cubeloom.base import torch_private
 from cubeloom.comm import Network
+from cubeloom.parallel.arranged import arrangement_of, lie_of
 from cubeloom.parallel.parameter import local_of
 from cubeloom.train.sharded_optimizer import ShardedOptimizer
 
@@ -45,11 +46,21 @@ def pieces(
         workers = 1 if holders is None else len(holders(name))
         alike = workers * prod(network.grid.size(axis) for axis in _uncut(parameter))
         if parameter.grad is not None:
-            found.append(Piece(local_of(parameter.grad), alike))
-        elif sharded is not None and (part := sharded.parts[parameter].tensor).grad is not None:
-            assert part.grad is not None
-            found.append(Piece(part.grad, alike // sharded.replicas(parameter)))
+            found += _by_copies(Piece(local_of(parameter.grad), alike), parameter, network)
+        elif sharded is not None and (part := sharded.parts[parameter]).tensor.grad is not None:
+            assert part.tensor.grad is not None
+            own = Piece(part.tensor.grad, alike // sharded.replicas(parameter))
+            found += _by_copies(own, parameter, network, part.rows)
     return found
+
+
+def _by_copies(piece: Piece, parameter: nn.Parameter, network: Network, rows: slice | None = None) -> list[Piece]:
+    """Cut where rows are copies of what other ranks have, too: each of them holds the very same gradient."""
+    arrangement = arrangement_of(parameter, network)
+    if arrangement is None or arrangement.copies == 1:
+        return [piece]
+    runs = lie_of(parameter, network, rows).runs
+    return [Piece(piece.gradient[run.start : run.stop], piece.holders * run.copies) for run in runs]
 
 
 def _uncut(parameter: nn.Parameter) -> list[str]:

@@ -42,7 +42,7 @@ def _ends(layer: Placed, rows_in: int, rows_out: int, config: ParallelConfig) ->
     ):
         for move in redistribute(whole.with_dims(features=axis), whole) if there else ():
             elements = config.samples * rows * features
-            yield move.axes, move.received(elements * config.item, config.size, config.where)
+            yield move.axes, move.received(elements * config.item, config.size, config.coordinates)
 
 
 def whole_volume(whole: Whole, grid: Grid, item: int) -> Volume:

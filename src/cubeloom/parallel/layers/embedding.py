@@ -57,14 +57,17 @@ class CubeEmbedding(nn.Module):
         self._name = spec.name
         self._gradients = state.gradients
         along_y = state.network.axis("y")
-        self._first = along_y.index * (spec.entries // along_y.size)
+        self._first = along_y.index * int(spec.held(state.config) // along_y.size)
         self._cut = along_y.size > 1
+        arranged = spec.arrangement(state.config)
         self._entries = spec.entries
+        # Of a vocabulary that is whole here torch checks indices, but it would find padding.
+        self._checked = self._cut or arranged is not None
         layouts = spec.found, spec.gives(state.config)
         self._sum = Collective.between(layouts, state.network, spec.name, {"rows": 0, "features": -1})
 
     def forward(self, tokens: Tensor) -> Tensor:
-        if self._cut:
+        if self._checked:
             check_indices(tokens, self._entries, f"{self._name}: token id")
         table = self._gathered.forward(self._name, backward_needs_it=False)
         ways = weave.place()[1]

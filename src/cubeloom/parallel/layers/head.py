@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from cubeloom.comm import Axis
 from cubeloom.parallel import weave
 from cubeloom.parallel.gradients import Gradients, WeightGradient
+from cubeloom.parallel.layers.classes import Classes
 from cubeloom.parallel.layers.head_rows import Steps, put_target
 from cubeloom.parallel.layers.linear import CubeLinear
 from cubeloom.parallel.layers.products import Product, add_product, add_to
@@ -37,7 +38,10 @@ class CubeHead(CubeLinear):
         self, spec: LinearSpec, state: CubeState, weight: Weight, bias: nn.Parameter | None, product: Product
     ) -> None:
         super().__init__(spec, state, weight, bias, product)
-        self.classes = spec.n
+        along_y, arranged = state.network.axis("y"), spec.arrangement(state.config)
+        self.classes = (
+            Classes.even(spec.n // along_y.size, along_y) if arranged is None else Classes.of(arranged, along_y)
+        )
         self.chunk_bytes = CHUNK_BYTES  # of logits
         self._steps = Steps()
 
@@ -54,14 +58,16 @@ class CubeHead(CubeLinear):
             x = x.to(torch.get_autocast_dtype(kind))
         whole = self._input(x)
         weight = self._gathered.forward(self._name, backward_needs_it=False).to(whole.dtype)
+        chunk = chunk_rows(len(whole), len(weight) * whole.itemsize, self.chunk_bytes)  # the same on all ranks of y
         call = _Call(
             targets,
             counted,
             smoothing,
             vocabulary,
+            self.classes,
             origin,
             self._steps,
-            chunk_rows(len(whole), len(weight) * whole.itemsize, self.chunk_bytes),
+            chunk,
             torch.is_grad_enabled(),
             self._name,
             self._gathered,
@@ -69,7 +75,7 @@ class CubeHead(CubeLinear):
         )
         # All is in one dtype by now. On a GPU autocast would make float32 of slopes, which the products do not take.
         with torch.autocast(kind, enabled=False):
-            found = _HeadAndLoss.apply(whole, self.weight, weight, call)
+            found = _HeadAndLoss.apply(whole, self.weight, weight, self._own_classes, call)
         self._gathered.read("forward", weave.place()[1])
         if self._lone_matmul:
             weave.pause()
@@ -91,6 +97,7 @@ class _Call:
     counted: Tensor
     smoothing: float
     vocabulary: Axis
+    classes: Classes
     origin: str
     steps: Steps
     chunk: int  # rows
@@ -101,16 +108,14 @@ class _Call:
 
     def loss_of(self, logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """The loss of a chunk; and its slopes, if anybody wants gradients, as if every row counted."""
-        axis, steps, entries = self.vocabulary, self.steps, logits.shape[-1]
+        axis, steps = self.vocabulary, self.steps
         counted = self.counted[rows]
-        local = self.targets[rows] - axis.index * entries
-        here = (local >= 0) & (local < entries)
-        safe = local.clamp(0, entries - 1)
+        safe, here = self.classes.own(self.targets[rows], logits.shape[-1])
         if axis.size == 1:
             loss, found, at_target = steps.alone(logits, safe, here, counted, self.smoothing, self.wants_gradients)
             slopes = logits if found is None else found
         else:
-            slopes, at_target, classes = logits, None, entries * axis.size
+            slopes, at_target, classes = logits, None, self.classes.count
             largest = axis.all_reduce(steps.largest(logits), f"{self.origin} largest", largest=True).wait()
             sums = steps.sums(logits, largest, safe, here, self.smoothing)
             sums = axis.all_reduce(sums, f"{self.origin} sums").wait()
@@ -127,13 +132,22 @@ class _Call:
 
 
 class _HeadAndLoss(torch.autograd.Function):
-    """The parameter is here for the graph; `weight` has its values."""
+    """The parameter is here for the graph; `weight` has its values, of which only the first `filled` rows are no padding."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, parameter: nn.Parameter, weight: Tensor, call: _Call) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, parameter: nn.Parameter, weight: Tensor, filled: int | None, call: _Call
+    ) -> Tensor:
         wanted = [call.wants_gradients and each for each in ctx.needs_input_grad[:2]]
+        dtype = call.gradients.dtype_of(parameter)
         dx = torch.empty_like(x) if wanted[0] else None
         dw: Tensor | None = None
+        padded_dw: Tensor | None = None
+        if filled is not None:
+            if wanted[1]:
+                padded_dw = torch.zeros_like(weight, dtype=dtype)
+                dw = padded_dw[:filled]
+            weight = weight[:filled]
         losses = []
         for rows in call.chunks():
             part = x[rows]
@@ -144,14 +158,14 @@ class _HeadAndLoss(torch.autograd.Function):
             if dx is not None:
                 torch.mm(slopes, weight, out=dx[rows]).mul_(counted)
             if wanted[1]:
-                dw = add_product(dw, slopes.t(), part * counted, call.gradients.dtype_of(parameter))
+                dw = add_product(dw, slopes.t(), part * counted, dtype)
         # Kept here and not with save_for_backward: a stage that is recomputed would throw them away, and compute them twice.
-        ctx.found = dx, dw
+        ctx.found = dx, dw if padded_dw is None else padded_dw
         ctx.parameter, ctx.call, ctx.use = parameter, call, call.gradients.use(parameter)
         return torch.stack(losses).sum()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         (dx, dw), ctx.found = ctx.found, None
         call: _Call = ctx.call
         scale = call.steps.scale
@@ -162,4 +176,4 @@ class _HeadAndLoss(torch.autograd.Function):
 
             call.gradients.weight_gradient(WeightGradient(ctx.parameter, call.layer, product, call.weight.scatter))
         ctx.use.done()
-        return None if dx is None else scale(dx, gradient), None, None, None
+        return None if dx is None else scale(dx, gradient), None, None, None, None

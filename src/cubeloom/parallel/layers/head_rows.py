@@ -11,12 +11,13 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from cubeloom.parallel.layers.classes import largest_of, value_at_target
 from cubeloom.parallel.layers.norm import at_least_float32
 
 
 def largest(logits: Tensor) -> Tensor:
     """The largest logit of each row, `[rows, 1]`."""
-    return at_least_float32(logits.amax(-1, keepdim=True))
+    return at_least_float32(largest_of(logits)).unsqueeze(-1)
 
 
 def sums(logits: Tensor, largest: Tensor, safe: Tensor, here: Tensor, smoothing: float) -> Tensor:
@@ -25,8 +26,9 @@ def sums(logits: Tensor, largest: Tensor, safe: Tensor, here: Tensor, smoothing:
     The exponentials, the target's logit where it is `here`, and with smoothing all logits.
     """
     shifted = at_least_float32(logits) - largest
-    target = shifted.gather(-1, safe.unsqueeze(-1)).squeeze(-1).masked_fill(~here, 0)
-    return torch.stack([shifted.exp().sum(-1), target] + ([shifted.sum(-1)] if smoothing else []))
+    return torch.stack(
+        [shifted.exp().sum(-1), value_at_target(shifted, safe, here)] + ([shifted.sum(-1)] if smoothing else [])
+    )
 
 
 def losses(sums: Tensor, counted: Tensor, smoothing: float, classes: int) -> Tensor:
@@ -53,6 +55,8 @@ def slope_at_target(logarithm: Tensor, smoothing: float, classes: int) -> Tensor
 
 
 def put_target(slopes: Tensor, safe: Tensor, here: Tensor, at_target: Tensor) -> None:
+    if not slopes.shape[-1]:
+        return
     place = safe.unsqueeze(-1)
     value = torch.where(here.unsqueeze(-1), at_target.unsqueeze(-1).to(slopes.dtype), slopes.gather(-1, place))
     slopes.scatter_(-1, place, value)
@@ -74,7 +78,7 @@ def alone(
     """
     classes = logits.shape[-1]
     logarithms = logits.log_softmax(-1, torch.promote_types(logits.dtype, torch.float32))
-    target = logarithms.gather(-1, safe.unsqueeze(-1)).squeeze(-1).masked_fill(~here, 0)
+    target = value_at_target(logarithms, safe, here)
     found = -target
     if smoothing:
         found = (1 - smoothing) * found - smoothing * logarithms.mean(-1)

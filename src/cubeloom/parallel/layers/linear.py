@@ -41,6 +41,8 @@ class Expand(Declared):
     `turn`: afterwards redistribute, so that features lie on x again (for an odd number of linears in a row).
     `stream`: where the stream of activations lies on y, as behind an odd number of convolutions, an expand leads back to
     it, and its heads are those of its input.
+    `queries`: each of the heads is a key and a value that so many queries share, `[head, queries + 2, head_dim]`. Where the
+    axis that cuts heads has more ranks than there are, a head's queries are divided, and each rank has a copy of key and value.
     """
 
     heads: int | None = None
@@ -48,6 +50,7 @@ class Expand(Declared):
     sharded_output: bool = False
     turn: bool = False
     stream: Side = "x"
+    queries: int | None = None
 
     def spec(self, name: str, module: nn.Module, seen: Seen) -> LinearSpec | None:
         return _spec(name, module, seen, "x", self, self.sharded_input, self.sharded_output)
@@ -57,13 +60,14 @@ class Expand(Declared):
 class Contract(Declared):
     """A linear or convolution from features on y to features on x: a row-parallel linear with the output cut as well.
 
-    `heads` as in Expand, of its input. Where the `stream` of activations lies on y, it comes first and an expand second: then
-    its heads are those of its output. `turn`: afterwards redistribute, so that features lie on y again.
+    `heads` and `queries` as in Expand, of its input. Where the `stream` of activations lies on y, it comes first and an expand
+    second: then its heads are those of its output. `turn`: afterwards redistribute, so that features lie on y again.
     """
 
     heads: int | None = None
     turn: bool = False
     stream: Side = "x"
+    queries: int | None = None
 
     def spec(self, name: str, module: nn.Module, seen: Seen) -> LinearSpec | None:
         return _spec(name, module, seen, "y", self, False, False)
@@ -77,6 +81,14 @@ def _spec(
     if kind.heads is not None and not isinstance(module, nn.Linear):
         raise CutError(f"layer {name} is a convolution, whose features cannot be cut by heads; use a linear on pixels")
     k, n, taps = sizes(name, module)
+    if kind.heads is not None and kind.queries is not None:
+        gives = side == kind.stream
+        features, parts = (n, kind.queries + 2) if gives else (k, kind.queries)
+        if features % (kind.heads * parts):
+            lies = "[heads, queries + 2, head_dim]" if gives else "[heads, queries, head_dim]"
+            raise CutError(
+                f"layer {name}: {features} features are not {lies} with heads={kind.heads} and queries={kind.queries}"
+            )
     # Heads lie on the side that the stream does not: they are the output's if features come from the stream.
     heads_in, heads_out = (kind.heads is not None and (side == kind.stream) is out for out in (False, True))
     return LinearSpec(
@@ -91,6 +103,7 @@ def _spec(
         turn=kind.turn,
         shares=seen.shares,
         heads=kind.heads,
+        queries=kind.queries,
         head_axis="y" if kind.stream == "x" else "x",
         always_in=always_in or heads_in,
         always_out=always_out or heads_out or kind.turn,
@@ -127,6 +140,7 @@ class CubeLinear(nn.Module):
         self._adds_bias = bias is not None and along_k.size == 1 and not spec.turn
         self._name = name
         self._turn = Turn(name, of, spec.k_axis) if spec.turn else None
+        self._own_classes = spec.own_classes(state.config, along_n.index)
 
     def forward(self, x: Tensor) -> Tensor:
         kind = x.device.type
@@ -160,7 +174,7 @@ class CubeLinear(nn.Module):
         if self.bias is not None and not self._adds_bias:
             added = self._state.local(self.bias).to(y.dtype)
             y = y + self._product.bias(added if self._own_features is None else self._own_features(added))
-        return y
+        return y if self._own_classes is None else y.narrow(-1, 0, self._own_classes)
 
 
 @make_layer.register

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from cubeloom.comm import Axis
 from cubeloom.parallel import weave
+from cubeloom.parallel.layers.classes import Classes, largest_of, value_at_target
 from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
 from cubeloom.parallel.layers.head import CubeHead
 from cubeloom.parallel.layers.indices import check_indices
@@ -29,13 +30,15 @@ class Loss(Declared):
     """The mean cross-entropy of logits whose classes lie on y and whose rows on z and x.
 
     `whole`: every rank of x and y has all classes and all rows of its z rank.
+    `head`: the layer whose outputs are the logits. It is then padded where the grid does not divide the classes.
     """
 
     whole: bool = False
+    head: str | None = None
 
     def spec(self, name: str, module: nn.Module, seen: Seen) -> LossSpec:
         smoothing, ignored = getattr(module, "label_smoothing", 0.0), getattr(module, "ignore_index", -100)
-        return LossSpec(name=name, smoothing=float(smoothing), ignored=int(ignored), whole=self.whole)
+        return LossSpec(name=name, smoothing=float(smoothing), ignored=int(ignored), whole=self.whole, head=self.head)
 
 
 class CubeCrossEntropy(nn.Module):
@@ -50,12 +53,16 @@ class CubeCrossEntropy(nn.Module):
         self._ignored = spec.ignored
         self._origin = spec.name
         self._shares = state.shares
+        arranged = spec.arrangement(state.config)
+        self._classes = None if arranged is None else Classes.of(arranged, network.axis("y"))
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """`targets` are those of the z rank, `[M/z]`."""
         # Of a vocabulary that is whole on each rank torch checks targets.
-        classes = None if self._vocabulary is None else logits.shape[-1] * self._vocabulary.size
-        return self._mean_loss(lambda own, counted: self._sum(logits, own, counted), targets, classes)
+        if self._vocabulary is None:
+            return self._mean_loss(lambda own, counted: self._whole_sum(logits, own, counted), targets, None)
+        classes = self._classes or Classes.even(logits.shape[-1], self._vocabulary)
+        return self._mean_loss(lambda own, counted: self._sum(logits, own, counted, classes), targets, classes.count)
 
     def from_hidden(self, hidden: Tensor, head: nn.Module, targets: Tensor) -> Tensor:
         """The loss of `head(hidden)`; its logits are not kept where the head's form allows it."""
@@ -65,7 +72,7 @@ class CubeCrossEntropy(nn.Module):
         return self._mean_loss(
             lambda own, counted: head.loss_sum(hidden, own, counted, self._smoothing, vocabulary, self._origin),
             targets,
-            head.classes,
+            head.classes.count,
         )
 
     def count(self, targets: Tensor) -> Tensor:
@@ -83,12 +90,15 @@ class CubeCrossEntropy(nn.Module):
         # The strands of a weave have one loss together.
         return weave.meet(self._mean, total, counted.sum().to(total.dtype))
 
-    def _sum(self, logits: Tensor, targets: Tensor, counted: Tensor) -> Tensor:
-        if self._vocabulary is None:
-            return nn.functional.cross_entropy(
-                logits, targets, ignore_index=self._ignored, label_smoothing=self._smoothing, reduction="sum"
-            )
-        return _VocabularyCrossEntropy.apply(logits, targets, counted, self._smoothing, self._vocabulary, self._origin)
+    def _whole_sum(self, logits: Tensor, targets: Tensor, counted: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(
+            logits, targets, ignore_index=self._ignored, label_smoothing=self._smoothing, reduction="sum"
+        )
+
+    def _sum(self, logits: Tensor, targets: Tensor, counted: Tensor, classes: Classes) -> Tensor:
+        assert self._vocabulary is not None
+        smoothing, origin = self._smoothing, self._origin
+        return _VocabularyCrossEntropy.apply(logits, targets, counted, smoothing, self._vocabulary, classes, origin)
 
     def _mean(self, total: Tensor, count: Tensor) -> Tensor:
         mean = Mean.apply(total, count, self._everybody, self._ranks, self._origin)
@@ -143,28 +153,26 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         counted: Tensor,
         smoothing: float,
         vocabulary: Axis,
+        classes: Classes,
         origin: str,
     ) -> Tensor:
         """The sum over this rank's rows."""
         wide = at_least_float32(logits)
-        entries = wide.shape[-1]
-        local = targets - vocabulary.index * entries
-        here = (local >= 0) & (local < entries)
-        safe = local.clamp(0, entries - 1)
-        largest = vocabulary.all_reduce(wide.amax(-1), f"{origin} largest", largest=True).wait()
+        safe, here = classes.own(targets, wide.shape[-1])
+        largest = vocabulary.all_reduce(largest_of(wide), f"{origin} largest", largest=True).wait()
         shifted = wide - largest.unsqueeze(-1)
         exponentials = shifted.exp()
-        target = shifted.gather(-1, safe.unsqueeze(-1)).squeeze(-1).masked_fill(~here, 0)
-        numbers = [exponentials.sum(-1), target] + ([shifted.sum(-1)] if smoothing else [])
+        numbers = [exponentials.sum(-1), value_at_target(shifted, safe, here)] + (
+            [shifted.sum(-1)] if smoothing else []
+        )
         sums = vocabulary.all_reduce(torch.stack(numbers), f"{origin} sums").wait()
         logarithm = sums[0].log()
         losses = logarithm - sums[1]
         if smoothing:
             # The smoothed target gives each entry a share of `smoothing`, and the true one the rest.
-            mean = sums[2] / (entries * vocabulary.size)
-            losses = (1 - smoothing) * losses + smoothing * (logarithm - mean)
+            losses = (1 - smoothing) * losses + smoothing * (logarithm - sums[2] / classes.count)
         ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(-1)), safe, here, counted)
-        ctx.smoothing, ctx.classes, ctx.dtype = smoothing, entries * vocabulary.size, logits.dtype
+        ctx.smoothing, ctx.classes, ctx.dtype = smoothing, classes.count, logits.dtype
         return losses.masked_fill(~counted, 0).sum()
 
     @staticmethod
@@ -172,9 +180,10 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         probabilities, safe, here, counted = ctx.saved_tensors
         slope = probabilities - ctx.smoothing / ctx.classes
         hit = here.to(slope.dtype).unsqueeze(-1) * (ctx.smoothing - 1)
-        slope.scatter_add_(-1, safe.unsqueeze(-1), hit)
+        if slope.shape[-1]:
+            slope.scatter_add_(-1, safe.unsqueeze(-1), hit)
         slope *= (counted * gradient).unsqueeze(-1)
-        return slope.to(ctx.dtype), None, None, None, None, None
+        return slope.to(ctx.dtype), None, None, None, None, None, None
 
 
 @make_layer.register

@@ -21,6 +21,17 @@ class AttentionSpec(LayerSpec):
     causal: bool
     length: int | None = None
 
+    @property
+    def queries(self) -> int:
+        """Of each key in the serial model."""
+        return self.heads // self.kv_heads
+
+    def queries_here(self, c: ParallelConfig) -> int:
+        """Of each key on a rank: fewer, where several ranks have copies of it."""
+        ranks = int(c.size(self.head_axis))
+        copies = ranks // self.kv_heads if ranks % self.kv_heads == 0 else 1
+        return self.queries // copies if copies and self.queries % copies == 0 else self.queries
+
     def touched(self, c: ParallelConfig) -> None:
         return None
 

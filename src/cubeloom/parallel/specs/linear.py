@@ -11,11 +11,14 @@ What one pass moves, in words per rank on the grid (gm, gk, gn) (Table 4.1 of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
-from cubeloom.parallel.config import FREED, KEPT, ParallelConfig, choose
+from cubeloom.base.grid import Grid
+from cubeloom.parallel.arrangement import Arrangement, grouped, padded
+from cubeloom.parallel.config import FREED, KEPT, Batch, ParallelConfig, Rest, choose
 from cubeloom.parallel.layout import Axes, Layout
 from cubeloom.parallel.specs.spec import (
     ROWS,
@@ -57,6 +60,10 @@ class LinearSpec(LayerSpec):
     head_axis: Side = "y"
     always_in: bool = False  # rows are cut even where activations rest replicated
     always_out: bool = False
+    queries: int | None = (
+        None  # of each head, where heads are keys and values that they share: [head, queries + 2, head_dim]
+    )
+    padded: bool = False  # a loss's head: its outputs are padded where the grid does not divide them
     with_loss: bool = False  # computed together with the cross-entropy that reads it, where the grid allows it
 
     @property
@@ -66,6 +73,41 @@ class LinearSpec(LayerSpec):
     @property
     def n_axis(self) -> Side:
         return other(self.side)
+
+    def copies(self, c: ParallelConfig) -> Any:
+        """How many ranks of the axis that cuts heads have the same key and value: 1, where it has no more ranks than heads."""
+        if self.heads is None or self.queries is None:
+            return 1
+        ranks = c.size(self.head_axis)
+        shared = (ranks % self.heads == 0) & (self.queries % (ranks / self.heads) == 0)
+        return choose(shared, ranks / self.heads, 1)
+
+    def held(self, c: ParallelConfig) -> Any:
+        """Its output features as the ranks hold them together: padded, or with copies of keys and values."""
+        if self.padded:
+            return padded_rows(self.n, c)
+        if self.queries is None or self.heads is None or not self._heads_out:
+            return self.n
+        key_and_value = 2 * (self.n // (self.heads * (self.queries + 2)))
+        return self.n + key_and_value * self.heads * (self.copies(c) - 1)
+
+    def arrangement(self, c: ParallelConfig) -> Arrangement | None:
+        """Of the rows of its weight, and of its bias, on one decomposition; None where they lie as in the serial model."""
+        if self.padded:
+            return padded(self.n, int(padded_parts(c)))
+        copies = int(self.copies(c))
+        if copies == 1 or self.heads is None or self.queries is None or not self._heads_out:
+            return None
+        return grouped(self.heads, self.queries, self.n // (self.heads * (self.queries + 2)), copies)
+
+    def own_classes(self, c: ParallelConfig, place: int) -> int | None:
+        """How many outputs of the rank at this place are no padding; None where all are, as of every layer but a head."""
+        arranged = self.arrangement(c)
+        if arranged is None:
+            return None
+        part = arranged.held // int(c.size(self.n_axis))
+        filled = arranged.filled(place * part, (place + 1) * part)
+        return None if filled == part else filled
 
     @property
     def bias_axis(self) -> Side:
@@ -83,7 +125,7 @@ class LinearSpec(LayerSpec):
         return self._spread(c, self.always_out, self._heads_out)
 
     def _spread(self, c: ParallelConfig, always: bool, of_heads: bool) -> Spread:
-        if of_heads and self.heads is not None and self.heads % c.size("x", "y") == 0:
+        if of_heads and self.heads is not None and self.heads * self.copies(c) % c.size("x", "y") == 0:
             return "features"
         return "rows" if always or c.sharded else "replicated"
 
@@ -113,7 +155,8 @@ class LinearSpec(LayerSpec):
 
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
         into, out = (c.sequence, c.sequence) if self.pixels is None else self.pixels
-        x, y = c.samples * into * self.k, c.samples * out * self.n
+        n = self.held(c)
+        x, y = c.samples * into * self.k, c.samples * out * n
         for spread, when in _spreads(c, self.always_in):
             yield from there_and_back(*self.input(spread), x, when=when)
             if spread == "rows":  # an input of which only the shard was kept
@@ -123,23 +166,24 @@ class LinearSpec(LayerSpec):
         if self.turn:
             yield from there_and_back(*self.turned, y)
         rest, used = self.weight(cut=True)
-        yield from weight_transfers(rest, used, self.k * self.n * self.taps, c)
+        yield from weight_transfers(rest, used, self.k * n * self.taps, c)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
-        first, second = (self.k, self.n) if self.transposed else (self.n, self.k)
+        n, arranged = self.held(c), partial(self.arrangement, c)
+        first, second = (self.k, n) if self.transposed else (n, self.k)
         name, shape = f"{self.shares or self.name}.weight", (first, second, self.taps)
-        yield Parameter(name, shape, self.weight(cut=True)[0], ("data",), c.weights_cut)
-        yield Parameter(name, shape, self.weight(cut=False)[0], ROWS, 1 - c.weights_cut)
+        yield Parameter(name, shape, self.weight(cut=True)[0], ("data",), c.weights_cut, arranged)
+        yield Parameter(name, shape, self.weight(cut=False)[0], ROWS, 1 - c.weights_cut, arranged)
         if self.bias:
             layout, all_rows = Layout.of(first=self.bias_axis), rows_of(self.bias_axis, True)
             # Scattered by features, each rank of the other axis uses another part of the bias: a summand of its gradient.
             cut = c.sharded | self.always_out
-            yield Parameter(f"{self.name}.bias", (self.n,), layout, all_rows, cut)
-            yield Parameter(f"{self.name}.bias", (self.n,), layout, ROWS, 1 - cut)
+            yield Parameter(f"{self.name}.bias", (n,), layout, all_rows, cut, arranged)
+            yield Parameter(f"{self.name}.bias", (n,), layout, ROWS, 1 - cut, arranged)
 
     def products(self, c: ParallelConfig) -> Iterator[Product]:
         rows = c.rows(None if self.pixels is None else self.pixels[1])
-        yield Product(rows, self.k / c.size(self.k_axis), self.n / c.size(self.n_axis), self.taps)
+        yield Product(rows, self.k / c.size(self.k_axis), self.held(c) / c.size(self.n_axis), self.taps)
 
     def touched(self, c: ParallelConfig) -> Touched:
         (product,) = self.products(c)
@@ -162,9 +206,13 @@ class LinearSpec(LayerSpec):
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
         label = "features of a linear over x, y and z"
         of_k, of_n = (("z",), ()) if self.transposed else ((), ("z",))
-        for what, size, axis, more in (("input", self.k, self.k_axis, of_k), ("output", self.n, self.n_axis, of_n)):
-            yield from divides(label, f"{what} features", size, c, axis, when=not more or 1 - c.weights_cut)
-            yield from divides(label, f"{what} features", size, c, axis, *more, when=bool(more) and c.weights_cut)
+        outputs = "output features" if self.queries is None else f"output features {self.n}, with copies"
+        for what, size, axis, more in (
+            ("input features", self.k, self.k_axis, of_k),
+            (outputs, self.held(c), self.n_axis, of_n),
+        ):
+            yield from divides(label, what, size, c, axis, when=not more or 1 - c.weights_cut)
+            yield from divides(label, what, size, c, axis, *more, when=bool(more) and c.weights_cut)
         if self.turn:
             yield from divides(label, "output features", self.n, c, self.k_axis)
         for axis, always, heads in (
@@ -178,7 +226,12 @@ class LinearSpec(LayerSpec):
 
     def _heads_divide(self, c: ParallelConfig, heads: int) -> Iterator[Rule]:
         label, across = "heads over x and y", other(self.head_axis)
-        yield from divides(label, "heads", heads, c, self.head_axis)
+        if self.queries is None or self.queries == 1:
+            yield from divides(label, "heads", heads, c, self.head_axis)
+        else:
+            ranks = c.size(self.head_axis)
+            broken = (heads % ranks != 0) & (self.copies(c) == 1)
+            yield Rule(label, broken, partial(key_value_problem, heads, self.queries, self.head_axis, ranks))
 
         def words() -> str:
             return (
@@ -186,8 +239,42 @@ class LinearSpec(LayerSpec):
                 f"{across}={c.size(across)}"
             )
 
-        broken = (heads % c.size("x", "y") != 0) & (c.samples_of % c.size(across) != 0)
+        broken = (heads * self.copies(c) % c.size("x", "y") != 0) & (c.samples_of % c.size(across) != 0)
         yield Rule(label, broken, words)
+
+
+def padded_parts(c: ParallelConfig) -> Any:
+    """In how many parts rows of a table or a head are cut: they lie on y, and within that on z where weights are cut there."""
+    return c.size("y") * choose(c.weights_cut, c.z, 1)
+
+
+def padded_rows(rows: int, c: ParallelConfig) -> Any:
+    parts = padded_parts(c)
+    return -(-rows // parts) * parts
+
+
+def key_value_problem(heads: int, queries: int, axis: str, ranks: Any) -> str:
+    """What is wrong with so many key-value heads on an axis of so many ranks, and the nearest sizes of the axis that work."""
+    ranks = int(ranks)
+    works = [n for n in range(1, heads * queries + 1) if not heads % n or not (n % heads or queries % (n // heads))]
+    near = [max((size for size in works if size < ranks), default=0), min((s for s in works if s > ranks), default=0)]
+    nearest = f"the nearest that work: {' and '.join(f'{axis}={size}' for size in near if size)}"
+    if ranks % heads:
+        return (
+            f"key-value heads {heads} cannot be cut over {axis}={ranks}, of which neither divides the other; {nearest}"
+        )
+    return (
+        f"the {queries} queries of each of {heads} key-value heads cannot be cut into {ranks // heads} parts, as "
+        f"{axis}={ranks} has ranks for a head; {nearest}"
+    )
+
+
+def shared_copies(specs: Iterable[LayerSpec], grid: Grid) -> set[tuple[str, int]]:
+    """The groups that sum gradients of copies: on which axis, and of how many neighbours."""
+    config = ParallelConfig.exact(grid, Rest(), Batch(1, 1), item=1)
+    linears = [spec for spec in specs if isinstance(spec, LinearSpec)]
+    arranged = [(spec.n_axis, spec.arrangement(config)) for spec in linears if spec.queries is not None]
+    return {(axis, rows.copies) for axis, rows in arranged if rows is not None and rows.copies > 1}
 
 
 def _at_rest(side: Side, spread: Spread) -> Layout:

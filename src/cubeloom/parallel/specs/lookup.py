@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cubeloom.base.divisors import divisors
+from cubeloom.parallel.arrangement import Arrangement, padded
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.layout import Layout
-from cubeloom.parallel.specs.linear import gradient_scatter, rows_divide
+from cubeloom.parallel.specs.linear import gradient_scatter, padded_parts, padded_rows, rows_divide
 from cubeloom.parallel.specs.spec import (
     ROWS,
     LayerSpec,
@@ -52,14 +52,14 @@ class EmbeddingSpec(LayerSpec):
         for sharded, when in ((True, c.sharded), (False, 1 - c.sharded)):
             yield from there_and_back(self.found, stream("x", sharded), rows, when=when, back="W")
         rest, used = self._weight(cut=True)
-        elements = self.entries * self.features
+        elements = self.held(c) * self.features
         yield Transfer("F", rest, used, elements, when=c.weights_cut, of_weight=True)
         yield gradient_scatter(rest, used, elements, c.weights_cut)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
-        name, shape = f"{self.name}.weight", (self.entries, self.features)
-        yield Parameter(name, shape, self._weight(cut=True)[0], ("data",), c.weights_cut)
-        yield Parameter(name, shape, self._weight(cut=False)[0], ROWS, 1 - c.weights_cut)
+        name, shape, arranged = f"{self.name}.weight", (self.held(c), self.features), partial(self.arrangement, c)
+        yield Parameter(name, shape, self._weight(cut=True)[0], ("data",), c.weights_cut, arranged)
+        yield Parameter(name, shape, self._weight(cut=False)[0], ROWS, 1 - c.weights_cut, arranged)
 
     def touched(self, c: ParallelConfig) -> Touched:
         nbytes = c.rows() * self.features / c.x * c.item
@@ -68,21 +68,17 @@ class EmbeddingSpec(LayerSpec):
     def saved(self, c: ParallelConfig) -> Any:
         return 9 * c.rows()  # index and mask
 
+    def held(self, c: ParallelConfig) -> Any:
+        """Entries as the ranks hold them together, padded where the grid does not divide them."""
+        return padded_rows(self.entries, c)
+
+    def arrangement(self, c: ParallelConfig) -> Arrangement | None:
+        """Of the table's rows, on one decomposition; None where they lie as in the serial model."""
+        return padded(self.entries, int(padded_parts(c)))
+
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
-        label = "vocabulary over y and z"
-        for shards, when in (((), 1 - c.weights_cut), (("z",), c.weights_cut)):
-            for rule in divides(label, "vocabulary", self.entries, c, "y", *shards, when=when):
-                yield Rule(rule.label, rule.broken, partial(self._advice, rule, c, *shards))
         yield from divides("hidden size over x", "features", self.features, c, "x")
         yield from rows_divide(False, c, "y", c.sharded)
-
-    def _advice(self, rule: Rule, c: ParallelConfig, *shards: str) -> str:
-        parts = int(c.size("y", *shards))
-        few = [str(each) for each in divisors(self.entries) if 1 < each <= 1024]
-        cuts = f"{self.entries} itself can be cut into {', '.join(few[:8])}"
-        return f"{rule.words()}, which takes a multiple of {parts} such as {-(-self.entries // parts) * parts}; " + (
-            cuts if few else f"nothing up to 1024 divides {self.entries}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from cubeloom.parallel.arrangement import Arrangement, padded
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.layout import Axes, Layout
-from cubeloom.parallel.specs.linear import rows_divide
+from cubeloom.parallel.specs.linear import padded_parts, rows_divide
 from cubeloom.parallel.specs.spec import ROWS, LayerSpec, Rule, Side, Touched, Transfer, other, rows_of, stream
 
 _SCALAR = Layout.of()
@@ -29,7 +30,12 @@ class LossSpec(LayerSpec):
     whole: bool
     smoothing: float = 0.0
     ignored: int = -100  # the target that does not count
-    classes: int = 0  # seen in a run, for its time and memory
+    head: str | None = None  # the layer whose outputs are its logits
+    classes: int = 0  # outputs of the head; or seen in a run, for its time and memory
+
+    def arrangement(self, c: ParallelConfig) -> Arrangement | None:
+        """Of the classes, as the head has them."""
+        return padded(self.classes, int(padded_parts(c))) if self.head is not None and not self.whole else None
 
     def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
         logits = Layout.of(rows=ROWS, features=None) if self.whole else stream("y", True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, Literal
 
+from cubeloom.parallel.arrangement import Arrangement
 from cubeloom.parallel.config import Element, ParallelConfig
 from cubeloom.parallel.layout import Axes, Layout, Operation, local_elements, redistribute
 
@@ -66,6 +67,10 @@ class Collective:
     exchange: bool = False
 
 
+def _as_it_is() -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class Parameter:
     """A parameter at rest: its whole shape, dimension by dimension, how it lies, and where its gradient is a partial sum.
@@ -74,10 +79,11 @@ class Parameter:
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]  # of what all ranks hold together
     layout: Layout  # of as many dimensions as are cut; those behind are whole
     partial: Axes  # the axes over which the gradient is summed once a step
     when: Any = True
+    arranged: Callable[[], Arrangement | None] = _as_it_is  # how its rows lie, where not as in the whole tensor
 
     def numbers(self, c: ParallelConfig) -> Any:
         """How many a rank holds."""
@@ -185,7 +191,7 @@ def collectives(spec: LayerSpec, c: ParallelConfig) -> Iterator[Collective]:
             continue
         nbytes = each.elements * c.bytes_of(each.element) * each.when
         for move in redistribute(each.source, each.target):
-            received = move.received(nbytes, c.size, c.where)
+            received = move.received(nbytes, c.size, c.coordinates)
             if move.operation == "slice":
                 continue
             local = received if move.exchange else local_elements(nbytes, move.larger, c.size)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import nn
 
+from cubeloom.base.divisors import nearest_multiples
 from cubeloom.base.errors import UserError, counted
 from cubeloom.base.grid import Grid
 from cubeloom.base.limits import within
@@ -21,7 +22,7 @@ from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.replace import Fill, replace_layers
-from cubeloom.parallel.specs import ImageNormSpec, LayerSpec, LinearSpec, LossSpec, SquaredLossSpec
+from cubeloom.parallel.specs import ImageNormSpec, LayerSpec, LinearSpec, LossSpec, SquaredLossSpec, shared_copies
 from cubeloom.parallel.state import Clock
 from cubeloom.parallel.volume import Volume, named
 from cubeloom.parallel.weave import recompute as again
@@ -121,9 +122,9 @@ def plan_stages(
         strands = f" of {ways} strands" if ways > 1 else ""
         raise UserError(
             f"the batch of {counted(batch.samples, 'sample')} cannot be cut into {count} micro-batches{strands} on "
-            f"data={grid.data}·z={grid.z}; it must be a multiple of {least}"
+            f"data={grid.data}·z={grid.z}; it must be a multiple of {least}: {nearest_multiples(batch.samples, least)}"
         )
-    specs = resolve(model, cut, grid, rest, Batch(batch.samples // (count * ways), batch.sequence))
+    specs = resolve(model, cut, grid, rest, Batch(batch.samples // (count * ways), batch.sequence), count * ways)
     norm = next((spec.name for spec in specs if isinstance(spec, ImageNormSpec) and spec.groups is None), None)
     if norm is not None and count > 1:
         raise UserError(
@@ -150,6 +151,8 @@ def make_groups(network: Network, layout: StagePlan) -> None:
     """Make the groups that any worker's layers need, on all ranks in one order: workers have different layers."""
     for axes in (*_GRADIENT_AXES, *_LAYER_AXES):
         network.axis(*axes)
+    for axis, count in sorted(shared_copies(layout.specs, network.grid)):
+        network.neighbours(axis, count)
     owners = [spec.name for spec in layout.specs]
     for workers in sorted({layout.holders(f"{owner}.{kind}") for owner in owners for kind in ("weight", "bias")}):
         for axes in _GRADIENT_AXES:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from cubeloom.base.errors import UserError, counted
-from cubeloom.parallel.specs import EmbeddingSpec, LayerSpec
+from cubeloom.parallel.specs import AttentionSpec, EmbeddingSpec, LayerSpec
 
 
 def partition(costs: Sequence[float], stages: int) -> list[range]:
@@ -41,6 +41,8 @@ def counted_costs(modules: Sequence[tuple[str, ...]], specs: Sequence[LayerSpec]
     """
 
     def cost(spec: LayerSpec) -> float:
+        if isinstance(spec, AttentionSpec):
+            return 0.0
         return float(spec.features) if isinstance(spec, EmbeddingSpec) else spec.flops(sequence=1) / 2
 
     return [sum(cost(spec) for spec in specs if belongs(spec.name, names)) for names in modules]

@@ -52,7 +52,8 @@ class Answer:
     def bytes(self, plan: Plan, worker: int = 0, place: tuple[int, int] = (0, 0)) -> dict[str, Fraction]:
         """What a worker's ranks at this place of x and y receive in a step, by axis: exactly what their ledger counts."""
         schedule = schedule_of(plan.shape, plan.grid.pipe, plan.microbatches)
-        s = replace(plan.settings(self.task, number=Fraction), place=place)
+        s = plan.settings(self.task, number=Fraction)
+        s = replace(s, coordinates={**s.coordinates, "x": Fraction(place[0]), "y": Fraction(place[1])})
         model = with_stages(self.model, schedule.stages)
         return named(pipeline_bytes(model, s, schedule, worker, plan.recompute).items(), s)
 

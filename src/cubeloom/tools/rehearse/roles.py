@@ -1,8 +1,9 @@
 """Which ranks run the same program, but for their coordinates: one of each kind stands for all.
 
 A rank's program depends on its place in the pipeline, which says what stages it holds. All else is cut evenly, so that ranks
-that differ in data, z, y or x do the same with other ranks, with one exception: a turn redistributes features in the plane of
-x and y, and what a rank exchanges with whom depends on where in the plane it is.
+that differ in data, z, y or x do the same with other ranks, with two exceptions: a turn redistributes features in the plane of
+x and y, and what a rank exchanges with whom depends on where in the plane it is; and copies of keys and values lie on some
+ranks of z, or of replicas that share out an update.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from itertools import product
 
 from cubeloom.base.grid import AXES, Grid
 from cubeloom.comm.recording_backend import Group
-from cubeloom.parallel.specs import LayerSpec, LinearSpec
+from cubeloom.parallel.specs import LayerSpec, LinearSpec, shared_copies
 from cubeloom.tools.verify import Experiment
 
 _INSIDE = tuple(axis for axis in AXES if axis != "pipe")
@@ -26,21 +27,31 @@ class Role:
 
     place: int  # in the pipeline
     plane: tuple[int, int] | None = None  # x and y, where they matter
+    rows: tuple[int, int] | None = None  # z and data, where they matter
 
 
 @dataclass(frozen=True)
 class Line:
-    """A group as any rank of a role sees it: all ranks along `axes`, at `places` of the pipeline, else where it is itself."""
+    """A group as any rank of a role sees it: all ranks along `axes`, at `places` of the pipeline, else where it is itself.
+
+    `count`: of its one axis not all ranks, but so many neighbours.
+    """
 
     axes: tuple[str, ...]
     places: tuple[int, ...]
     copy: int = 0
+    count: int | None = None
 
     def ranks(self, grid: Grid, rank: int) -> tuple[int, ...]:
         """The group of this rank."""
         here = grid.coordinates(rank)
-        steps = product(self.places, *(range(grid.size(axis)) for axis in self.axes))
+        along = {axis: range(grid.size(axis)) for axis in self.axes}
+        if self.count is not None:
+            (axis,) = self.axes
+            first = here[axis] // self.count * self.count
+            along[axis] = range(first, first + self.count)
         names = ("pipe", *self.axes)
+        steps = product(self.places, *along.values())
         return tuple(sorted(grid.rank({**here, **dict(zip(names, step, strict=True))}) for step in steps))
 
 
@@ -50,7 +61,8 @@ def line_of(grid: Grid, rank: int, group: Group) -> Line:
     members = [grid.coordinates(member) for member in group.ranks]
     axes = tuple(axis for axis in _INSIDE if any(each[axis] != here[axis] for each in members))
     places = tuple(sorted({each["pipe"] for each in members}))
-    line = Line(axes, places, group.copy)
+    some = len(axes) == 1 and len(members) < len(places) * grid.size(axes[0])
+    line = Line(axes, places, group.copy, len(members) // len(places) if some else None)
     if line.ranks(grid, rank) != tuple(sorted(group.ranks)):
         raise ValueError(f"the group of ranks {list(group.ranks)} is no line of the grid {grid}")
     return line
@@ -70,11 +82,14 @@ class Roles:
                 for place in range(self.grid.pipe)
             ]
         self._turning = {place for place, specs in enumerate(layers) if any(map(_turns, specs))}
+        # Rows are shared out over replicas with ZeRO-1 alone; whatever cuts them, it is z or data.
+        self._copying = {place for place, specs in enumerate(layers) if shared_copies(specs, self.grid)}
         self.of = cache(self._of)
 
     def _of(self, rank: int) -> Role:
         here = self.grid.coordinates(rank)
-        return Role(here["pipe"], (here["x"], here["y"]) if here["pipe"] in self._turning else None)
+        plane = (here["x"], here["y"]) if here["pipe"] in self._turning else None
+        return Role(here["pipe"], plane, (here["z"], here["data"]) if here["pipe"] in self._copying else None)
 
     def distinct(self, wanted: Iterable[int] = ()) -> list[int]:
         """Ranks that together have every role: those that are wanted, and the first rank of each role that they have not."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from cubeloom.base.divisors import nearest_multiples
 from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid
 from cubeloom.base.limits import within
@@ -97,10 +98,10 @@ class Experiment:
         if self.ways > 1 and self.batch.samples % least:
             raise UserError(
                 f"the batch of {self.batch.samples} samples cannot be cut into {self.ways} strands on data={self.grid.data}·"
-                f"z={self.grid.z}; it must be a multiple of {least}"
+                f"z={self.grid.z}; it must be a multiple of {least}: {nearest_multiples(self.batch.samples, least)}"
             )
         strand = Batch(self.batch.samples // self.ways, self.batch.sequence)
-        return resolve(self.skeleton(), self.cut(), self.grid, self.rest, strand)
+        return resolve(self.skeleton(), self.cut(), self.grid, self.rest, strand, self.ways)
 
     @property
     def asynchronous(self) -> bool:

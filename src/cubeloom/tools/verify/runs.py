@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 
 from cubeloom.comm import Network, devices
 from cubeloom.parallel import apply, materialise
-from cubeloom.parallel.parameter import block_of, local_of
+from cubeloom.parallel.arranged import Lie, lie_of
+from cubeloom.parallel.parameter import local_of
 from cubeloom.tools.verify.experiment import Experiment
 from cubeloom.tools.verify.live import Train, adamw, build, fill_of, plainly
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
@@ -90,10 +91,7 @@ def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome
             outcome.gradients = {name: max(each, outcome.gradients.get(name, 0.0)) for name, each in found.items()}
     outcome.counted = ledger.by_axis()
     outcome.weights = compare(_weight_blocks(parameters, network), Path(folder) / WEIGHTS, parameters)
-    outcome.digests = {
-        (name, block_of(parameter, network).offset): _digest(local_of(parameter))
-        for name, parameter in parameters.items()
-    }
+    outcome.digests = dict(_digests(parameters, network))
     return outcome
 
 
@@ -115,12 +113,32 @@ def train(
             optimizer.zero_grad()
 
 
-# A local tensor, and where it lies in the whole one.
-Blocks = dict[str, tuple[Tensor, tuple[slice, ...]]]
+# Where a local tensor lies in the whole one; nowhere, if it is padding.
+Where = tuple[slice, ...] | None
+Blocks = dict[str, list[tuple[Tensor, Where]]]
+
+
+def _lying(local: Tensor, lie: Lie) -> list[tuple[Tensor, Where]]:
+    def where(rows: Tensor, offset: tuple[int, ...]) -> Where:
+        return tuple(slice(start, start + size) for start, size in zip(offset, rows.shape, strict=True))
+
+    runs = [(local[run.start : run.stop], run) for run in lie.runs]
+    return [(rows, None if run.first is None else where(rows, lie.offset_of(run))) for rows, run in runs]
 
 
 def _weight_blocks(parameters: Mapping[str, nn.Parameter], network: Network) -> Blocks:
-    return {name: (local_of(each), block_of(each, network).slices) for name, each in parameters.items()}
+    return {name: _lying(local_of(each), lie_of(each, network)) for name, each in parameters.items()}
+
+
+def _digests(
+    parameters: Mapping[str, nn.Parameter], network: Network
+) -> Iterator[tuple[tuple[str, tuple[int, ...]], str]]:
+    """Of the bits of each block, by its name and where it begins; copies of some rows must have the same bits, too."""
+    for name, parameter in parameters.items():
+        lie = lie_of(parameter, network)
+        for run in lie.runs:
+            if run.first is not None:
+                yield (name, lie.offset_of(run)), _digest(local_of(parameter)[run.start : run.stop])
 
 
 def _gradient_blocks(
@@ -128,22 +146,21 @@ def _gradient_blocks(
 ) -> Blocks:
     """Gradients that are there: of a parameter, or of the part that this rank updates."""
     found: Blocks = {}
-    for name, (_, (first, *rest)) in _weight_blocks(parameters, network).items():
-        parameter = parameters[name]
+    for name, parameter in parameters.items():
         if parameter.grad is not None:
-            found[name] = local_of(parameter.grad), (first, *rest)
+            found[name] = _lying(local_of(parameter.grad), lie_of(parameter, network))
         elif isinstance(optimizer, ShardedOptimizer) and optimizer.parts[parameter].tensor.grad is not None:
             part = optimizer.parts[parameter]
-            rows = slice(first.start + part.rows.start, first.start + part.rows.stop)
             assert part.tensor.grad is not None
-            found[name] = part.tensor.grad, (rows, *rest)
+            found[name] = _lying(part.tensor.grad, lie_of(parameter, network, part.rows))
     return found
 
 
 def compare(mine: Blocks, file: Path, names: Collection[str]) -> dict[str, float]:
     """How far this rank's blocks are off the serial tensors, relative to each tensor's largest number.
 
-    Of those `names` that are there on one side only, such as a gradient that nobody computed: infinitely far.
+    Of those `names` that are there on one side only, such as a gradient that nobody computed: infinitely far. So is padding
+    that is not zero.
     """
     found = {}
     with safe_open(file, "pt") as serial:
@@ -152,17 +169,22 @@ def compare(mine: Blocks, file: Path, names: Collection[str]) -> dict[str, float
             if (name in mine) != (name in there):
                 found[name] = math.inf
             elif name in mine:
-                local, slices = mine[name]
                 theirs = serial.get_tensor(name)
                 scale = theirs.abs().max().item() or 1.0
-                found[name] = no_less_than_nan((local.cpu() - theirs[slices]).abs().max().item() / scale)
+                found[name] = max(_difference(local.cpu(), theirs, where, scale) for local, where in mine[name])
     return found
+
+
+def _difference(local: Tensor, theirs: Tensor, where: Where, scale: float) -> float:
+    if where is None:
+        return math.inf if local.any() else 0.0
+    return no_less_than_nan((local - theirs[where]).abs().max().item() / scale)
 
 
 def differences_of_files(mine: Path, theirs: Path) -> dict[str, float]:
     """The same of two serial runs."""
     tensors = load_file(mine)
-    return compare({name: (each, (slice(None),) * each.dim()) for name, each in tensors.items()}, theirs, tensors)
+    return compare({name: [(each, (slice(None),) * each.dim())] for name, each in tensors.items()}, theirs, tensors)
 
 
 def no_less_than_nan(difference: float) -> float:

@@ -37,8 +37,9 @@ def assign(shards: Mapping[str, Shard], aside: Aside) -> tuple[list[str], Index 
     Called by all ranks.
     """
     held = [
-        Held(name, shard.local.dtype, shard.whole, shard.offset, tuple(shard.local.shape))
+        Held(name, own.local.dtype, own.whole, own.offset, tuple(own.local.shape))
         for name, shard in shards.items()
+        if (own := shard.written()) is not None
     ]
     found: list[Index] = []
 
@@ -53,10 +54,11 @@ def assign(shards: Mapping[str, Shard], aside: Aside) -> tuple[list[str], Index 
 def write_blocks(folder: Path, rank: int, shards: Mapping[str, Shard], index: Index | None) -> list[Path]:
     """Write this rank's file, and the index where it has one; gives the files that it wrote."""
     wrote = []
-    if shards:
-        file = TensorFile(folder / file_of(rank), {name: shard.local for name, shard in shards.items()})
-        for name, shard in shards.items():
-            file.write(name, shard.local)
+    tensors = {name: own.local for name, shard in shards.items() if (own := shard.written()) is not None}
+    if tensors:
+        file = TensorFile(folder / file_of(rank), tensors)
+        for name, tensor in tensors.items():
+            file.write(name, tensor)
         file.finish()
         wrote.append(file.file)
     if index is not None:
@@ -95,17 +97,18 @@ def assigned(of_all: Sequence[list[Held]]) -> tuple[list[list[str]], Index]:
 
 def read_blocks(checkpoint: Path, index: Index, wanted: Mapping[str, Shard]) -> None:
     """Fill shards from whichever blocks are stored; of each file only the parts that are wanted are read."""
-    by_file: dict[str, list[tuple[str, StoredBlock]]] = defaultdict(list)
+    by_file: dict[str, list[tuple[str, StoredBlock, Shard]]] = defaultdict(list)
     for name, shard in wanted.items():
-        for block in index[name].blocks:
-            if all(start < end for start, end in _overlap(block, shard)):
-                by_file[block.file].append((name, block))
+        for piece in shard.pieces():
+            for block in index[name].blocks:
+                if all(start < end for start, end in _overlap(block, piece)):
+                    by_file[block.file].append((name, block, piece))
     for file, blocks in by_file.items():
         try:
             with safe_open(checkpoint / file, "pt") as opened:
-                for name, block in blocks:
+                for name, block, piece in blocks:
                     _check_header(opened, name, block, index[name].dtype)
-                    _copy(opened, name, block, wanted[name])
+                    _copy(opened, name, block, piece)
         except SafetensorError as error:
             raise UserError(f"{checkpoint / file} is damaged, or not a safetensors file: {error}") from None
 

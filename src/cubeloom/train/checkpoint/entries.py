@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
-from cubeloom.parallel.parameter import block_of, local_of
+from cubeloom.parallel.arranged import lie_of
+from cubeloom.parallel.parameter import local_of
 from cubeloom.train.block_optimizer import BlockOptimizer
 from cubeloom.train.checkpoint.shard import Shard
 from cubeloom.train.part import Part
@@ -56,8 +57,7 @@ def weights_of(parameters: Parameters, network: Network) -> dict[str, Shard]:
     found = {}
     for name, tensor in tensors_of(parameters, network).items():
         if isinstance(tensor, DTensor):
-            block = block_of(tensor, network)
-            shard = Shard.of(local_of(tensor), block.shape, block.offset)
+            shard = Shard.lying(local_of(tensor), lie_of(tensor, network))
         else:
             whole = tensor.view(-1) if tensor.dim() == 0 else tensor
             shard = Shard.of(whole, tuple(whole.shape), (0,) * whole.dim())
@@ -89,8 +89,7 @@ def state_of(
 
 
 def shard_of(value: Tensor, parameter: nn.Parameter, part: Part, network: Network) -> Shard:
-    block = block_of(parameter, network)
-    return Shard.of(value, block.shape, (block.offset[0] + part.rows.start, *block.offset[1:]))
+    return Shard.lying(value, lie_of(parameter, network, part.rows))
 
 
 def said_of(optimizer: Optimizer) -> dict[str, Any]:

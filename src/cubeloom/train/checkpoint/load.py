@@ -12,7 +12,8 @@ import torch
 from cubeloom.base.errors import UserError
 from cubeloom.base.file_errors import retried
 from cubeloom.comm import Network
-from cubeloom.parallel.parameter import block_of, local_of
+from cubeloom.parallel.arranged import lie_of
+from cubeloom.parallel.parameter import local_of
 from cubeloom.train.checkpoint.blocks import read_blocks
 from cubeloom.train.checkpoint.entries import (
     MASTER,
@@ -97,8 +98,7 @@ def _exact(stored: Index, parameters: Parameters, optimizer: Optimizer, network:
         if part.master and entry not in stored:
             found[f"{WEIGHTS}{name}"] = shard_of(part.tensor, parameter, part, network)
         elif not part.master and entry in stored:
-            block = block_of(parameter, network)
-            found[entry] = Shard.of(local_of(parameter), block.shape, block.offset)
+            found[entry] = Shard.lying(local_of(parameter), lie_of(parameter, network))
     return found
 
 
@@ -112,7 +112,7 @@ def _make_room(parameters: Parameters, optimizer: Optimizer, stored: Index, upda
         if name in own and key != MASTER:
             tensor = optimizer.parts[own[name]].tensor
             state = optimizer.optimizer.state[tensor]
-            state[key] = torch.empty_like(tensor)
+            state[key] = torch.zeros_like(tensor)  # which padding is, and nothing is read into it
             state["step"] = torch.tensor(updates, device=tensor.device)  # where a fused optimizer counts
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,7 @@ class CheckpointWriter:
         """Copy everything now, and write it later."""
         self.wait()
         shards = weights_of(parameters, self._network) | state_of(parameters, optimizer, self._network)
-        copies = {
-            name: Shard.of(shard.local.to("cpu", copy=True), shard.whole, shard.offset)
-            for name, shard in shards.items()
-        }
+        copies = {name: replace(shard, local=shard.local.to("cpu", copy=True)) for name, shard in shards.items()}
         said = said_of(optimizer)
         arguments = self._folder, step, copies, self._network, self._aside, progress, said, self._keep
         # A rank that fails because another is gone must not wait for it: it waits for that other, too.

@@ -1,0 +1,81 @@
+"""Parameters whose rows are not those of the whole tensor: their blocks are filled from it, and read back as parts of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.comm import Axis, Network
+from cubeloom.parallel.arrangement import Arrangement, Run
+from cubeloom.parallel.parameter import Block, block_of
+
+
+@dataclass(frozen=True, eq=False)
+class Arranged:
+    """How the rows of a parameter are arranged."""
+
+    arrangement: Arrangement
+    network: Network  # knows who to ask of what is cut over it
+    first: int  # of what is held this rank's block begins with this row
+    copies: Axis | None = None  # the ranks that have copies of the same rows
+
+    def copied(self, gradient: Tensor, rows: slice) -> list[Tensor]:
+        """Of the gradient of these rows of the block: the parts of which other ranks have summands, in memory of its own."""
+        runs = self.arrangement.runs(self.first + rows.start, self.first + rows.stop)
+        return [gradient[run.start : run.stop] for run in runs if run.copies > 1]
+
+
+def arrangement_of(tensor: Tensor, network: Network) -> Arrangement | None:
+    """How the rows of a parameter are arranged; None where they are those of the whole tensor, as of every buffer.
+
+    It is asked of who sums the parameter's gradients, by identity: an attribute of a parameter would be lost by `model.to`,
+    which puts another tensor into it, and a weak reference to one forbids that.
+    """
+    if not isinstance(tensor, nn.Parameter):
+        return None
+    found = (gradients.arranged(tensor) for gradients in network.gradients)
+    return next((each.arrangement for each in found if each is not None), None)
+
+
+@dataclass(frozen=True)
+class Lie:
+    """Where what this rank holds of a parameter, or some rows of it, lies in the whole tensor."""
+
+    whole: tuple[int, ...]
+    offset: tuple[int, ...]  # of the rows, in what is held
+    runs: tuple[Run, ...]  # by row of what is looked at
+
+    def offset_of(self, run: Run) -> tuple[int, ...]:
+        """Of a run that is no padding, in the whole tensor."""
+        assert run.first is not None
+        return (run.first, *self.offset[1:])
+
+
+def lie_of(tensor: Tensor, network: Network, rows: slice | None = None) -> Lie:
+    """Of this rank's block, or of some of its rows."""
+    block = block_of(tensor, network)
+    if not block.shape:
+        return Lie((), (), ())  # a single number
+    first, length = (0, block.local[0]) if rows is None else (rows.start, rows.stop - rows.start)
+    offset = (block.offset[0] + first, *block.offset[1:])
+    arrangement = arrangement_of(tensor, network)
+    if arrangement is None:
+        return Lie(block.shape, offset, (Run(0, length, offset[0]),))
+    runs = arrangement.runs(offset[0], offset[0] + length)
+    return Lie((arrangement.whole, *block.shape[1:]), offset, tuple(runs))
+
+
+def block_values(fill: Callable[[str, Block], Tensor], name: str, block: Block, arrangement: Arrangement) -> Tensor:
+    """The values of a block of what is held; `fill` is asked for blocks of the whole tensor."""
+    whole = (arrangement.whole, *block.shape[1:])
+
+    def rows(first: int, length: int) -> Tensor:
+        return fill(name, Block(whole, (first, *block.offset[1:]), (length, *block.local[1:])))
+
+    runs = arrangement.runs(block.offset[0], block.offset[0] + block.local[0])
+    parts = {run: rows(run.first, run.length) for run in runs if run.first is not None}
+    like = next(iter(parts.values())) if parts else rows(0, 1)  # of a block that is only padding the dtype is wanted
+    return torch.cat([parts[run] if run in parts else like.new_zeros(run.length, *like.shape[1:]) for run in runs])

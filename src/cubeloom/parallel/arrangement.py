@@ -1,0 +1,97 @@
+"""How the rows of a tensor are arranged before a grid cuts them, where those of the whole tensor would not do. Values only.
+
+A grid cuts rows evenly. Users, checkpoints and the serial model know a *whole* tensor; what the ranks of a cube *hold*
+together may have other rows: some of the whole's, some copies of them, and padding, which is zero and stays zero.
+
+    whole  [383, K]                    on y=2·z=2
+    held   [384, K]                    383 rows of the whole, one of padding; each rank has 96 of the 384
+
+What a rank's block means in the whole tensor is a short list of `Run`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows one behind another, from `start` on in what is held: from `first` on in the whole, or padding if that is None.
+
+    Of rows that have several `copies` one is what is saved: the one that `counts`.
+    """
+
+    start: int
+    length: int
+    first: int | None
+    copies: int = 1
+    counts: bool = True
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Of a tensor with so many rows in the `whole`: what is held, from its first row to its last."""
+
+    whole: int
+    segments: tuple[Run, ...]
+
+    @classmethod
+    def of(cls, whole: int, segments: Iterator[Run]) -> Arrangement:
+        """Segments in their order; where each starts is found here."""
+        placed, start = [], 0
+        for each in segments:
+            placed.append(replace(each, start=start))
+            start += each.length
+        return cls(whole, tuple(placed))
+
+    @property
+    def held(self) -> int:
+        """Rows that the ranks have together, copies and padding included."""
+        return self.segments[-1].stop
+
+    @property
+    def copies(self) -> int:
+        """Of each row that is copied; 1 where none is."""
+        return max(segment.copies for segment in self.segments)
+
+    def runs(self, start: int, stop: int) -> list[Run]:
+        """What the held rows from `start` to before `stop` are; their own starts are counted from `start`."""
+        found = []
+        for segment in self.segments:
+            low, high = max(start, segment.start), min(stop, segment.stop)
+            if low < high:
+                first = None if segment.first is None else segment.first + low - segment.start
+                found.append(replace(segment, start=low - start, length=high - low, first=first))
+        return found
+
+    def filled(self, start: int, stop: int) -> int:
+        """How many of these held rows are not padding."""
+        return sum(run.length for run in self.runs(start, stop) if run.first is not None)
+
+
+def padded(rows: int, parts: int) -> Arrangement | None:
+    """Padded at the end, so that it can be cut into so many parts; None where it can be cut as it is."""
+    missing = -rows % parts
+    return Arrangement.of(rows, iter([Run(0, rows, 0), Run(0, missing, None)])) if missing else None
+
+
+def grouped(heads: int, queries: int, width: int, copies: int) -> Arrangement:
+    """Of a projection to `[heads, queries + 2, width]`: the queries of a head cut in so many parts, each with a copy of the
+    head's key and value.
+
+    The copy beside a head's last queries counts: there rows lie as in the whole tensor.
+    """
+    group, part = (queries + 2) * width, queries * width // copies
+
+    def segments() -> Iterator[Run]:
+        for head in range(heads):
+            for number in range(copies):
+                yield Run(0, part, head * group + number * part)
+                yield Run(0, 2 * width, head * group + queries * width, copies, counts=number == copies - 1)
+
+    return Arrangement.of(heads * group, segments())
