@@ -13,6 +13,7 @@ from torch import nn
 from cubeloom.base import torch_private
 from cubeloom.base.grid import AXES, Grid, grids
 from cubeloom.parallel import cut as declared
+from cubeloom.parallel.check import Example, check, where_called
 from cubeloom.parallel.cut import Cut, CutError, Kind, Rest, lookup, pattern_of
 from cubeloom.parallel.forms import (
     Batch,
@@ -37,12 +38,39 @@ _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _TRIED = 300  # grids near one that is refused: a large number of ranks has tens of thousands
 
 
-def resolve(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch) -> list[Form]:
-    """The form of each layer, in the order of the modules. Raises CutError if one cannot be cut."""
-    found = forms(model, cut, grid, rest)
+class LeftOut(CutError):
+    """A layer that the cut does not name, and that would compute something else on a part."""
+
+    def __init__(self, layer: str, message: str) -> None:
+        super().__init__(message)
+        self.layer = layer
+
+
+def resolve(
+    model: nn.Module,
+    cut: Cut,
+    grid: Grid,
+    rest: Rest,
+    batch: Batch,
+    example: Example | None = None,
+    unchecked: bool = False,
+) -> list[Form]:
+    """The form of each layer, in the order of the modules. Raises CutError if one cannot be cut.
+
+    The model is run once without values, on what `example` makes of a number of samples, and refused where it would compute
+    something else on parts than on the whole. `unchecked`: the caller answers for that, such as for code that depends on
+    values.
+    """
+    try:
+        found = forms(model, cut, grid, rest)
+    except LeftOut as error:
+        place = where_called(model, error.layer, batch, example)
+        raise CutError(f"{error}; it is called at {place}" if place else str(error)) from None
     complaints = list(problems(found, grid, batch))
     if complaints:
         raise CutError(_refusal(complaints, model, cut, grid, rest, batch))
+    if not unchecked:
+        check(model, cut, found, grid, batch, example)
     return found
 
 
@@ -95,13 +123,13 @@ def _refuse_undeclared(name: str, module: nn.Module) -> None:
     """What would compute something else on a part than on the whole is never left serial in silence."""
     title = f"layer {name} ({type(module).__name__})"
     if next(module.parameters(recurse=False), None) is not None:
-        raise CutError(f"{title} has parameters but the cut does not say how it lies")
+        raise LeftOut(name, f"{title} has parameters but the cut does not say how it lies")
     if next(module.buffers(recurse=False), None) is not None:
-        raise CutError(f"{title} has buffers, which a cut cannot fill; compute them in forward")
+        raise LeftOut(name, f"{title} has buffers, which a cut cannot fill; compute them in forward")
     if isinstance(module, nn.Dropout) and module.p > 0:
-        raise CutError(f"{title} is not in the cut, so its mask would depend on the grid")
+        raise LeftOut(name, f"{title} is not in the cut, so its mask would depend on the grid")
     if isinstance(module, torch_private.AnyLoss):
-        raise CutError(f"{title} is not in the cut, so each rank would take the mean of its own rows")
+        raise LeftOut(name, f"{title} is not in the cut, so each rank would take the mean of its own rows")
 
 
 def _refuse_options(name: str, module: nn.Module) -> None:

@@ -18,6 +18,7 @@ from cubeloom.models import AttentionCore
 from cubeloom.models.pieces import Piece
 from cubeloom.parallel import Batch, CubeState, Cut, resolve
 from cubeloom.parallel.apply import Fill, replace_layers
+from cubeloom.parallel.check import Example
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.cut import Rest
 from cubeloom.parallel.forms import Form, LinearForm
@@ -86,6 +87,7 @@ def lay_out(
     rest: Rest,
     stages: Sequence[range] | None = None,
     ways: int = 1,
+    example: Example | None = None,
 ) -> Layout:
     """Decide all that can be decided without a process group; raises UserError for what cannot work.
 
@@ -107,7 +109,7 @@ def lay_out(
             f"the batch of {counted(batch.samples, 'sample')} cannot be cut into {count} micro-batches{strands} on "
             f"data={grid.data}·z={grid.z}; it must be a multiple of {least}"
         )
-    forms = resolve(model, cut, grid, rest, Batch(batch.samples // (count * ways), batch.sequence))
+    forms = resolve(model, cut, grid, rest, Batch(batch.samples // (count * ways), batch.sequence), example)
     norm = next((form.name for form in forms if isinstance(form, BatchNormForm)), None)
     if norm is not None and count > 1:
         raise UserError(

@@ -1,0 +1,101 @@
+"""Whether a model that is cut so computes what the serial model does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.base import torch_private
+from cubeloom.base.errors import UserError
+from cubeloom.base.grid import Grid
+from cubeloom.parallel.check import where
+from cubeloom.parallel.check.inputs import Example, Given, inputs_of
+from cubeloom.parallel.check.layers import Layers
+from cubeloom.parallel.check.probes import probe
+from cubeloom.parallel.check.record import Record
+from cubeloom.parallel.check.replay import replayed
+from cubeloom.parallel.check.tracked import Factor, Tracked, local_shape
+from cubeloom.parallel.cut import Cut, CutError, lookup
+from cubeloom.parallel.forms import Batch, Form
+
+_AXES = ("data", "z", "y", "x")
+
+
+def check(
+    model: nn.Module, cut: Cut, forms: Sequence[Form], grid: Grid, batch: Batch, example: Example | None = None
+) -> None:
+    """Raises CutError, with file and line, where a rank would compute something else."""
+    sizes = {axis: grid.size(axis) for axis in _AXES}
+    if prod(sizes.values()) == 1:
+        return
+    modules = dict(model.named_modules())
+    kinds = {form.name: kind for form in forms if (kind := lookup(cut, form.name)) is not None}
+    with _without_modes():
+        for form in forms:
+            probe(form, modules[form.name])
+        given = inputs_of(model, batch, example)
+        record = Record(model, [form.name for form in forms], {name: each.tensor for name, each in given.items()})
+        record.run({name: each.tensor for name, each in given.items()})
+        layers = Layers(modules, forms, kinds, sizes)
+        replayed(record, layers, {name: _part(name, each, sizes) for name, each in given.items()})
+
+
+class _Looking(Record):
+    """For the first call of a layer."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[str], inputs: dict[str, Tensor], wanted: str) -> None:
+        super().__init__(model, layers, inputs)
+        self.found, self._wanted = "", wanted
+
+    def layer(self, name: str, plain: Any, args: Any, kwargs: Any) -> Tensor:
+        if name == self._wanted and not self.found:
+            self.found = where.here(self.names)
+        return super().layer(name, plain, args, kwargs)
+
+
+def where_called(model: nn.Module, name: str, batch: Batch, example: Example | None = None) -> str:
+    """The module, file and line that call a layer; nothing, where that is not found."""
+    layers = [
+        each for each, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None
+    ]
+    try:
+        inputs = {key: each.tensor for key, each in inputs_of(model, batch, example).items()}
+        looking = _Looking(model, list(dict.fromkeys([*layers, name])), inputs, name)
+    except CutError:  # no example
+        return ""
+    with _without_modes(), suppress(UserError):
+        looking.run(inputs)
+    return looking.found
+
+
+def _part(name: str, given: Given, sizes: dict[str, int]) -> tuple[Tensor, Tracked]:
+    """A rank's part of an input."""
+    layout = given.layout.on(sizes)
+    if len(layout.dims) != given.tensor.dim():
+        raise CutError(f"the example's {name} has {given.tensor.dim()} dimensions, and its layout is {given.layout}")
+    cuttings = [tuple((axis, sizes[axis]) for axis in axes) for _, axes in layout.dims]
+    for size, cutting in zip(given.tensor.shape, cuttings, strict=True):
+        if size % prod(each for _, each in cutting):
+            raise CutError(f"the example's {name}, {list(given.tensor.shape)}, cannot be cut as {given.layout}")
+    dims = tuple(
+        () if size == 1 else (Factor(size, cutting),)
+        for size, cutting in zip(given.tensor.shape, cuttings, strict=True)
+    )
+    tracked = Tracked(dims, layout.partial_gradient)
+    empty = torch.empty(local_shape(dims), dtype=given.tensor.dtype, device="meta")
+    return empty.requires_grad_(given.tensor.requires_grad), tracked
+
+
+@contextmanager
+def _without_modes() -> Iterator[None]:
+    """Of a rehearsal, too, the tensors here are plain ones on the meta device."""
+    modes = torch_private.take_off_dispatch_modes()
+    try:
+        yield
+    finally:
+        torch_private.put_on_dispatch_modes(modes)

@@ -1,0 +1,165 @@
+"""The rank's call of a layer: whether its inputs lie as it takes them, and how its output lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from math import prod
+
+from torch import nn
+
+from cubeloom.base import torch_private
+from cubeloom.parallel.check.stated import stated
+from cubeloom.parallel.check.step import Refused
+from cubeloom.parallel.check.tracked import (
+    Dim,
+    Dims,
+    Factor,
+    Tracked,
+    common,
+    described,
+    is_cut,
+    named,
+)
+from cubeloom.parallel.cut import Kind
+from cubeloom.parallel.forms import DropoutForm, FirstTokenForm, Form, LinearForm, LossForm, NormForm
+from cubeloom.parallel.image_forms import ConcatForm, ShareForm, SquaredLossForm
+from cubeloom.parallel.layout import Axes, Layout
+from cubeloom.parallel.products import Convolution
+
+Shape = tuple[int, ...]
+_SECOND = (Convolution, nn.GroupNorm, torch_private.AnyBatchNorm)  # features are dimension 1
+
+
+class Layers:
+    """Those of a cut on a grid, with the sizes of its axes."""
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        forms: Sequence[Form],
+        kinds: Mapping[str, Kind],
+        sizes: Mapping[str, int],
+    ) -> None:
+        self._modules, self._kinds, self._sizes = modules, kinds, sizes
+        self._forms = {form.name: form for form in forms}
+        self._stated = {form.name: stated(form) for form in forms}
+
+    def __call__(self, name: str, inputs: Sequence[Tracked], needed: Sequence[bool], shape: Shape) -> Tracked:
+        form, module = self._forms[name], self._modules[name]
+        title = f"layer {name} ({type(module).__name__}), {declared(self._kinds[name])} in the cut,"
+        taken, given = self._stated[name]
+        if len(inputs) != len(taken):
+            raise Refused(f"{title} is called with {len(inputs)} tensors, and takes {len(taken)}")
+        if problem := _misfit(form, module, [tracked.shape for tracked in inputs]):
+            raise Refused(f"{title} {problem}")
+        for tracked, layout, needs in zip(inputs, taken, needed, strict=True):
+            self._check(title, form, tracked, layout.on(self._sizes), needs)
+        output = given.on(self._sizes)
+        return Tracked(self._lying(title, output, shape, form), output.partial_gradient, name)
+
+    def _check(self, title: str, form: Form, tracked: Tracked, layout: Layout, needs: bool) -> None:
+        wanted = self._lying(title, layout, tracked.shape, form)
+        for place, (have, want) in enumerate(zip(tracked.dims, wanted, strict=True)):
+            if common(have, want) is None:
+                what = self._name_of(place, layout, form, len(wanted))
+                source = f" from layer {tracked.maker}" if tracked.maker else ""
+                raise Refused(
+                    f"{title} takes {what} {_said(want)}, and gets {what} {_said(have)}{source}: {tracked}, and not"
+                    f" {described(wanted)}{self._hint(form, what, have)}"
+                )
+        if needs and tracked.summands != layout.partial_gradient:
+            self._refuse_gradient(title, tracked, layout)
+
+    def _refuse_gradient(self, title: str, tracked: Tracked, layout: Layout) -> None:
+        if missing := layout.partial_gradient - tracked.summands:
+            raise Refused(
+                f"{title} uses {tracked} differently on each rank of {'·'.join(sorted(missing))}, and nothing sums the"
+                " gradients: pass it through a module that gives it on, nn.Identity(), and name that in the cut: Share()"
+            )
+        axes = "·".join(sorted(tracked.summands - layout.partial_gradient))
+        raise Refused(
+            f"{title} computes alike on all ranks of {axes} with what a Share() gives, whose gradients are summed over them:"
+            " only layers that the cut takes as Slice() may use it"
+        )
+
+    def _lying(self, title: str, layout: Layout, shape: Shape, form: Form) -> Dims:
+        """The layout as dimensions of a tensor of this shape."""
+        places = dict(_places(layout, form, self._modules[form.name], len(shape)))
+        found: list[Dim] = []
+        for place, size in enumerate(shape):
+            cutting = tuple((axis, self._sizes[axis]) for axis in places.get(place, ()))
+            parts = prod(each for _, each in cutting)
+            if size % parts:
+                name = "rows" if place == 0 else "features"
+                raise Refused(
+                    f"{title} needs its {name}, {size} here, cut over {named(cutting)}, which is {parts} parts"
+                )
+            found.append(() if size == 1 else (Factor(size, cutting),))
+        return tuple(found)
+
+    def _name_of(self, place: int, layout: Layout, form: Form, count: int) -> str:
+        names = [each for each, _ in layout.dims]
+        places = [at for at, _ in _places(layout, form, self._modules[form.name], count)]
+        return names[places.index(place)] if place in places else f"dimension {place}"
+
+    def _hint(self, form: Form, what: str, have: Dim) -> str:
+        """The kind of layer that takes what there is."""
+        axes = [axis for factor in have for axis, _ in factor.cutting]
+        match form:
+            case LinearForm() if what == "features":
+                if not axes:
+                    return ". Slice() takes features that are whole"
+                kind = {"x": "Expand()", "y": "Contract()"}.get(axes[0])
+                return f". {kind} takes features from {axes[0]}" if kind and axes[0] != form.side else ""
+            case LossForm(whole=False) if what == "rows":
+                return ". Its logits come from a layer with Expand(sharded_output=True)"
+        return ""
+
+
+def _places(layout: Layout, form: Form, module: nn.Module, count: int) -> list[tuple[int, Axes]]:
+    """Where the named dimensions of a layout are in a tensor of so many."""
+    second = isinstance(module, _SECOND) or isinstance(form, ConcatForm)
+    features = 1 if second or count < 2 else count - 1
+    return [(0 if number == 0 else features, axes) for number, (_, axes) in enumerate(layout.dims)]
+
+
+def declared(kind: Kind) -> str:
+    """As a user writes it: `Expand(heads=12)`."""
+    given = (
+        f"{each.name}={getattr(kind, each.name)!r}" for each in fields(kind) if getattr(kind, each.name) != each.default
+    )
+    return f"{type(kind).__name__}({', '.join(given)})"
+
+
+def _said(dim: Dim) -> str:
+    if not is_cut(dim):
+        return "whole"
+    if len(dim) > 1 or dim[0].ratio > 1:
+        return f"cut as {' x '.join(map(str, dim))}"
+    return f"cut over {named(dim[0].cutting)}"
+
+
+def _misfit(form: Form, module: nn.Module, shapes: Sequence[Shape]) -> str | None:
+    """What a layer on the grid does not do with inputs of these shapes, though the plain one does."""
+    first = shapes[0]
+    match form:
+        case LinearForm(turn=True) if isinstance(module, nn.Linear) and len(first) != 2:
+            return f"turns [rows, features], and gets {len(first)} dimensions: flatten all but the last"
+        case LossForm(whole=False) if len(first) != 2 or len(shapes[1]) != 1:
+            return f"takes logits [rows, classes] and targets [rows], and gets {list(first)} and {list(shapes[1])}"
+        case SquaredLossForm() if shapes[0] != shapes[1]:
+            return f"compares tensors of one shape, and gets {list(shapes[0])} and {list(shapes[1])}"
+        case DropoutForm(probability=p) if p > 0 and len(first) != 2:
+            return f"takes [rows, features], and gets {len(first)} dimensions: flatten all but the last"
+        case FirstTokenForm() if len(first) != 2:
+            return f"takes [rows, features], and gets {list(first)}"
+        case NormForm(features=features) if first[-1] != features:
+            return f"normalises more than the last dimension of {list(first)}, which has no form here"
+        case FirstTokenForm(features=features) | ShareForm(features=features) if first[-1] != features:
+            return f"is said to have {features} features in the cut, and gets {list(first)}"
+        case ConcatForm() if len(first) < 2 or shapes[0][:1] + shapes[0][2:] != shapes[1][:1] + shapes[1][2:]:
+            return f"joins dimension 1 of tensors that are equal otherwise, and gets {list(shapes[0])} and {list(shapes[1])}"
+    if isinstance(module, Convolution) and len(first) != module.weight.dim():
+        return f"takes samples, features and {module.weight.dim() - 2} dimensions of pixels, and gets {list(first)}"
+    return None

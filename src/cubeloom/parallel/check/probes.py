@@ -1,0 +1,71 @@
+"""Modules that a cut replaces by its own are tried on a few numbers: they must compute what their kind says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cubeloom.base.turns import interleave
+from cubeloom.parallel.cut import CutError
+from cubeloom.parallel.forms import FirstTokenForm, Form, LossForm
+from cubeloom.parallel.image_forms import ConcatForm, ShareForm, SquaredLossForm
+
+
+def probe(form: Form, module: nn.Module) -> None:
+    """Raises CutError, where the layer on the grid would compute something else than the module."""
+    match form:
+        case LossForm() if type(module) is not nn.CrossEntropyLoss:
+            _probe_loss(form, module)
+        case ShareForm() if type(module) is not nn.Identity:
+            whole = _numbers(3, form.features)
+            _same(form, module, "what it is given", whole, whole)
+        case SquaredLossForm():
+            first, second = _numbers(3, 4, 2), _numbers(3, 4, 2).flip(0)
+            expected = (first - second).square().mean()
+            _same(form, module, "the mean of squared differences of two tensors", expected, first, second)
+        case FirstTokenForm():
+            rows = _numbers(6, 4)
+            _same(form, module, "the first of each `sequence` rows", rows[::3], rows, 3)
+        case ConcatForm():
+            first, second = _numbers(2, 2 * form.parts, 3), _numbers(2, form.parts, 3)
+            expected = interleave(first, second, form.parts)
+            _same(form, module, f"features of both in {form.parts} turns", expected, first, second)
+
+
+def _probe_loss(form: LossForm, module: nn.Module) -> None:
+    logits = _numbers(6, 5)
+    for ignored in (1, form.ignored):
+        targets = torch.tensor([4, 0, ignored, 2, 1, 3], device="cpu")
+        expected = functional.cross_entropy(logits, targets, ignore_index=form.ignored, label_smoothing=form.smoothing)
+        what = f"the mean cross-entropy of logits and those targets that are not {form.ignored}"
+        _same(form, module, what, expected, logits, targets)
+
+
+def _numbers(*shape: int) -> Tensor:
+    count = torch.Size(shape).numel()
+    return torch.linspace(-1, 2, count, dtype=torch.float64, device="cpu").sin().view(shape)
+
+
+def _same(form: Form, module: nn.Module, what: str, expected: Tensor, *arguments: Tensor | int) -> None:
+    forward: Callable[..., object] = module.forward
+    problem = ""
+    if next(module.parameters(), None) is not None:
+        problem = "it has parameters"
+    else:
+        try:
+            with torch.device("cpu"), torch.no_grad():
+                found = forward(*arguments)
+        except Exception as error:
+            problem = f"it fails there: {type(error).__name__}: {error}"
+        else:
+            same = (
+                isinstance(found, Tensor) and found.shape == expected.shape and torch.allclose(found.double(), expected)
+            )
+            problem = "" if same else "on a few numbers it gives something else"
+    if problem:
+        raise CutError(
+            f"layer {form.name} ({type(module).__name__}) is taken for one that gives {what}, and it does not: {problem}"
+        )
