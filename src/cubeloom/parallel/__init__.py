@@ -3,6 +3,8 @@
 from cubeloom.parallel.apply import apply as apply
 from cubeloom.parallel.apply import initial_values as initial_values
 from cubeloom.parallel.apply import materialise as materialise
+from cubeloom.parallel.check import Example as Example
+from cubeloom.parallel.check import Given as Given
 from cubeloom.parallel.cut import Contract as Contract
 from cubeloom.parallel.cut import Cut as Cut
 from cubeloom.parallel.cut import CutError as CutError

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from cubeloom.base.errors import UserError
@@ -201,6 +201,14 @@ Kind = (
 Cut = Mapping[str, Kind]
 
 
+def written(kind: Kind) -> str:
+    """As a user writes it: `Expand(heads=12)`."""
+    given = (
+        f"{each.name}={getattr(kind, each.name)!r}" for each in fields(kind) if getattr(kind, each.name) != each.default
+    )
+    return f"{type(kind).__name__}({', '.join(given)})"
+
+
 def pattern_of(name: str) -> str:
     """A module's name with its numbers as `*`."""
     return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name)
@@ -213,3 +221,11 @@ def lookup(cut: Cut, name: str) -> Kind | None:
 
 class CutError(UserError):
     """A model that cannot be cut on the given grid."""
+
+
+class LayerError(CutError):
+    """A layer that the cut does not name, or cannot take for what it names it. `resolve` adds where the layer is called."""
+
+    def __init__(self, layer: str, message: str) -> None:
+        super().__init__(message)
+        self.layer = layer

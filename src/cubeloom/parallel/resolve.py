@@ -14,7 +14,7 @@ from cubeloom.base import torch_private
 from cubeloom.base.grid import AXES, Grid, grids
 from cubeloom.parallel import cut as declared
 from cubeloom.parallel.check import Example, check, where_called
-from cubeloom.parallel.cut import Cut, CutError, Kind, Rest, lookup, pattern_of
+from cubeloom.parallel.cut import Cut, CutError, Kind, LayerError, Rest, lookup, pattern_of, written
 from cubeloom.parallel.forms import (
     Batch,
     DropoutForm,
@@ -38,14 +38,6 @@ _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _TRIED = 300  # grids near one that is refused: a large number of ranks has tens of thousands
 
 
-class LeftOut(CutError):
-    """A layer that the cut does not name, and that would compute something else on a part."""
-
-    def __init__(self, layer: str, message: str) -> None:
-        super().__init__(message)
-        self.layer = layer
-
-
 def resolve(
     model: nn.Module,
     cut: Cut,
@@ -63,14 +55,14 @@ def resolve(
     """
     try:
         found = forms(model, cut, grid, rest)
-    except LeftOut as error:
-        place = where_called(model, error.layer, batch, example)
-        raise CutError(f"{error}; it is called at {place}" if place else str(error)) from None
-    complaints = list(problems(found, grid, batch))
-    if complaints:
-        raise CutError(_refusal(complaints, model, cut, grid, rest, batch))
-    if not unchecked:
-        check(model, cut, found, grid, batch, example)
+        complaints = list(problems(found, grid, batch))
+        if complaints:
+            raise CutError(_refusal(complaints, model, cut, grid, rest, batch))
+        if not unchecked:
+            check(model, cut, found, grid, batch, example)
+    except LayerError as error:
+        line = where_called(model, error.layer, batch, example)
+        raise CutError(f"{error}; {line} calls it" if line else str(error)) from None
     return found
 
 
@@ -123,13 +115,13 @@ def _refuse_undeclared(name: str, module: nn.Module) -> None:
     """What would compute something else on a part than on the whole is never left serial in silence."""
     title = f"layer {name} ({type(module).__name__})"
     if next(module.parameters(recurse=False), None) is not None:
-        raise LeftOut(name, f"{title} has parameters but the cut does not say how it lies")
+        raise LayerError(name, f"{title} has parameters but the cut does not say how it lies")
     if next(module.buffers(recurse=False), None) is not None:
-        raise LeftOut(name, f"{title} has buffers, which a cut cannot fill; compute them in forward")
+        raise LayerError(name, f"{title} has buffers, which a cut cannot fill; compute them in forward")
     if isinstance(module, nn.Dropout) and module.p > 0:
-        raise LeftOut(name, f"{title} is not in the cut, so its mask would depend on the grid")
+        raise LayerError(name, f"{title} is not in the cut, so its mask would depend on the grid")
     if isinstance(module, torch_private.AnyLoss):
-        raise LeftOut(name, f"{title} is not in the cut, so each rank would take the mean of its own rows")
+        raise LayerError(name, f"{title} is not in the cut, so each rank would take the mean of its own rows")
 
 
 def _refuse_options(name: str, module: nn.Module) -> None:
@@ -176,7 +168,7 @@ def _form(
     match kind, module:
         case ((declared.Expand() | declared.Contract()), nn.Linear() | Convolution()):
             return _linear(name, module, kind, grid, rest, stream, shares, pixels)
-        case declared.Norm(), nn.LayerNorm() | nn.RMSNorm():
+        case declared.Norm(side="x"), nn.LayerNorm() | nn.RMSNorm():
             rows = Spread.ROWS if kind.sharded else stream
             bias = getattr(module, "bias", None) is not None
             return NormForm(name, math.prod(module.normalized_shape), isinstance(module, nn.LayerNorm), bias, rows)
@@ -197,7 +189,7 @@ def _form(
     form = image_form(name, module, kind, stream, pixels)
     if form is not None:
         return form
-    raise CutError(f"layer {name} is a {type(module).__name__}, which the cut cannot take as {type(kind).__name__}")
+    raise LayerError(name, f"layer {name} is a {type(module).__name__}, which the cut cannot take as {written(kind)}")
 
 
 def _linear(

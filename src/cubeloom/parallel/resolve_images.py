@@ -81,19 +81,17 @@ def image_form(name: str, module: nn.Module, kind: Kind, rows: Spread, pixels: R
             return BatchNormForm(name, kind.side, rows, module.num_features, module.affine)
         case declared.Slice(), nn.Linear() | Convolution():
             return SliceForm(name, kind.side, rows, *sizes(name, module), bias)
-        case declared.Join(), nn.Linear() | Convolution():
-            assert pixels is not None
+        case declared.Join(), nn.Linear() | Convolution() if pixels is not None:
             return JoinForm(name, kind.side, rows, *sizes(name, module), bias, pixels)
-        case declared.Stay(), nn.Linear() | Convolution():
-            assert pixels is not None
+        case declared.Stay(), nn.Linear() | Convolution() if pixels is not None:
             return StayForm(name, kind.side, rows, *sizes(name, module), bias, pixels)
         case declared.Grouped(), nn.Conv1d() | nn.Conv2d() | nn.Conv3d():
             n, k, *window = module.weight.shape
             return GroupedForm(name, kind.side, rows, k * module.groups, n, math.prod(window), bias, module.groups)
         case declared.Share(), nn.Module():
             return ShareForm(name, "x", rows, kind.features)
-        case declared.Concat(), nn.Module():
-            return ConcatForm(name, kind.side, rows, int(module.parts))  # type: ignore[arg-type]
+        case declared.Concat(), nn.Module(parts=int(parts)):
+            return ConcatForm(name, kind.side, rows, parts)
         case declared.SquaredLoss(), nn.Module():
             return SquaredLossForm(name, kind.side, rows)
     return None

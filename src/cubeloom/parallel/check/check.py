@@ -38,33 +38,33 @@ def check(
     with _without_modes():
         for form in forms:
             probe(form, modules[form.name])
-        given = inputs_of(model, batch, example)
-        record = Record(model, [form.name for form in forms], {name: each.tensor for name, each in given.items()})
-        record.run({name: each.tensor for name, each in given.items()})
-        layers = Layers(modules, forms, kinds, sizes)
-        replayed(record, layers, {name: _part(name, each, sizes) for name, each in given.items()})
+        inputs = inputs_of(model, batch, example)
+        record = Record(model, [form.name for form in forms], inputs.arguments())
+        record.run(inputs.arguments())
+        parts = {name: _part(name, each, sizes) for name, each in inputs.tensors.items()}
+        replayed(record, Layers(modules, forms, kinds, sizes), parts, inputs.others)
 
 
 class _Looking(Record):
     """For the first call of a layer."""
 
-    def __init__(self, model: nn.Module, layers: Sequence[str], inputs: dict[str, Tensor], wanted: str) -> None:
+    def __init__(self, model: nn.Module, layers: Sequence[str], inputs: dict[str, Any], wanted: str) -> None:
         super().__init__(model, layers, inputs)
         self.found, self._wanted = "", wanted
 
     def layer(self, name: str, plain: Any, args: Any, kwargs: Any) -> Tensor:
         if name == self._wanted and not self.found:
-            self.found = where.here(self.names)
+            self.found = where.here({})
         return super().layer(name, plain, args, kwargs)
 
 
 def where_called(model: nn.Module, name: str, batch: Batch, example: Example | None = None) -> str:
-    """The module, file and line that call a layer; nothing, where that is not found."""
+    """The file and line that call a layer; nothing, where that is not found."""
     layers = [
         each for each, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None
     ]
     try:
-        inputs = {key: each.tensor for key, each in inputs_of(model, batch, example).items()}
+        inputs = inputs_of(model, batch, example).arguments()
         looking = _Looking(model, list(dict.fromkeys([*layers, name])), inputs, name)
     except CutError:  # no example
         return ""

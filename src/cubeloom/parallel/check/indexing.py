@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from cubeloom.parallel.check.operations import is_mask
 from cubeloom.parallel.check.pointwise import joined
 from cubeloom.parallel.check.step import Refused, Rule, Step, alike, parts_in_words
 from cubeloom.parallel.check.tracked import Dim, Dims, Tracked, is_cut, local_shape, parts_of, size_of, uncut
@@ -19,6 +20,16 @@ def get(step: Step) -> list[Dims]:
 def put(step: Step) -> list[Dims]:
     """The part that is assigned to must be whole where it is not all; the value lies as the part does."""
     tracked, value = step.inputs[0], step.args[2]
+    index = step.args[1]
+    if isinstance(index, Tensor) and is_mask(index) and not isinstance(value, Tensor):
+        step.refuse_other_numbers()
+        # A mask of the first dimensions.
+        mask = (*step.of(index).dims, *((),) * (len(tracked.dims) - index.dim()))
+        if joined("assignment by a mask", [tracked.dims, mask], tracked.shape) != tracked.dims:
+            raise Refused(
+                f"assignment by a mask {step.of(index)} to {tracked}, which is made of the size of a rank's part"
+            )
+        return [tracked.dims]
     part = indexed(step, tracked)
     if isinstance(value, Tensor):
         shape = tuple(map(size_of, part))
@@ -80,8 +91,8 @@ def _items(index: Any) -> Sequence[Any]:
     for item in items:
         if not (item is None or item is Ellipsis or isinstance(item, Tensor | slice | int)) or isinstance(item, bool):
             raise Refused(f"an index of {type(item).__name__} into a cut tensor has no rule")
-        if isinstance(item, Tensor) and not item.dtype.is_floating_point and item.dtype.itemsize == 1:
-            raise Refused("an index by a mask gives a tensor whose size depends on values")
+        if isinstance(item, Tensor) and is_mask(item):
+            raise Refused("an index by a mask among others has no rule; torch.where has one")
     return items
 
 

@@ -28,16 +28,25 @@ Example = Callable[[int], Mapping[str, Any]]
 _LANGUAGE = ("tokens", "targets", "next_sentence")
 
 
-def inputs_of(model: nn.Module, batch: Batch, example: Example | None = None) -> dict[str, Given]:
-    """Of the whole batch, on the meta device."""
+@dataclass(frozen=True)
+class Inputs:
+    """Keyword arguments of one whole batch, on the meta device."""
+
+    tensors: dict[str, Given]
+    others: dict[str, Any]  # numbers and the like, the same on every rank
+
+    def arguments(self) -> dict[str, Any]:
+        return {**{name: each.tensor for name, each in self.tensors.items()}, **self.others}
+
+
+def inputs_of(model: nn.Module, batch: Batch, example: Example | None = None) -> Inputs:
     given = (example or getattr(model, "example", None) or _language(model, batch))(batch.samples)
-    return {name: _given(name, value, batch.samples) for name, value in given.items()}
+    tensors = {name: _given(value, batch.samples) for name, value in given.items() if isinstance(value, Tensor | Given)}
+    return Inputs(tensors, {name: value for name, value in given.items() if name not in tensors})
 
 
-def _given(name: str, value: Any, samples: int) -> Given:
+def _given(value: Tensor | Given, samples: int) -> Given:
     if not isinstance(value, Given):
-        if not isinstance(value, Tensor):
-            raise CutError(f"the example has {name}={value!r}; it takes tensors, of the whole batch")
         rows = ("data", "z") if value.dim() and value.shape[0] == samples else None
         dims = ((f"{place}", ("data", "z") if place == 0 and rows else ()) for place in range(value.dim()))
         value = Given(value, Layout(tuple(dims)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from math import prod
 
 from torch import nn
@@ -21,7 +20,7 @@ from cubeloom.parallel.check.tracked import (
     is_cut,
     named,
 )
-from cubeloom.parallel.cut import Kind
+from cubeloom.parallel.cut import Kind, written
 from cubeloom.parallel.forms import DropoutForm, FirstTokenForm, Form, LinearForm, LossForm, NormForm
 from cubeloom.parallel.image_forms import ConcatForm, ShareForm, SquaredLossForm
 from cubeloom.parallel.layout import Axes, Layout
@@ -47,7 +46,7 @@ class Layers:
 
     def __call__(self, name: str, inputs: Sequence[Tracked], needed: Sequence[bool], shape: Shape) -> Tracked:
         form, module = self._forms[name], self._modules[name]
-        title = f"layer {name} ({type(module).__name__}), {declared(self._kinds[name])} in the cut,"
+        title = f"layer {name} ({type(module).__name__}), {written(self._kinds[name])} in the cut,"
         taken, given = self._stated[name]
         if len(inputs) != len(taken):
             raise Refused(f"{title} is called with {len(inputs)} tensors, and takes {len(taken)}")
@@ -60,7 +59,8 @@ class Layers:
 
     def _check(self, title: str, form: Form, tracked: Tracked, layout: Layout, needs: bool) -> None:
         wanted = self._lying(title, layout, tracked.shape, form)
-        for place, (have, want) in enumerate(zip(tracked.dims, wanted, strict=True)):
+        # Of two that differ the features say more.
+        for place, (have, want) in reversed(list(enumerate(zip(tracked.dims, wanted, strict=True)))):
             if common(have, want) is None:
                 what = self._name_of(place, layout, form, len(wanted))
                 source = f" from layer {tracked.maker}" if tracked.maker else ""
@@ -122,14 +122,6 @@ def _places(layout: Layout, form: Form, module: nn.Module, count: int) -> list[t
     second = isinstance(module, _SECOND) or isinstance(form, ConcatForm)
     features = 1 if second or count < 2 else count - 1
     return [(0 if number == 0 else features, axes) for number, (_, axes) in enumerate(layout.dims)]
-
-
-def declared(kind: Kind) -> str:
-    """As a user writes it: `Expand(heads=12)`."""
-    given = (
-        f"{each.name}={getattr(kind, each.name)!r}" for each in fields(kind) if getattr(kind, each.name) != each.default
-    )
-    return f"{type(kind).__name__}({', '.join(given)})"
 
 
 def _said(dim: Dim) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 _BINARY = {
     *("add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "matmul"),
@@ -115,8 +116,17 @@ def _special(name: str) -> Operation:
     return Operation(_ALIASES.get(name, name), iterates=name == "__iter__")
 
 
-def needs_values(operation: Operation, tensors: int) -> bool:
-    return operation.name in _VALUES or (operation.name == "where" and tensors == 1)
+def needs_values(operation: Operation, tensors: list[Tensor]) -> bool:
+    """Also where the size of a result depends on them."""
+    if operation.name in ("getitem", "where"):
+        alone = operation.name == "where" and len(tensors) == 1
+        return alone or any(is_mask(tensor) for tensor in tensors[1:] if operation.name == "getitem")
+    return operation.name in _VALUES
+
+
+def is_mask(tensor: Tensor) -> bool:
+    """As an index: all integers of one byte are."""
+    return tensor.dtype in (torch.bool, torch.uint8)
 
 
 def is_dropout(name: str) -> bool:

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cubeloom.base.turns import interleave
-from cubeloom.parallel.cut import CutError
+from cubeloom.parallel.cut import LayerError
 from cubeloom.parallel.forms import FirstTokenForm, Form, LossForm
 from cubeloom.parallel.image_forms import ConcatForm, ShareForm, SquaredLossForm
 
 
 def probe(form: Form, module: nn.Module) -> None:
-    """Raises CutError, where the layer on the grid would compute something else than the module."""
+    """Raises LayerError, where the layer on the grid would compute something else than the module."""
     match form:
         case LossForm() if type(module) is not nn.CrossEntropyLoss:
             _probe_loss(form, module)
@@ -66,6 +66,7 @@ def _same(form: Form, module: nn.Module, what: str, expected: Tensor, *arguments
             )
             problem = "" if same else "on a few numbers it gives something else"
     if problem:
-        raise CutError(
-            f"layer {form.name} ({type(module).__name__}) is taken for one that gives {what}, and it does not: {problem}"
+        raise LayerError(
+            form.name,
+            f"layer {form.name} ({type(module).__name__}) is taken for one that gives {what}, and it does not: {problem}",
         )

@@ -38,14 +38,15 @@ class Call:
 
 
 class Record(Run):
-    def __init__(self, model: nn.Module, layers: Sequence[str], inputs: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: nn.Module, layers: Sequence[str], inputs: Mapping[str, Any]) -> None:
         super().__init__(model, layers)
         self.entries: list[Entry] = []
         self.kept: dict[
             int, tuple[Any, Tensor]
         ] = {}  # how each tensor is known; kept, so that an id is that of one tensor
-        for name, tensor in inputs.items():
-            self.kept[id(tensor)] = ("input", name), tensor
+        for name, value in inputs.items():
+            if isinstance(value, Tensor):
+                self.kept[id(value)] = ("input", name), value
 
     def known(self, tensor: Tensor) -> Any:
         if id(tensor) not in self.kept:
@@ -82,7 +83,7 @@ class Record(Run):
 
     def _refuse(self, operation: Operation, args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
         name = operation.name
-        if needs_values(operation, len(tensors)):
+        if needs_values(operation, tensors):
             self.refuse(
                 f"{name.strip('_')} asks for values of a tensor, which the model is checked without: what it computes may not"
                 " depend on them"
@@ -117,7 +118,7 @@ class Record(Run):
         return found
 
 
-def calls_of(model: nn.Module, layers: Sequence[str], inputs: Mapping[str, Tensor]) -> dict[str, list[Call]]:
+def calls_of(model: nn.Module, layers: Sequence[str], inputs: Mapping[str, Any]) -> dict[str, list[Call]]:
     """How each of these layers is called in a run of the serial model."""
     record = Record(model, layers, inputs)
     record.run(inputs)

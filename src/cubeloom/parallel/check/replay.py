@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from cubeloom.base.errors import first_line
@@ -220,9 +220,12 @@ def check_results(step: Step, found: Sequence[Dims]) -> None:
             )
 
 
-def replayed(record: Record, layer_rule: LayerRule, inputs: Mapping[str, tuple[Tensor, Tracked]]) -> nn.Module:
+def replayed(
+    record: Record,
+    layer_rule: LayerRule,
+    tensors: Mapping[str, tuple[Tensor, Tracked]],
+    others: Mapping[str, Any],
+) -> None:
     """Run the model as a rank runs it; raises CutError where it would compute something else."""
-    run = Replay(record, layer_rule, inputs)
-    result = run.run({name: tensor for name, (tensor, _) in inputs.items()})
-    run.finish(result)
-    return record.model
+    run = Replay(record, layer_rule, tensors)
+    run.finish(run.run({**{name: tensor for name, (tensor, _) in tensors.items()}, **others}))

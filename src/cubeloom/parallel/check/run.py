@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -97,6 +98,7 @@ class Run(TorchFunctionMode, ABC):
             for name in self.layers:
                 self._make_opaque(name)
             stack.enter_context(torch.enable_grad())
+            stack.enter_context(warnings.catch_warnings(action="ignore"))  # they come again where there are values
             stack.enter_context(self)
             try:
                 return self.model(**inputs)

@@ -1,6 +1,7 @@
 """What each kind of layer takes and gives: one layout for each tensor that it is called with, and that of its output.
 
-Dimensions are named: `rows` is the first one, `features` the one that the layer treats as features. All others are whole.
+Dimensions are named: `rows` is the first one, `features` (or `classes`) the one that the layer treats as features. All others
+are whole.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def stated(form: Form) -> Stated:
         case LossForm(whole=True):
             return (_WHOLE, Layout.of(rows=_SAMPLES)), _NUMBER
         case LossForm():
-            return (Layout.of(rows=(*_SAMPLES, "x"), features="y"), Layout.of(rows=_SAMPLES)), _NUMBER
+            return (Layout.of(rows=(*_SAMPLES, "x"), classes="y"), Layout.of(rows=_SAMPLES)), _NUMBER
         case FirstTokenForm():
             return (_stream(form.rows),), _WHOLE
         case WholeForm():
