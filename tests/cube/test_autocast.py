@@ -49,7 +49,7 @@ def normed(kind: str, dtype: torch.dtype) -> tuple[float, float, float]:
     fill = initial_values(plain, 0, torch.float32)
     materialise(plain, fill)
     cut: declared.Cut = {"norm": Norm(side="x") if images else Norm()}
-    laid = Layout.of(rows=None, features="x", **({"height": None, "width": None} if images else {}))
+    laid = Layout.of(rows=None, features="x", **dict.fromkeys(("height", "width") if images else (), ()))
     apply(
         model, cut, network, Batch(4, 16), fill, Rest(activations="replicated"), example=lambda _: {"x": Given(x, laid)}
     )

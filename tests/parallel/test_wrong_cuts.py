@@ -109,7 +109,8 @@ def exchanged(kind: type[nn.Module], layer: str, other: Kind) -> Cut:
 
 def of_exchanges(grid: str, rest: Any, chosen: list[tuple[type[nn.Module], str, Kind]]) -> list[float]:
     network = Network(on(grid))
-    return [difference(kind, exchanged(kind, *which), {}, network, Rest(activations=rest)) for kind, *which in chosen]
+    settings = Rest(activations=rest)
+    return [difference(kind, exchanged(kind, layer, other), {}, network, settings) for kind, layer, other in chosen]
 
 
 @pytest.mark.parametrize("rest", RESTS)
@@ -215,6 +216,34 @@ def test_a_loss_must_be_the_one_that_the_cut_names() -> None:
         resolve(model, CUT, on("x=2"), Rest(), BATCH)
     model.loss = OfLogits()
     resolve(model, CUT, on("x=2"), Rest(), BATCH)
+
+
+class Warm(nn.Module):
+    """Its logits are divided, but only where they are computed together with their head."""
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits, targets)
+
+    def from_hidden(self, hidden: Tensor, head: nn.Module, targets: Tensor) -> Tensor:
+        found: Tensor = self(head(hidden) / 2, targets)
+        return found
+
+
+def test_a_loss_from_hidden_must_be_that_of_the_head() -> None:
+    model = without_values(Transformer, {})
+    model.loss = Warm()
+    with pytest.raises(
+        CutError, match="from hidden features, and it does not: on a few numbers it gives something else"
+    ):
+        resolve(model, CUT, on("x=2"), Rest(), BATCH)
+
+
+def test_a_layer_in_two_places_is_refused() -> None:
+    model = without_values(Transformer, {})
+    model.norm2 = model.norm
+    cut = {name: kind for name, kind in CUT.items() if name != "norm"}
+    with pytest.raises(CutError, match=r"layer norm2 \(LayerNorm\) is norm as well, and only one of them would be cut"):
+        resolve(model, cut, on("x=2"), Rest(), BATCH)
 
 
 # --- what a model is run with ---

@@ -65,7 +65,8 @@ def scaled_by_all(qkv: Tensor) -> Tensor:
 
 def over_samples(qkv: Tensor) -> Tensor:
     """Attention among the samples."""
-    mixed = functional.scaled_dot_product_attention(*(each.permute(2, 1, 0, 3) for each in heads_apart(qkv)))
+    query, key, value = (each.permute(2, 1, 0, 3) for each in heads_apart(qkv))
+    mixed = functional.scaled_dot_product_attention(query, key, value)
     return mixed.permute(2, 0, 1, 3).flatten(2).flatten(0, 1)
 
 
@@ -105,7 +106,7 @@ def branches(x: Tensor, *_: Any) -> Tensor:
 
 
 def loops(x: Tensor, *_: Any) -> Tensor:
-    for _ in range(x.shape[0] // 8):
+    for _number in range(x.shape[0] // 8):
         x = x * 1.1
     return x
 
@@ -130,7 +131,7 @@ class Doubled(torch.autograd.Function):
         return x * 2
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient * gradient.shape[-1]
 
 
@@ -329,7 +330,7 @@ def along_the_sequence(qkv: Tensor) -> Tensor:
 
 
 def recomputed(x: Tensor) -> Tensor:
-    found: Tensor = checkpoint(functional.gelu, x, use_reentrant=False)  # type: ignore[no-untyped-call]
+    found: Tensor = checkpoint(functional.gelu, x, use_reentrant=False)
     return found
 
 

@@ -47,7 +47,7 @@ def reduction(step: Step) -> list[Dims]:
     if step.name in ("max", "min") and len(step.inputs) == 2:
         return pointwise(step)
     step.refuse_other_numbers()
-    (tracked,) = step.inputs
+    tracked = step.only
     count = len(tracked.dims)
     given = _dims_given(step, _REDUCTIONS[step.name])
     places = places_of(given, count)
@@ -73,7 +73,7 @@ def _dims_given(step: Step, place: int) -> Any:
 
 def along(step: Step) -> list[Dims]:
     step.refuse_other_numbers()
-    tracked = step.inputs[0]
+    tracked = step.only
     place = place_of(_along_dim(step), len(tracked.dims))
     refuse_cut(step, tracked, [place], _consequence(step.name))
     return _replaced(step, tracked, [place])
@@ -97,7 +97,7 @@ def _replaced(step: Step, tracked: Tracked, places: Sequence[int]) -> list[Dims]
 def several(step: Step) -> list[Dims]:
     """`flip` and `roll`, along some dimensions or all."""
     step.refuse_other_numbers()
-    (tracked,) = step.inputs
+    tracked = step.only
     given = step.argument(1 if step.name == "flip" else 2, "dims")
     if step.name == "flip" and isinstance(given, int):
         given = step.args[1:]
@@ -123,7 +123,7 @@ def _shape(sizes: Any) -> Sequence[int]:
 
 def split(step: Step) -> list[Dims]:
     """Into parts of a dimension; `select` and `narrow` take one of them."""
-    tracked = step.inputs[0]
+    tracked = step.only
     count = len(tracked.dims)
     at = {"select": 1, "narrow": 1}.get(step.name, 2)
     place = place_of(step.argument(at, "dim", default=0), count)
@@ -137,6 +137,8 @@ def split(step: Step) -> list[Dims]:
 def take(step: Step) -> list[Dims]:
     """`gather`, `take_along_dim` and `index_select`: by indices along a dimension that is whole."""
     step.refuse_other_numbers()
+    if len(step.inputs) != 2:
+        raise Refused(f"{step.name} of {len(step.inputs)} tensors has no rule")
     tracked, index = step.inputs
     count = len(tracked.dims)
     dim = step.argument(2, "dim") if step.name == "take_along_dim" else step.argument(1, "dim")
@@ -158,7 +160,7 @@ def planes(dimensions: int) -> Rule:
 
     def rule(step: Step) -> list[Dims]:
         step.refuse_other_numbers()
-        (tracked,) = step.inputs
+        tracked = step.only
         count = len(tracked.dims)
         places = range(count - dimensions, count)
         refuse_cut(step, tracked, places, "pool its own part")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import prod
 from typing import Any
@@ -20,7 +20,7 @@ from cubeloom.parallel.check.probes import probe
 from cubeloom.parallel.check.record import Record
 from cubeloom.parallel.check.replay import replayed
 from cubeloom.parallel.check.tracked import Factor, Tracked, local_shape
-from cubeloom.parallel.cut import Cut, CutError, lookup
+from cubeloom.parallel.cut import Cut, CutError, Kind, LayerError, lookup
 from cubeloom.parallel.forms import Batch, Form
 
 _AXES = ("data", "z", "y", "x")
@@ -35,6 +35,7 @@ def check(
         return
     modules = dict(model.named_modules())
     kinds = {form.name: kind for form in forms if (kind := lookup(cut, form.name)) is not None}
+    _refuse_shared(model, kinds)
     with _without_modes():
         for form in forms:
             probe(form, modules[form.name])
@@ -43,6 +44,21 @@ def check(
         record.run(inputs.arguments())
         parts = {name: _part(name, each, sizes) for name, each in inputs.tensors.items()}
         replayed(record, Layers(modules, forms, kinds, sizes), parts, inputs.others)
+
+
+def _refuse_shared(model: nn.Module, kinds: Mapping[str, Kind]) -> None:
+    """A layer that two modules have: only one of them would get the layer that takes its place."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    held: dict[int, tuple[str, int, str]] = {}
+    for name, layer in modules.items():
+        owner, _, attribute = name.rpartition(".")
+        first, *place = held.setdefault(id(layer), (name, id(modules[owner]), attribute))
+        if first in kinds and place != [id(modules[owner]), attribute]:
+            raise LayerError(
+                first,
+                f"layer {first} ({type(layer).__name__}) is {name} as well, and only one of them would be cut: make it two"
+                " layers, which may share a weight",
+            )
 
 
 class _Looking(Record):

@@ -40,7 +40,8 @@ POINTWISE = set(_FUNCTIONS.split()) - {"fill_diagonal"}
 def pointwise(step: Step) -> list[Dims]:
     """Operands are broadcast; those of `copy_` and the like to the first, of one shape with it."""
     step.refuse_other_numbers()
-    return [joined(step.name, [tracked.dims for tracked in step.inputs], step.whole[0])]
+    operands = step.inputs[:1] if step.name in ("to", "type_as") else step.inputs  # the other one gives its type
+    return [joined(step.name, [tracked.dims for tracked in operands], step.whole[0])]
 
 
 def joined(name: str, operands: Sequence[Dims], shape: Shape) -> Dims:
@@ -147,7 +148,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("hinge_embedding_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss"), loss),
     **dict.fromkeys(("zeros", "ones", "empty", "new_zeros", "new_ones", "new_empty", "full", "new_full"), new),
     **dict.fromkeys(
-        ("arange", "range", "linspace", "logspace", "eye", "tril_indices", "triu_indices"), counted_from_zero
+        ("arange", "range", "linspace", "logspace", "eye", "tril_indices", "triu_indices", "new_tensor"),
+        counted_from_zero,
     ),
     **dict.fromkeys(("hann_window", "hamming_window", "blackman_window"), counted_from_zero),
 }

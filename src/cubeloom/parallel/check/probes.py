@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +22,20 @@ def probe(form: Form, module: nn.Module) -> None:
             _probe_loss(form, module)
         case ShareForm() if type(module) is not nn.Identity:
             whole = _numbers(3, form.features)
-            _same(form, module, "what it is given", whole, whole)
+            _same(form, module.forward, module, "what it is given", whole, whole)
         case SquaredLossForm():
             first, second = _numbers(3, 4, 2), _numbers(3, 4, 2).flip(0)
             expected = (first - second).square().mean()
-            _same(form, module, "the mean of squared differences of two tensors", expected, first, second)
+            _same(
+                form, module.forward, module, "the mean of squared differences of two tensors", expected, first, second
+            )
         case FirstTokenForm():
             rows = _numbers(6, 4)
-            _same(form, module, "the first of each `sequence` rows", rows[::3], rows, 3)
+            _same(form, module.forward, module, "the first of each `sequence` rows", rows[::3], rows, 3)
         case ConcatForm():
             first, second = _numbers(2, 2 * form.parts, 3), _numbers(2, form.parts, 3)
             expected = interleave(first, second, form.parts)
-            _same(form, module, f"features of both in {form.parts} turns", expected, first, second)
+            _same(form, module.forward, module, f"features of both in {form.parts} turns", expected, first, second)
 
 
 def _probe_loss(form: LossForm, module: nn.Module) -> None:
@@ -41,7 +44,13 @@ def _probe_loss(form: LossForm, module: nn.Module) -> None:
         targets = torch.tensor([4, 0, ignored, 2, 1, 3], device="cpu")
         expected = functional.cross_entropy(logits, targets, ignore_index=form.ignored, label_smoothing=form.smoothing)
         what = f"the mean cross-entropy of logits and those targets that are not {form.ignored}"
-        _same(form, module, what, expected, logits, targets)
+        _same(form, module.forward, module, what, expected, logits, targets)
+        from_hidden: Any = getattr(module, "from_hidden", None)
+        if from_hidden is not None:
+            head, what = nn.Linear(5, 5, bias=False, device="cpu", dtype=torch.float64), f"{what}, from hidden features"
+            with torch.no_grad():
+                head.weight.copy_(torch.eye(5, dtype=torch.float64, device="cpu"))
+            _same(form, from_hidden, module, what, expected, logits, head, targets)
 
 
 def _numbers(*shape: int) -> Tensor:
@@ -49,8 +58,9 @@ def _numbers(*shape: int) -> Tensor:
     return torch.linspace(-1, 2, count, dtype=torch.float64, device="cpu").sin().view(shape)
 
 
-def _same(form: Form, module: nn.Module, what: str, expected: Tensor, *arguments: Tensor | int) -> None:
-    forward: Callable[..., object] = module.forward
+def _same(
+    form: Form, forward: Callable[..., Any], module: nn.Module, what: str, expected: Tensor, *arguments: Any
+) -> None:
     problem = ""
     if next(module.parameters(), None) is not None:
         problem = "it has parameters"

@@ -194,6 +194,8 @@ def ruled(step: Step) -> list[Dims]:
         return [uncut(shape) for shape in step.whole]
     rule = RULES.get(step.name)
     if rule is not None:
+        if "input" in step.kwargs and next(iter(step.kwargs)) != "input":
+            raise Refused(f"{step.name} is given its input behind other arguments, whose places are then not known")
         return rule(step)
     cut = next((str(tracked) for tracked in step.inputs if not tracked.plain), "")
     if not cut:

@@ -36,6 +36,13 @@ class Step:
         return next((self.kwargs[name] for name in names if name in self.kwargs), default)
 
     @property
+    def only(self) -> Tracked:
+        """The tensor of an operation on one."""
+        if len(self.inputs) != 1:
+            raise Refused(f"{self.name} of {len(self.inputs)} tensors has no rule, of which {self.inputs[0]} is cut")
+        return self.inputs[0]
+
+    @property
     def same_numbers(self) -> bool:
         return alike(self.whole_numbers, self.numbers)
 

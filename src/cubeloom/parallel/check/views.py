@@ -48,7 +48,7 @@ _OUTER = "The dimension that is cut must come first of those that it is split in
 
 
 def permute(step: Step) -> list[Dims]:
-    (tracked,) = step.inputs
+    tracked = step.only
     step.refuse_other_numbers()
     count = len(tracked.dims)
     return [tuple(tracked.dims[place] for place in _order(step, count))]
@@ -153,7 +153,7 @@ def stack(step: Step) -> list[Dims]:
 
 
 def unbind(step: Step) -> list[Dims]:
-    (tracked,) = step.inputs
+    tracked = step.only
     place = place_of(step.argument(1, "dim", default=0), len(tracked.dims))
     step.refuse_other_numbers()
     refuse_cut(step, tracked, [place], "take apart its own part")
@@ -161,7 +161,7 @@ def unbind(step: Step) -> list[Dims]:
 
 
 def complex_pairs(step: Step) -> list[Dims]:
-    (tracked,) = step.inputs
+    tracked = step.only
     if step.name == "view_as_real":
         return [(*tracked.dims, *uncut([2]))]
     refuse_cut(step, tracked, [len(tracked.dims) - 1], "pair its own numbers")
@@ -169,7 +169,7 @@ def complex_pairs(step: Step) -> list[Dims]:
 
 
 def pad(step: Step) -> list[Dims]:
-    (tracked,) = step.inputs
+    tracked = step.only
     step.refuse_other_numbers()
     widths = tuple(step.argument(1, "pad"))
     count = len(tracked.dims)
