@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from cubeloom.parallel import cut as declared
 from cubeloom.parallel.check import Given
 from cubeloom.parallel.cut import Contract, Expand, Kind, Loss, Norm
 from cubeloom.parallel.layout import Layout
-from grids import RESTS, SAMPLE, SAMPLE_WITH_DATA
+from grids import RESTS, SAMPLE, SAMPLE_WITH_DATA, rest_is_long
 
 CUTS: dict[type[nn.Module], Cut] = {Transformer: CUT, Images: IMAGE_CUT}
 PIECES: dict[type[nn.Module], Mapping[str, Piece]] = {
@@ -80,8 +81,13 @@ def test_without_the_check_wrong_code_trains_otherwise(kind: type[nn.Module], ra
             assert {name: each for name, each in rank.items() if not each > 1e-6} == {}
 
 
-@pytest.mark.parametrize("rest", RESTS)
-@pytest.mark.parametrize("grid", ["x=2,y=2", "data=2,z=2", "x=2", "y=2"])
+@pytest.mark.parametrize(
+    ("grid", "rest"),
+    rest_is_long(
+        product(["x=2,y=2", "data=2,z=2", "x=2", "y=2"], RESTS),
+        [("x=2,y=2", "sharded"), ("data=2,z=2", "replicated"), ("x=2,y=2", "replicated")],
+    ),
+)
 @pytest.mark.parametrize("kind", [Transformer, Images])
 def test_whatever_code_is_accepted_trains_as_the_serial_model(
     kind: type[nn.Module], grid: str, rest: str, ranks: RankPool
@@ -113,8 +119,13 @@ def of_exchanges(grid: str, rest: Any, chosen: list[tuple[type[nn.Module], str, 
     return [difference(kind, exchanged(kind, layer, other), {}, network, settings) for kind, layer, other in chosen]
 
 
-@pytest.mark.parametrize("rest", RESTS)
-@pytest.mark.parametrize("grid", ["x=2,y=2", "x=2", "y=2", "z=2"])
+@pytest.mark.parametrize(
+    ("grid", "rest"),
+    rest_is_long(
+        product(["x=2,y=2", "x=2", "y=2", "z=2"], RESTS),
+        [("x=2,y=2", "sharded"), ("x=2", "replicated"), ("y=2", "sharded")],
+    ),
+)
 def test_a_layer_of_another_kind_is_refused_or_computes_the_same(grid: str, rest: str, ranks: RankPool) -> None:
     """On a single axis many kinds are one; on two an Expand can have sharded outputs where they are sharded anyway."""
     found = {case: refusal(case[0], exchanged(*case), grid, rest) for case in EXCHANGES}
