@@ -322,3 +322,17 @@ def test_a_reduce_scatter_heeds_its_group_s_limit() -> None:
     for each in both:
         each.join(90)
     assert [each.exitcode for each in both] == [3, 0]
+
+
+def test_backward_hooks_can_be_taken_off_and_put_back() -> None:
+    """They are among the module's attributes, and a forward looks for them there."""
+    layer, seen = nn.Linear(2, 2), list[int]()
+    layer.register_full_backward_hook(lambda *_: seen.append(1))
+    layer.register_full_backward_pre_hook(lambda *_: seen.append(2))
+    before = dict(vars(layer))
+    private.take_off_backward_hooks(layer)
+    layer(torch.ones(2, requires_grad=True)).sum().backward()
+    assert seen == []
+    vars(layer).update(before)
+    layer(torch.ones(2, requires_grad=True)).sum().backward()
+    assert sorted(seen) == [1, 2]

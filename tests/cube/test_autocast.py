@@ -11,9 +11,10 @@ from cubeloom.base.initial import Constant, Initial, Normal
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, cut_of
-from cubeloom.parallel import Batch, Norm, Rest, apply, initial_values, materialise
+from cubeloom.parallel import Batch, Given, Norm, Rest, apply, initial_values, materialise
 from cubeloom.parallel import layers as declared
 from cubeloom.parallel.layers.head import CubeHead
+from cubeloom.parallel.layout import Layout
 
 NORMS = {
     "layer": lambda: nn.LayerNorm(24),
@@ -48,7 +49,10 @@ def normed(kind: str, dtype: torch.dtype) -> tuple[float, float, float]:
     fill = initial_values(plain, 0, torch.float32)
     materialise(plain, fill)
     cut: declared.Cut = {"norm": Norm(side="x") if images else Norm()}
-    apply(model, cut, network, Batch(4, 16), fill, Rest(activations="replicated"))
+    laid = Layout.of(rows=None, features="x", **dict.fromkeys(("height", "width") if images else (), ()))
+    apply(
+        model, cut, network, Batch(4, 16), fill, Rest(activations="replicated"), example=lambda _: {"x": Given(x, laid)}
+    )
 
     def own(features: Tensor) -> Tensor:
         return features.chunk(2, 1)[network.coordinates["x"]]

@@ -19,11 +19,24 @@ from cubeloom.base.initial import Constant, Initial, Normal
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import build, cut_of
-from cubeloom.parallel import Batch, Contract, Cut, Expand, Loss, Norm, Rest, Whole, apply, initial_values
+from cubeloom.parallel import (
+    Batch,
+    Contract,
+    Cut,
+    Expand,
+    Given,
+    Loss,
+    Norm,
+    Rest,
+    Whole,
+    apply,
+    initial_values,
+    materialise,
+)
 from cubeloom.parallel.gradients import Gradients, WeightGradient
 from cubeloom.parallel.layers.products import add_to
+from cubeloom.parallel.layout import Layout
 from cubeloom.parallel.parameter import block_of, local_of
-from cubeloom.parallel.replace import materialise
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime import Pipeline
 from grids import rest_is_long
@@ -94,7 +107,17 @@ def made(kind: type[Own], grid: Grid | None, dtype: torch.dtype = torch.float64,
         materialise(model, fill)
         return model, None, None
     network = Network(grid)
-    return model, apply(model, kind.cut, network, Batch(SAMPLES, 1), fill, Rest(**rest)), network
+    # Which expert is used depends on values, of which nothing is known before: those tests answer for their models.
+    state = apply(
+        model, kind.cut, network, Batch(SAMPLES, 1), fill, Rest(**rest), example=given, unchecked=kind is not Own
+    )
+    return model, state, network
+
+
+def given(samples: int) -> dict[str, Any]:
+    """The model's first layer is given activations, each rank its part of their rows and features."""
+    x = torch.empty(samples, 16, device="meta")
+    return {"x": Given(x, Layout.of(rows=("data", "z", "y"), features="x")), "y": torch.empty(samples).long()}
 
 
 def mine(network: Network | None) -> tuple[Tensor, Tensor]:

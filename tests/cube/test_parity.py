@@ -213,7 +213,9 @@ def small_loss(grid: Grid | None) -> float:
     if grid is None:
         return materialise(model, fill)(tokens).item()
     network = Network(grid)
-    apply(model, SMALL_CUT, network, Batch(48, 1), fill)
+    apply(
+        model, SMALL_CUT, network, Batch(48, 1), fill, example=lambda samples: {"tokens": torch.empty(samples).long()}
+    )
     return model(network.share(tokens)).item()
 
 

@@ -7,6 +7,7 @@ them fails there. `tests/house_rules.py` keeps such names out of every other mod
 from __future__ import annotations
 
 import gc
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -132,6 +133,12 @@ def zero(tensors: list[Tensor]) -> None:
 
 def has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def take_off_backward_hooks(module: nn.Module) -> None:
+    """The dictionaries that had them are as they were: put back among the module's attributes, they are on again."""
+    module._backward_hooks = OrderedDict()
+    module._backward_pre_hooks = OrderedDict()
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:

@@ -13,6 +13,8 @@ from cubeloom.parallel.cut import CutError as CutError
 from cubeloom.parallel.volume import step_volume as step_volume
 
 if TYPE_CHECKING:
+    from cubeloom.parallel.check import Example as Example
+    from cubeloom.parallel.check import Given as Given
     from cubeloom.parallel.layers import Attention as Attention
     from cubeloom.parallel.layers import Concat as Concat
     from cubeloom.parallel.layers import Contract as Contract
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 _ELSEWHERE = {
     "replace": ("apply", "initial_values", "materialise"),
     "resolution": ("resolve",),
+    "check": ("Example", "Given"),
     "state": ("CubeState",),
 }
 _LAYERS = (

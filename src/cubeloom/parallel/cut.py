@@ -28,6 +28,14 @@ class CutError(UserError):
     """A model that cannot be cut on the given grid."""
 
 
+class LayerError(CutError):
+    """A layer that the cut does not name, or cannot take for what it names it. `resolve` adds where the layer is called."""
+
+    def __init__(self, layer: str, message: str) -> None:
+        super().__init__(message)
+        self.layer = layer
+
+
 def pattern_of(name: str) -> str:
     """A module's name with its numbers as `*`."""
     return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name)

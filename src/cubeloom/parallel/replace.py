@@ -14,6 +14,7 @@ from cubeloom.base.initial import Initial
 from cubeloom.comm import Network
 from cubeloom.parallel.arranged import Arranged, block_values
 from cubeloom.parallel.buckets import Reduction
+from cubeloom.parallel.check import Example
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.config import Batch, Rest
 from cubeloom.parallel.layers.declared import Cut, Making, make_layer
@@ -78,14 +79,17 @@ def apply(
     fill: Fill,
     rest: Rest | None = None,
     compile: bool = False,
+    example: Example | None = None,
+    unchecked: bool = False,
 ) -> CubeState:
     """Cut a model, built on the meta device, over the cube, in place. Gives what its layers share: clock and gradients.
 
     `compile`: let torch compile what is computed between collectives. Raises CutError, before anything is allocated, if the
-    model cannot be cut on this grid.
+    model cannot be cut on this grid, or would compute something else than the serial one: see `resolve`, also for `example`
+    and `unchecked`.
     """
     rest = rest or Rest()
-    specs = resolve(model, cut, network.grid, rest, batch)
+    specs = resolve(model, cut, network.grid, rest, batch, example, unchecked)
     state = CubeState.of(network, rest)
     plain = whole_blocks(model, specs, network.grid) if compile else {}
     replace_layers(model, specs, state, fill)

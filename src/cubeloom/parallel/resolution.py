@@ -14,9 +14,10 @@ from torch.utils.hooks import RemovableHandle
 
 from cubeloom.base import torch_private
 from cubeloom.base.grid import AXES, Grid, grids
+from cubeloom.parallel.check import Example, check, where_called
 from cubeloom.parallel.config import Batch, ParallelConfig, Rest
-from cubeloom.parallel.cut import CutError, lookup, pattern_of
-from cubeloom.parallel.layers.declared import Cut, Seen
+from cubeloom.parallel.cut import CutError, LayerError, lookup, pattern_of
+from cubeloom.parallel.layers.declared import Cut, Seen, written
 from cubeloom.parallel.specs import AttentionSpec, LayerSpec, LinearSpec, LossSpec
 
 # What decides what a layer of torch's computes, and where hooks are kept.
@@ -26,15 +27,33 @@ _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _TRIED = 300  # grids near one that is refused: a large number of ranks has tens of thousands
 
 
-def resolve(model: nn.Module, cut: Cut, grid: Grid, rest: Rest, batch: Batch, portions: int = 1) -> list[LayerSpec]:
-    """The spec of each layer, in the order of the modules. Raises CutError if one cannot be cut on this grid.
+def resolve(
+    model: nn.Module,
+    cut: Cut,
+    grid: Grid,
+    rest: Rest,
+    batch: Batch,
+    example: Example | None = None,
+    unchecked: bool = False,
+    portions: int = 1,
+) -> list[LayerSpec]:
+    """The spec of each layer, in the order of the modules. Raises CutError if the model cannot be cut on this grid.
 
-    `batch` is one of so many equal `portions` that a step trains on; a refusal names batches of a whole step that work.
+    `batch` is one of so many equal `portions` that a step trains on; a refusal names batches of a whole step that work. The
+    model is run once without values, on what `example` makes of a number of samples, and refused where it would compute
+    something else on parts than on the whole. `unchecked`: the caller answers for that, such as for code that depends on
+    values.
     """
-    found = specs_of(model, cut)
-    if any(problems(found, grid, rest, batch)):
-        raise CutError(_refusal(found, grid, rest, batch, portions))
-    _refuse_untold_attention(found, grid)
+    try:
+        found = specs_of(model, cut)
+        if any(problems(found, grid, rest, batch)):
+            raise CutError(_refusal(found, grid, rest, batch, portions))
+        _refuse_untold_attention(found, grid)
+        if not unchecked:
+            check(model, cut, found, ParallelConfig.exact(grid, rest, batch, item=1), batch, example)
+    except LayerError as error:
+        line = where_called(model, error.layer, batch, example)
+        raise CutError(f"{error}; {line} calls it" if line else str(error)) from None
     return found
 
 
@@ -56,8 +75,8 @@ def specs_of(model: nn.Module, cut: Cut) -> list[LayerSpec]:
         owner = owners.setdefault(id(weight), name) if weight is not None else name
         spec = declared.spec(name, module, Seen(pixels.get(name), owner if owner != name else None))
         if spec is None:
-            raise CutError(
-                f"layer {name} is a {type(module).__name__}, which the cut cannot take as {type(declared).__name__}"
+            raise LayerError(
+                name, f"layer {name} is a {type(module).__name__}, which the cut cannot take as {written(declared)}"
             )
         if isinstance(spec, LinearSpec):
             # Its logits may then be computed together with the loss.
@@ -146,13 +165,13 @@ def _refuse_undeclared(name: str, module: nn.Module) -> None:
     """What would compute something else on a part than on the whole is never left serial in silence."""
     title = f"layer {name} ({type(module).__name__})"
     if next(module.parameters(recurse=False), None) is not None:
-        raise CutError(f"{title} has parameters but the cut does not say how it lies")
+        raise LayerError(name, f"{title} has parameters but the cut does not say how it lies")
     if next(module.buffers(recurse=False), None) is not None:
-        raise CutError(f"{title} has buffers, which a cut cannot fill; compute them in forward")
+        raise LayerError(name, f"{title} has buffers, which a cut cannot fill; compute them in forward")
     if isinstance(module, nn.Dropout) and module.p > 0:
-        raise CutError(f"{title} is not in the cut, so its mask would depend on the grid")
+        raise LayerError(name, f"{title} is not in the cut, so its mask would depend on the grid")
     if isinstance(module, torch_private.AnyLoss):
-        raise CutError(f"{title} is not in the cut, so each rank would take the mean of its own rows")
+        raise LayerError(name, f"{title} is not in the cut, so each rank would take the mean of its own rows")
 
 
 def _refuse_options(name: str, module: nn.Module) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import singledispatch
 
 from torch import nn
@@ -32,6 +32,16 @@ class Declared(ABC):
     @abstractmethod
     def spec(self, name: str, module: nn.Module, seen: Seen) -> LayerSpec | None:
         """The spec of this module, without values; None if the declaration cannot mean such a module."""
+
+
+def written(declared: Declared) -> str:
+    """As a user writes it: `Expand(heads=12)`."""
+    given = (
+        f"{each.name}={getattr(declared, each.name)!r}"
+        for each in fields(declared)  # type: ignore[arg-type]
+        if getattr(declared, each.name) != each.default
+    )
+    return f"{type(declared).__name__}({', '.join(given)})"
 
 
 Cut = Mapping[str, Declared]  # by module name, `*` standing for a number

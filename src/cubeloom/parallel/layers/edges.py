@@ -104,8 +104,9 @@ class Concat(Declared):
 
     side: Side = "x"
 
-    def spec(self, name: str, module: nn.Module, seen: Seen) -> ConcatSpec:
-        return ConcatSpec(name=name, side=self.side, parts=int(module.parts))  # type: ignore[arg-type]
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> ConcatSpec | None:
+        parts = getattr(module, "parts", None)
+        return ConcatSpec(name=name, side=self.side, parts=parts) if isinstance(parts, int) else None
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ EdgeKind = Literal["slice", "join", "stay", "grouped"]
 
 
 def _edge(name: str, module: nn.Module, seen: Seen, kind: EdgeKind, side: Side) -> EdgeSpec | None:
-    if not isinstance(module, nn.Linear | Convolution):
+    if not isinstance(module, nn.Linear | Convolution) or (kind in ("join", "stay") and seen.pixels is None):
         return None
     if kind == "grouped":
         assert isinstance(module, Convolution)
@@ -219,7 +220,8 @@ class CubeEdge(nn.Module):
 def _(spec: EdgeSpec, making: Making) -> nn.Module:
     weight = making.parameter("weight")
     assert weight is not None
-    product = product_of(making.plain, spec.groups)
+    groups = spec.groups // making.state.network.axis(spec.side).size if spec.kind == "grouped" else 1
+    product = product_of(making.plain, groups)
     return CubeEdge(spec, making.state, weight, making.parameter("bias"), product)
 
 

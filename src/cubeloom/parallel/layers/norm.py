@@ -35,7 +35,7 @@ class Norm(Declared):
 
     def spec(self, name: str, module: nn.Module, seen: Seen) -> NormSpec | ImageNormSpec | None:
         match module:
-            case nn.LayerNorm() | nn.RMSNorm():
+            case nn.LayerNorm() | nn.RMSNorm() if self.side == "x":
                 return NormSpec(
                     name=name,
                     features=math.prod(module.normalized_shape),

@@ -18,6 +18,7 @@ from cubeloom.comm import Network
 from cubeloom.models import AttentionCore
 from cubeloom.models.pieces import Piece
 from cubeloom.parallel import Batch, CubeState, Cut, Rest, resolve
+from cubeloom.parallel.check import Example
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.gradients import Gradients
@@ -103,6 +104,7 @@ def plan_stages(
     rest: Rest,
     stages: Sequence[range] | None = None,
     ways: int = 1,
+    example: Example | None = None,
 ) -> StagePlan:
     """Decide all that can be decided without a process group; raises UserError for what cannot work.
 
@@ -124,7 +126,8 @@ def plan_stages(
             f"the batch of {counted(batch.samples, 'sample')} cannot be cut into {count} micro-batches{strands} on "
             f"data={grid.data}·z={grid.z}; it must be a multiple of {least}: {nearest_multiples(batch.samples, least)}"
         )
-    specs = resolve(model, cut, grid, rest, Batch(batch.samples // (count * ways), batch.sequence), count * ways)
+    part = Batch(batch.samples // (count * ways), batch.sequence)
+    specs = resolve(model, cut, grid, rest, part, example, portions=count * ways)
     norm = next((spec.name for spec in specs if isinstance(spec, ImageNormSpec) and spec.groups is None), None)
     if norm is not None and count > 1:
         raise UserError(

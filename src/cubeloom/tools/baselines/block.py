@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,8 @@ from cubeloom.base.initial import Normal
 from cubeloom.comm import Entry, Ledger, Network
 from cubeloom.models.gpt import Block
 from cubeloom.models.layers import AttentionCore
-from cubeloom.parallel import apply
+from cubeloom.parallel import Given, apply
+from cubeloom.parallel.layout import Layout
 from cubeloom.parallel.parameter import Block as Part
 from cubeloom.tools.baselines.schemes import Moved, Scheme, Shape
 from cubeloom.tools.baselines.summa import Plane, SummaLinear
@@ -64,10 +66,17 @@ def count_block(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> Passes:
     def fill(name: str, part: Part) -> Tensor:
         return part.draw(Normal(0.02), counter.key(name), dtype, network.device)
 
-    apply(plain, shape.cut(), network, shape.batch, fill, scheme.rest)
     rows = shape.tokens // (scheme.grid.data * scheme.grid.z)
-    if scheme.rest.activations == "sharded":
+    sharded = scheme.rest.activations == "sharded"
+    if sharded:
         rows //= scheme.grid.y
+    stream = Layout.of(rows=("data", "z", "y") if sharded else ("data", "z"), features="x")
+
+    def example(_: int) -> dict[str, Any]:
+        tokens = torch.empty(shape.tokens, shape.hidden, dtype=dtype, device="meta")
+        return {"x": Given(tokens, stream), "sequence": shape.sequence}
+
+    apply(plain, shape.cut(), network, shape.batch, fill, scheme.rest, example=example)
     return _count(network, plain, shape, torch.ones(rows, shape.hidden // scheme.grid.x, dtype=dtype))
 
 

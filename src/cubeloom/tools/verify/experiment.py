@@ -101,7 +101,7 @@ class Experiment:
                 f"z={self.grid.z}; it must be a multiple of {least}: {nearest_multiples(self.batch.samples, least)}"
             )
         strand = Batch(self.batch.samples // self.ways, self.batch.sequence)
-        return resolve(self.skeleton(), self.cut(), self.grid, self.rest, strand, self.ways)
+        return resolve(self.skeleton(), self.cut(), self.grid, self.rest, strand, portions=self.ways)
 
     @property
     def asynchronous(self) -> bool:

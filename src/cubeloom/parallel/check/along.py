@@ -1,0 +1,200 @@
+"""Rules of operations along some dimensions, which must be whole there: reductions, softmax, sorting, pooling, splitting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cubeloom.parallel.check.pointwise import joined, pointwise
+from cubeloom.parallel.check.step import Refused, Rule, Step, place_of, places_of, refuse_cut
+from cubeloom.parallel.check.tracked import Dims, Tracked, uncut
+
+# Where each function takes its dimension, counting the tensor as the first argument; all dimensions by default.
+_REDUCTIONS = {
+    **dict.fromkeys(("sum", "mean", "nansum", "nanmean", "prod", "all", "any", "amax", "amin", "max", "min"), 1),
+    **dict.fromkeys(("argmax", "argmin", "std", "var", "std_mean", "var_mean", "median", "nanmedian", "mode"), 1),
+    **dict.fromkeys(("logsumexp", "count_nonzero", "aminmax"), 1),
+    **dict.fromkeys(("norm", "linalg_vector_norm", "quantile", "nanquantile", "kthvalue", "linalg_norm"), 2),
+}
+# Along one dimension, of which the result has as many or others.
+_ALONG = {
+    **dict.fromkeys(("softmax", "log_softmax", "softmin", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), 1),
+    **dict.fromkeys(("sort", "argsort", "msort", "glu"), 1),
+    **dict.fromkeys(("topk", "normalize", "diff", "renorm"), 2),
+}
+_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(("sort", "argsort", "topk", "glu", "diff"), -1),
+    **dict.fromkeys(("normalize",), 1),
+    **dict.fromkeys(("mode", "kthvalue"), -1),
+    "msort": 0,
+}
+_WORDS = {
+    **dict.fromkeys(
+        ("softmax", "log_softmax", "softmin", "normalize", "layer_norm", "rms_norm"), "normalise its own part"
+    ),
+    **dict.fromkeys(("sort", "argsort", "topk"), "sort its own part"),
+    **dict.fromkeys(("split", "chunk", "tensor_split", "narrow", "select", "unsafe_chunk"), "take it of its own part"),
+}
+_LOSSLIKE = ("sum", "mean", "nanmean", "nansum")
+
+
+def _consequence(name: str) -> str:
+    return _WORDS.get(name, "compute it of its own part")
+
+
+def reduction(step: Step) -> list[Dims]:
+    """Dimensions are left out, or have size one."""
+    if step.name in ("max", "min") and len(step.inputs) == 2:
+        return pointwise(step)
+    step.refuse_other_numbers()
+    tracked = step.only
+    count = len(tracked.dims)
+    given = _dims_given(step, _REDUCTIONS[step.name])
+    places = places_of(given, count)
+    words = _consequence(step.name)
+    if step.name in _LOSSLIKE:
+        words += (
+            ". If this is the loss, compute it in a module of its own and name that in the cut: Loss(), SquaredLoss()"
+        )
+    refuse_cut(step, tracked, places, words)
+    kept = len(step.whole[0]) == count
+    found = tuple(() if at in places else dim for at, dim in enumerate(tracked.dims) if kept or at not in places)
+    return [found] * len(step.whole)
+
+
+def _dims_given(step: Step, place: int) -> Any:
+    default = _DEFAULTS.get(step.name)
+    given = step.argument(place, "dim", "axis", default=default)
+    if isinstance(given, int) and not isinstance(given, bool) and len(step.args) > place + 1:
+        # `x.sum(0, 1)`: several of them; a bool behind is `keepdim`.
+        return [each for each in step.args[place:] if isinstance(each, int) and not isinstance(each, bool)]
+    return given if isinstance(given, int | list | tuple) else default
+
+
+def along(step: Step) -> list[Dims]:
+    step.refuse_other_numbers()
+    tracked = step.only
+    place = place_of(_along_dim(step), len(tracked.dims))
+    refuse_cut(step, tracked, [place], _consequence(step.name))
+    return _replaced(step, tracked, [place])
+
+
+def _along_dim(step: Step) -> int:
+    given = step.argument(_ALONG[step.name], "dim", "axis", default=_DEFAULTS.get(step.name))
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise Refused(f"{step.name} of a cut tensor needs its dimension said")
+    return given
+
+
+def _replaced(step: Step, tracked: Tracked, places: Sequence[int]) -> list[Dims]:
+    """These dimensions are whole, and of whatever size the serial model gives them."""
+    return [
+        tuple(uncut([shape[at]])[0] if at in places else dim for at, dim in enumerate(tracked.dims))
+        for shape in step.whole
+    ]
+
+
+def several(step: Step) -> list[Dims]:
+    """`flip` and `roll`, along some dimensions or all."""
+    step.refuse_other_numbers()
+    tracked = step.only
+    given = step.argument(1 if step.name == "flip" else 2, "dims")
+    if step.name == "flip" and isinstance(given, int):
+        given = step.args[1:]
+    places = places_of(given, len(tracked.dims))
+    refuse_cut(step, tracked, places, f"{step.name} its own part")
+    return [tracked.dims]
+
+
+def last(step: Step) -> list[Dims]:
+    """Along the last dimensions: norms, masks of a triangle."""
+    step.refuse_other_numbers()
+    tracked = step.inputs[0]
+    count = len(tracked.dims)
+    behind = 2 if step.name in ("tril", "triu") else len(tuple(_shape(step.argument(1, "normalized_shape"))))
+    refuse_cut(step, tracked, range(count - behind, count), _consequence(step.name))
+    weights = [each.dims for each in step.inputs[1:]] if step.name not in ("tril", "triu") else []
+    return [joined(step.name, [tracked.dims, *weights], step.whole[0])]
+
+
+def _shape(sizes: Any) -> Sequence[int]:
+    return (sizes,) if isinstance(sizes, int) else sizes
+
+
+def split(step: Step) -> list[Dims]:
+    """Into parts of a dimension; `select` and `narrow` take one of them."""
+    tracked = step.only
+    count = len(tracked.dims)
+    at = {"select": 1, "narrow": 1}.get(step.name, 2)
+    place = place_of(step.argument(at, "dim", default=0), count)
+    refuse_cut(step, tracked, [place], _consequence(step.name))
+    step.refuse_other_numbers()
+    if step.name == "select":
+        return [(*tracked.dims[:place], *tracked.dims[place + 1 :])]
+    return _replaced(step, tracked, [place])
+
+
+def take(step: Step) -> list[Dims]:
+    """`gather`, `take_along_dim` and `index_select`: by indices along a dimension that is whole."""
+    step.refuse_other_numbers()
+    if len(step.inputs) != 2:
+        raise Refused(f"{step.name} of {len(step.inputs)} tensors has no rule")
+    tracked, index = step.inputs
+    count = len(tracked.dims)
+    dim = step.argument(2, "dim") if step.name == "take_along_dim" else step.argument(1, "dim")
+    if not isinstance(dim, int):
+        raise Refused(f"{step.name} of a cut tensor needs its dimension said")
+    place = place_of(dim, count)
+    refuse_cut(step, tracked, [place], "look for it in its own part")
+    if step.name == "index_select":
+        (rows,) = index.dims or ((),)
+        return [(*tracked.dims[:place], rows, *tracked.dims[place + 1 :])]
+    if any(one != two for at, (one, two) in enumerate(zip(tracked.shape, index.shape, strict=True)) if at != place):
+        raise Refused(f"{step.name} of {tracked} by indices {index} of another shape")
+    rest = tuple(() if at == place else dim for at, dim in enumerate(tracked.dims))
+    return [joined(step.name, [rest, index.dims], step.whole[0])]
+
+
+def planes(dimensions: int) -> Rule:
+    """Pooling and the like, of the last dimensions."""
+
+    def rule(step: Step) -> list[Dims]:
+        step.refuse_other_numbers()
+        tracked = step.only
+        count = len(tracked.dims)
+        places = range(count - dimensions, count)
+        refuse_cut(step, tracked, places, "pool its own part")
+        return _replaced(step, tracked, places)
+
+    return rule
+
+
+def resampled(step: Step) -> list[Dims]:
+    """`[samples, channels, pixels...]`."""
+    return planes(len(step.inputs[0].dims) - 2)(step)
+
+
+def cosine(step: Step) -> list[Dims]:
+    """The similarity of two tensors along a dimension, which is left out."""
+    step.refuse_other_numbers()
+    shape = tuple(max(sizes) for sizes in zip(*(each.shape for each in step.inputs), strict=True))
+    dims = joined(step.name, [each.dims for each in step.inputs], shape)
+    place = place_of(step.argument(2, "dim", default=1), len(shape))
+    refuse_cut(step, Tracked(dims), [place], "sum over its own part")
+    return [(*dims[:place], *dims[place + 1 :])]
+
+
+_POOLS = ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "lp_pool")
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_REDUCTIONS, reduction),
+    **dict.fromkeys(_ALONG, along),
+    **dict.fromkeys(("flip", "roll"), several),
+    **dict.fromkeys(("layer_norm", "rms_norm", "tril", "triu"), last),
+    **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_chunk", "narrow", "select"), split),
+    **dict.fromkeys(("gather", "take_along_dim", "index_select"), take),
+    **{
+        f"{pool}{count}d{end}": planes(count) for pool in _POOLS for count in (1, 2, 3) for end in ("", "_with_indices")
+    },
+    **dict.fromkeys(("interpolate", "upsample"), resampled),
+    "cosine_similarity": cosine,
+}

@@ -1,0 +1,31 @@
+"""Of which tensors each rank would have a summand of the gradient: those that are alike along an axis that cuts a result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cubeloom.parallel.check.step import Refused
+from cubeloom.parallel.check.tracked import Dims, Tracked, described
+
+
+def summands(name: str, inputs: Sequence[tuple[Tracked, bool]], result: Dims) -> frozenset[str]:
+    """The axes along which ranks have summands of the result's gradient; of inputs it is said whether they need one."""
+    needing = [tracked for tracked, needs in inputs if needs]
+    cutting = Tracked(result).axes
+    unknown = any(factor.ratio > 1 for dim in result for factor in dim)
+    for tracked in needing:
+        apart = sorted(cutting - tracked.axes - tracked.summands)
+        if apart or unknown:
+            raise Refused(
+                f"{name} uses {tracked}, which is alike on all ranks of {'·'.join(apart) or 'an axis'}, for"
+                f" {described(result)}, of which each has a part: each rank would have a summand of its gradient. Let a layer"
+                " cut it, or name a module that passes it on as Share() and use it in layers that the cut takes as Slice()"
+            )
+    found = frozenset(axis for tracked in needing for axis in tracked.summands) - cutting
+    for tracked in needing:
+        if missing := sorted(found - tracked.summands - tracked.axes):
+            raise Refused(
+                f"{name} joins a tensor of whose gradient each rank of {'·'.join(missing)} has a summand, as a Share() gives"
+                f" it, with {tracked}, of which each has the whole"
+            )
+    return found

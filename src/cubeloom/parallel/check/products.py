@@ -1,0 +1,117 @@
+"""Rules of products of activations: of an inner dimension that is cut each rank would have a summand, which nobody sums."""
+
+from __future__ import annotations
+
+from cubeloom.parallel.check.pointwise import joined
+from cubeloom.parallel.check.step import Refused, Rule, Step, parts_in_words
+from cubeloom.parallel.check.tracked import Dim, Dims, Factor, Tracked, common, is_cut, normal, parts_of, size_of
+
+
+def matmul(step: Step) -> list[Dims]:
+    first, second = step.inputs[:2] if step.name != "rmatmul" else step.inputs[1::-1]
+    return [_product(step, first.dims, second.dims)]
+
+
+def _product(step: Step, first: Dims, second: Dims) -> Dims:
+    left, right = (((), *first) if len(first) == 1 else first), ((*second, ()) if len(second) == 1 else second)
+    _refuse_inner(step, left[-1], right[-2])
+    batch = _joined_batch(step, left[:-2], right[:-2])
+    rows = () if len(first) == 1 else (left[-2],)
+    columns = () if len(second) == 1 else (right[-1],)
+    return (*batch, *rows, *columns)
+
+
+def _joined_batch(step: Step, first: Dims, second: Dims) -> Dims:
+    count = max(len(first), len(second))
+    sizes = [1] * count
+    for dims in (first, second):
+        for place, dim in enumerate(dims, count - len(dims)):
+            sizes[place] = max(sizes[place], size_of(dim))
+    return joined(step.name, [first, second], tuple(sizes)) if count else ()
+
+
+def _refuse_inner(step: Step, *dims: Dim) -> None:
+    for dim in dims:
+        if is_cut(dim):
+            names = " and ".join(map(str, step.inputs))
+            raise Refused(
+                f"{step.name} of {names}: its inner dimension of {size_of(dim)}, which {parts_in_words(dim)}, would give each"
+                f" of {parts_of(dim)} ranks a summand of the result, and nothing between layers sums those"
+            )
+
+
+def added(step: Step) -> list[Dims]:
+    """`addmm`, `baddbmm`, `addbmm`-like: a third tensor is added to the product."""
+    product = _product(step, step.inputs[1].dims, step.inputs[2].dims)
+    return [joined(step.name, [step.inputs[0].dims, product], step.whole[0])]
+
+
+def outer(step: Step) -> list[Dims]:
+    first, second = step.inputs
+    return [(first.dims[0], second.dims[0])]
+
+
+def einsum(step: Step) -> list[Dims]:
+    """With letters for all dimensions."""
+    equation = step.argument(0, "equation")
+    if not isinstance(equation, str) or "." in equation:
+        raise Refused("einsum of cut tensors needs an equation with a letter for each dimension")
+    terms, _, result = equation.replace(" ", "").partition("->")
+    if "->" not in equation:
+        letters = terms.replace(",", "")
+        result = "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
+    known: dict[str, Dim] = {}
+    for term, tracked in zip(terms.split(","), step.inputs, strict=True):
+        for letter, dim in zip(term, tracked.dims, strict=True):
+            if letter in known and size_of(known[letter]) > 1 and size_of(dim) > 1:
+                both = common(known[letter], dim)
+                if both is None:
+                    names = " and ".join(map(str, step.inputs))
+                    raise Refused(
+                        f"einsum {equation!r} of {names}: a rank has other parts of dimension {letter!r} of them"
+                    )
+                known[letter] = both
+            elif letter not in known or size_of(known[letter]) == 1:
+                known[letter] = dim
+    _refuse_inner(step, *(dim for letter, dim in known.items() if letter not in result))
+    return [tuple(known[letter] for letter in result)]
+
+
+def attention(step: Step) -> list[Dims]:
+    """`[..., heads, sequence, features]`: sequences and features are whole; several queries may share a key."""
+    query, key, value, *mask = step.inputs
+    step.refuse_other_numbers()
+    for tracked in (query, key, value):
+        for place in (-2, -1):
+            dim = tracked.dims[place]
+            if is_cut(dim):
+                what = "sequence" if place == -2 else "features of a head"
+                raise Refused(
+                    f"{step.name} of {tracked}: its {what}, which {parts_in_words(dim)}, must be whole: each of {parts_of(dim)}"
+                    " ranks would attend to its own part"
+                )
+    batches = [query.dims[:-2], *(_shared(each, query).dims[:-2] for each in (key, value))]
+    shape = step.whole[0][:-2]
+    batch = joined(step.name, batches, shape)
+    if mask:
+        joined(step.name, [(*batch, query.dims[-2], key.dims[-2]), mask[0].dims], (*shape, *mask[0].shape[-2:]))
+    return [(*batch, query.dims[-2], value.dims[-1])]
+
+
+def _shared(tracked: Tracked, query: Tracked) -> Tracked:
+    """A head of keys, once for each of the queries that share it."""
+    heads, queries = (size_of(each.dims[-3]) if len(each.dims) > 2 else 1 for each in (tracked, query))
+    if heads == queries or heads == 1:
+        return tracked
+    dims = list(tracked.dims)
+    dims[-3] = normal((*dims[-3], Factor(queries // heads)))
+    return Tracked(tuple(dims))
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("matmul", "rmatmul", "bmm", "mv", "dot", "vdot"), matmul),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), added),
+    **dict.fromkeys(("outer", "ger"), outer),
+    "einsum": einsum,
+    "scaled_dot_product_attention": attention,
+}

@@ -1,0 +1,231 @@
+"""A run of a model on the meta device, under a mode of torch's that sees each function that is called between the layers."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from cubeloom.base import torch_private
+from cubeloom.base.errors import UserError, first_line
+from cubeloom.parallel.check import where
+from cubeloom.parallel.check.operations import Operation, operation_of
+from cubeloom.parallel.cut import CutError
+
+Function = Callable[..., Any]
+META = torch.device("meta")
+
+
+class Run(TorchFunctionMode, ABC):
+    """`layers` are opaque: of each only the call is seen."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self.layers = model, layers
+        self.names = {id(module): name for name, module in model.named_modules()}
+        self.owners = {id(each): name for name, each in model.named_parameters()}
+        self._operations: dict[Function, Operation] = {}
+        self.outside: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that were there before, and on the meta device
+        self._paused = False
+
+    @abstractmethod
+    def step(
+        self,
+        operation: Operation,
+        function: Function,
+        args: Any,
+        kwargs: Any,
+        tensors: list[Tensor],
+        numbers: list[Any],
+    ) -> Any:
+        """A call of a function."""
+
+    @abstractmethod
+    def layer(self, name: str, plain: Function, args: Any, kwargs: Any) -> Tensor:
+        """A call of a layer, and what it gives."""
+
+    def __torch_function__(self, function: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._paused:
+            return function(*args, **kwargs)
+        operation = self._operations.get(function)
+        if operation is None:
+            operation = self._operations[function] = operation_of(function)
+        if operation.metadata:
+            return function(*args, **kwargs)
+        tensors, numbers = list[Tensor](), list[Any]()
+        leaves((args, kwargs), tensors, numbers)
+        if any(not tensor.is_meta for tensor in tensors):
+            args, kwargs = torch_private.tree_map(self._on_meta, (args, kwargs))
+            tensors, numbers = [], []
+            leaves((args, kwargs), tensors, numbers)
+        function, args, kwargs = _staying(operation, function, args, kwargs, tensors)
+        return self.step(operation, function, args, kwargs, tensors, numbers)
+
+    def _on_meta(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.is_meta:
+            return value
+        if id(value) not in self.outside:
+            self.outside[id(value)] = value, torch.empty_like(value, device=META, requires_grad=value.requires_grad)
+        return self.outside[id(value)][1]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is called within is not seen; tensors that it makes are on the meta device, too."""
+        self._paused = True
+        try:
+            with META:
+                yield
+        finally:
+            self._paused = False
+
+    def refuse(self, text: str, cause: BaseException | None = None) -> NoReturn:
+        place = where.here(self.names)
+        raise CutError(f"{place}: {text}" if place else text) from cause
+
+    def run(self, inputs: Mapping[str, Any]) -> Any:
+        """The model's result."""
+        with ExitStack() as stack:
+            stack.enter_context(_as_it_was(self.model))
+            for name in self.layers:
+                self._make_opaque(name)
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(warnings.catch_warnings(action="ignore"))  # they come again where there are values
+            stack.enter_context(self)
+            try:
+                return self.model(**inputs)
+            except UserError:
+                raise
+            except Exception as error:
+                self.failed(error)
+
+    def failed(self, error: Exception) -> NoReturn:
+        place = where.raised(error)
+        raise CutError(
+            f"{place}: the model itself fails where it is run once without values: {type(error).__name__}: {first_line(error)}"
+        ) from error
+
+    def _make_opaque(self, name: str) -> None:
+        module = self.model.get_submodule(name)
+        quick = isinstance(module, _OF_ONE_SHAPE)
+        plain = partial(_like_its_input, module) if quick else _without_values(module).forward
+
+        def forward(*args: Any, **kwargs: Any) -> Tensor:
+            return self.layer(name, plain, args, kwargs)
+
+        module.forward = forward
+
+
+_ELSEWHERE = {torch.Tensor.cpu.__name__, torch.Tensor.cuda.__name__}
+# What these give has the shape of what they take: torch needs half a millisecond to find that out without values.
+_OF_ONE_SHAPE = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, torch_private.AnyBatchNorm)
+
+
+def _like_its_input(module: nn.Module, x: Tensor) -> Tensor:
+    trained = x.requires_grad or any(each.requires_grad for each in module.parameters())
+    y = torch.empty_like(x).requires_grad_(trained)
+    return y.view_as(y)
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+    found = torch.empty(*query.shape[:-1], value.shape[-1], dtype=query.dtype, device=META)
+    return found.requires_grad_(any(each.requires_grad for each in (query, key, value)))
+
+
+def _activation(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return x.clone()
+
+
+_QUICK: dict[str, Function] = {
+    "scaled_dot_product_attention": _attention,
+    **dict.fromkeys(("gelu", "silu", "softplus", "mish"), _activation),
+}
+
+
+@contextmanager
+def _as_it_was(model: nn.Module) -> Iterator[None]:
+    """What modules keep from one call to the next is gone afterwards: it would be without values."""
+    before = [(vars(module), dict(vars(module))) for module in model.modules()]
+    for module in model.modules():
+        torch_private.take_off_backward_hooks(module)  # no backward is run
+    try:
+        yield
+    finally:
+        for attributes, old in before:
+            attributes.clear()
+            attributes.update(old)
+
+
+def _without_values(module: nn.Module) -> nn.Module:
+    """The module itself, if it is on the meta device."""
+    own = [*module.parameters(), *module.buffers()]
+    if all(tensor.is_meta and not isinstance(tensor, torch_private.FakeTensor) for tensor in own):
+        return module
+    known: dict[int, Any] = {}
+    for tensor in own:
+        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=META)
+        parameter = isinstance(tensor, nn.Parameter)
+        known[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if parameter else empty
+    return deepcopy(module, known)
+
+
+def leaves(value: Any, tensors: list[Tensor], numbers: list[Any]) -> None:
+    """Tensors in order, and all else in order."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            leaves(each, tensors, numbers)
+    elif isinstance(value, dict):
+        for key in value:
+            leaves(value[key], tensors, numbers)
+    else:
+        numbers.append(value)
+
+
+def _making(function: Function, *args: Any, **kwargs: Any) -> Any:
+    # A mode of its own, which costs time: only for what makes tensors of numbers.
+    with META:
+        return function(*args, **kwargs)
+
+
+def _staying(
+    operation: Operation, function: Function, args: Any, kwargs: Any, tensors: list[Tensor]
+) -> tuple[Function, Any, Any]:
+    """On the meta device, wherever a function would put its result."""
+    name = operation.name
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": META}
+    if name in _ELSEWHERE:
+        return _alias, args[:1], {}
+    if name == "to":
+        args = tuple(META if isinstance(each, torch.device | str) else each for each in args)
+    if operation.iterates:
+        function = torch.unbind
+    if not tensors:
+        function = partial(_making, function)
+    if not operation.in_place and not kwargs.get("inplace"):
+        function = _QUICK.get(name, function)
+    return function, args, kwargs
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    return tensor.view_as(tensor)
+
+
+def detached_results(result: Any, tensors: Sequence[Tensor], in_place: bool) -> Any:
+    """A function that gives its own input gives another tensor of the same memory: so that each has a layout of its own."""
+    if isinstance(result, Tensor):
+        if not result.is_meta:
+            return torch.empty_like(result, device=META)
+        if not in_place and any(result is tensor for tensor in tensors):
+            return result.view_as(result)
+    return result

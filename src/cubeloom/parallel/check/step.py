@@ -1,0 +1,109 @@
+"""One operation of the rank's run beside the same one of the whole run: what a rule is asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from cubeloom.parallel.check.tracked import Dims, Tracked, axes_of, is_cut, parts_of
+
+Shape = tuple[int, ...]
+
+
+class Refused(Exception):
+    """Why an operation is not what the serial model computes. Whoever catches it knows where that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: Sequence[Tracked]  # its tensors in order
+    needs_gradient: Sequence[bool]
+    of: Callable[[Tensor], Tracked]
+    whole_numbers: Sequence[Any]  # arguments that are no tensors, of the whole run
+    numbers: Sequence[Any]  # and of the rank's
+    whole: Sequence[Shape]  # shapes of results
+    local: Sequence[Shape] | None  # None where torch refuses local sizes
+
+    def argument(self, place: int, *names: str, default: Any = None) -> Any:
+        if len(self.args) > place:
+            return self.args[place]
+        return next((self.kwargs[name] for name in names if name in self.kwargs), default)
+
+    @property
+    def only(self) -> Tracked:
+        """The tensor of an operation on one."""
+        if len(self.inputs) != 1:
+            raise Refused(f"{self.name} of {len(self.inputs)} tensors has no rule, of which {self.inputs[0]} is cut")
+        return self.inputs[0]
+
+    @property
+    def same_numbers(self) -> bool:
+        return alike(self.whole_numbers, self.numbers)
+
+    def refuse_other_numbers(self) -> None:
+        """A number that was made from the size of a part."""
+        if not self.same_numbers:
+            whole, own = next(
+                (
+                    (first, second)
+                    for first, second in zip(self.whole_numbers, self.numbers, strict=False)
+                    if not alike(first, second)
+                ),
+                (self.whole_numbers, self.numbers),
+            )
+            raise Refused(
+                f"{self.name} is given {own!r} on a rank and {whole!r} in the serial model: a number made from the size of what"
+                " a rank has a part of"
+            )
+
+
+Rule = Callable[[Step], "list[Dims]"]
+
+
+def alike(first: Any, second: Any) -> bool:
+    """Equal numbers of equal types; whatever else is given to a function must be the same."""
+    if first is second:
+        return True
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(alike, first, second))
+    try:
+        return bool(first == second)
+    except Exception:  # of a type that cannot be compared
+        return False
+
+
+def parts_in_words(dim: Any) -> str:
+    """`y cuts` with how many ranks that is."""
+    return f"{axes_of(dim)} cut" + ("" if "·" in axes_of(dim) or " " in axes_of(dim) else "s")
+
+
+def refuse_cut(step: Step, tracked: Tracked, dims: Sequence[int], consequence: str) -> None:
+    """Unless all these dimensions are whole."""
+    for place in dims:
+        dim = tracked.dims[place]
+        if is_cut(dim):
+            raise Refused(
+                f"{step.name} over dimension {place} of {tracked}, which {parts_in_words(dim)}: each of {parts_of(dim)} ranks"
+                f" would {consequence}"
+            )
+
+
+def place_of(dim: int, count: int) -> int:
+    return dim + count if dim < 0 else dim
+
+
+def places_of(dims: Any, count: int) -> tuple[int, ...]:
+    """From an int, several, or None for all."""
+    if isinstance(dims, bool) or dims is None:
+        return tuple(range(count))
+    if isinstance(dims, int):
+        return (place_of(dims, count),)
+    return tuple(place_of(dim, count) for dim in dims) or tuple(range(count))

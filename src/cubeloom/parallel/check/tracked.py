@@ -1,0 +1,205 @@
+"""Which part of a tensor a rank has: for each dimension an ordered list of factors, each cut over some axes of the grid.
+
+A dimension has several factors where two were merged: `[samples/z] x [heads/y]`, flattened, is `samples/z · heads/y`, which no
+contiguous block is, and which can be split again. In its normal spec a dimension has as few factors as it can have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+Cutting = tuple[tuple[str, int], ...]  # axes and their sizes, outermost first
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """`size` is that of the whole. A tensor that is constant along a factor fits every cut into `ratio` parts."""
+
+    size: int
+    cutting: Cutting = ()
+    ratio: int = 1
+
+    @property
+    def parts(self) -> int:
+        return prod(size for _, size in self.cutting) * self.ratio if self.cutting else self.ratio
+
+    def __str__(self) -> str:
+        if self.ratio > 1:
+            return f"{self.size} (alike, 1/{self.ratio} on a rank)"
+        return f"{self.size}/{named(self.cutting)}" if self.cutting else str(self.size)
+
+
+Dim = tuple[Factor, ...]
+Dims = tuple[Dim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """What is known of a tensor of the rank's run."""
+
+    dims: Dims
+    summands: frozenset[str] = frozenset()  # axes along which each rank has a summand of its gradient
+    maker: str = ""  # the layer that it comes from
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole."""
+        return tuple(map(size_of, self.dims))
+
+    @property
+    def plain(self) -> bool:
+        """Nothing cuts it, and every rank has its whole gradient."""
+        return not self.summands and not any(map(is_cut, self.dims))
+
+    @property
+    def axes(self) -> frozenset[str]:
+        return frozenset(axis for dim in self.dims for factor in dim for axis, _ in factor.cutting)
+
+    def __str__(self) -> str:
+        return described(self.dims)
+
+
+def uncut(shape: Iterable[int]) -> Dims:
+    return tuple(() if size == 1 else (Factor(size),) for size in shape)
+
+
+def size_of(dim: Dim) -> int:
+    return dim[0].size if len(dim) == 1 else prod(factor.size for factor in dim)
+
+
+def parts_of(dim: Dim) -> int:
+    return prod(factor.parts for factor in dim)
+
+
+def is_cut(dim: Dim) -> bool:
+    return any(factor.cutting or factor.ratio > 1 for factor in dim)
+
+
+def local_shape(dims: Dims) -> tuple[int, ...]:
+    return tuple(size_of(dim) // parts_of(dim) for dim in dims)
+
+
+def named(cutting: Cutting) -> str:
+    return "·".join(axis for axis, _ in cutting)
+
+
+def axes_of(dim: Dim) -> str:
+    """In words: `z·x`."""
+    found = named(tuple(axis for factor in dim for axis in factor.cutting))
+    return found or "the sizes of a rank"
+
+
+def described(dims: Dims) -> str:
+    """`[32/z·y, 16/x]`."""
+    return f"[{', '.join(' x '.join(map(str, dim)) or '1' for dim in dims)}]"
+
+
+def normal(factors: Iterable[Factor]) -> Dim:
+    """The same dimension in as few factors as it can have."""
+    found: list[Factor] = []
+    for factor in factors:
+        if factor.size == 1:
+            continue
+        merged = _merged(found[-1], factor) if found else None
+        if merged is None:
+            found.append(factor)
+        else:
+            found[-1] = merged
+    return tuple(found)
+
+
+def _merged(outer: Factor, inner: Factor) -> Factor | None:
+    size = outer.size * inner.size
+    if outer.ratio > 1 or inner.ratio > 1:
+        return Factor(size, (), outer.ratio * inner.ratio) if outer.ratio > 1 and inner.ratio > 1 else None
+    # A contiguous block of the outer factor is one of the product, if the inner one is whole or the block is a single one.
+    if not inner.cutting or outer.size == outer.parts > 1:
+        return Factor(size, outer.cutting + inner.cutting)
+    return None
+
+
+def split(factor: Factor, outer: int) -> tuple[Factor, Factor] | None:
+    """As a factor of size `outer` and the rest; None where the block of a rank is no block of both."""
+    if factor.size % outer:
+        return None
+    rest = factor.size // outer
+    if factor.ratio > 1:
+        return _split_alike(factor, outer, rest, factor.ratio)
+    if outer % factor.parts == 0:
+        return Factor(outer, factor.cutting), Factor(rest)
+    parts = 1
+    for place, (_, size) in enumerate(factor.cutting):
+        if parts == outer and rest % prod(each for _, each in factor.cutting[place:]) == 0:
+            return Factor(outer, factor.cutting[:place]), Factor(rest, factor.cutting[place:])
+        parts *= size
+    return None
+
+
+def _split_alike(factor: Factor, outer: int, rest: int, ratio: int) -> tuple[Factor, Factor] | None:
+    """Where all is alike any split will do: the outer part takes what it can."""
+    most = max(each for each in range(1, ratio + 1) if ratio % each == 0 and outer % each == 0)
+    if rest % (ratio // most):
+        return None
+    return Factor(outer, (), most), Factor(rest, (), ratio // most)
+
+
+def common(first: Dim, second: Dim) -> Dim | None:
+    """What two dimensions of equal size have in common, if a rank has the same part of both."""
+    if first == second:
+        return first
+    left, right, found = list(first), list(second), list[Factor]()
+    while left and right:
+        one, two = left.pop(0), right.pop(0)
+        if one.size != two.size:
+            smaller = min(one.size, two.size)
+            outer, other = _cut_off(one, smaller, two), _cut_off(two, smaller, one)
+            if outer is None or other is None:
+                return None
+            (one, left[:0]), (two, right[:0]) = outer, other
+        if one.parts != two.parts or (one.cutting != two.cutting and one.ratio == two.ratio == 1):
+            return None
+        found.append(two if one.ratio > 1 else one)
+    return normal(found)
+
+
+def _cut_off(factor: Factor, size: int, like: Factor) -> tuple[Factor, list[Factor]] | None:
+    """The outermost part of a factor, and the rest."""
+    if factor.size == size:
+        return factor, []
+    if factor.ratio > 1:  # constant: into as many parts as the other one is cut
+        if factor.size % size or factor.ratio % like.parts:
+            return None
+        parts = like.parts
+        return Factor(size, (), parts), [Factor(factor.size // size, (), factor.ratio // parts)]
+    pair = split(factor, size)
+    return None if pair is None else (pair[0], [pair[1]])
+
+
+def regrouped(dims: Dims, shape: Sequence[int]) -> Dims | None:
+    """The same numbers in the same order in other dimensions; None where a rank's part is no part of those."""
+    if 0 in shape:
+        return None if any(map(is_cut, dims)) else uncut(shape)
+    if prod(map(size_of, dims)) != prod(shape):
+        return None
+    queue = list(normal(factor for dim in dims for factor in dim))
+    found: list[Dim] = []
+    for size in shape:
+        taken: list[Factor] = []
+        while size > 1:
+            factor = queue.pop(0)
+            if factor.size <= size:
+                if size % factor.size:
+                    return None
+                taken.append(factor)
+                size //= factor.size
+                continue
+            pair = split(factor, size)
+            if pair is None:
+                return None
+            taken.append(pair[0])
+            queue.insert(0, pair[1])
+            break
+        found.append(normal(taken))
+    return tuple(found)

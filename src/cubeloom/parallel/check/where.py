@@ -1,0 +1,48 @@
+"""Where in a user's code an operation is: the module, and the file and line outside of torch and of `cubeloom.parallel`."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import nn
+
+_TORCH = str(Path(torch.__file__).parent)
+_OURS = str(Path(__file__).parent.parent)
+
+
+def _is_theirs(file: str) -> bool:
+    return not file.startswith((_TORCH, _OURS, "<frozen"))
+
+
+def here(names: Mapping[int, str]) -> str:
+    """`blocks.0.mlp, my_model.py:41`; `names` has the ids of the model's modules."""
+    frame: FrameType | None = inspect.currentframe()
+    module, line = "", ""
+    while frame is not None and not (module and line):
+        own = frame.f_locals.get("self")
+        if not module and isinstance(own, nn.Module):
+            module = names.get(id(own), "")
+        if not line and _is_theirs(frame.f_code.co_filename):
+            line = f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ", ".join(filter(None, (module, line)))
+
+
+def raised(error: BaseException) -> str:
+    """Where an error comes from: the innermost line that is the user's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    line = next((frame for frame in reversed(frames) if _is_theirs(frame.filename)), None)
+    return "" if line is None else f"{_short(line.filename)}:{line.lineno}"
+
+
+def _short(file: str) -> str:
+    path = Path(file)
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return path.name
