@@ -24,10 +24,10 @@ from cubeloom import Grid
 from cubeloom.launch import run
 from cubeloom.launch.share_gpu import sharing
 from cubeloom.parallel import Batch
-from cubeloom.train.diary import Diary
 from cubeloom.train.job import Job, check
 from cubeloom.train.job.settings import LayoutSettings, ModelSettings, OptimizerSettings, ScheduleSettings
 from cubeloom.train.loop import train
+from cubeloom.train.metrics_logger import MetricsLogger
 from cubeloom.train.trainer import Trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `bench` is found also where this file is run by its name
@@ -81,14 +81,14 @@ class Between:
 def _trained(job: Job) -> tuple[list[float], list[float]]:
     """Of each step how long it took, and when it was written down."""
     seconds, when = [], []
-    write = Diary.write
+    write = MetricsLogger.write
 
-    def noted(self: Diary, step: int, stepped: Any, took: float, *more: Any) -> bool:
+    def noted(self: MetricsLogger, step: int, stepped: Any, took: float, *more: Any) -> bool:
         seconds.append(took)
         when.append(time.perf_counter())
         return write(self, step, stepped, took, *more)
 
-    with patch.object(Diary, "write", noted), patch.object(Trainer, "save", lambda _: None):
+    with patch.object(MetricsLogger, "write", noted), patch.object(Trainer, "save", lambda _: None):
         train(job)
     return seconds, when
 

@@ -28,11 +28,11 @@ from cubeloom.base.grid import Grid
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models.gpt import GPTConfig
-from cubeloom.parallel import Batch, Rest
+from cubeloom.parallel import Batch, ShardingPolicy
 from cubeloom.parallel.config import WEIGHTS, Activations, Inputs, Weights
 from cubeloom.pipeline import Schedule
 from cubeloom.pipeline.sync import Sync, synchronised
-from cubeloom.plan.closed.schedules import Shape, shapes
+from cubeloom.plan.cost_model.schedules import ScheduleModel, shapes
 from cubeloom.plan.hardware import Cluster, Device
 from cubeloom.plan.hardware.facts import Fact
 from cubeloom.plan.model import Model
@@ -103,7 +103,7 @@ class Decomposition:
         return self.pipe * self.data * self.z * self.y * self.x
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ScheduleModel:
         return next(shape for shape in shapes(self.pipe) if shape.title == self.schedule)
 
     @property
@@ -185,7 +185,7 @@ def experiment(d: Decomposition, grid: Grid) -> Experiment:
         model=MODEL,
         grid=grid,
         batch=Batch(SAMPLES, SEQUENCE),
-        rest=Rest(activations=d.activations, weights=d.weights, inputs=d.inputs),
+        rest=ShardingPolicy(activations=d.activations, weights=d.weights, inputs=d.inputs),
         dtype=torch.float32,
         schedule=synchronised(schedule, Sync.EAGER) if d.pipe > 1 else schedule,
         ways=d.ways,

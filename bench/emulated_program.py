@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from cubeloom.comm import Network, world
 from cubeloom.comm.recording_backend import Call, Tape, Wait, rehearsed
 from cubeloom.plan import costs
-from cubeloom.plan.closed.compute import optimizer
+from cubeloom.plan.cost_model.compute import optimizer
 from cubeloom.plan.hardware import Cluster, Dtype
 from cubeloom.tools.emulate.events import Await, Compute, Event, Line, Program, Start, joined
 from cubeloom.tools.rehearse.boundaries import boundaries

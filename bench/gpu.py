@@ -30,7 +30,7 @@ from cubeloom import Grid
 from cubeloom.comm import Network, devices
 from cubeloom.launch import run
 from cubeloom.launch.share_gpu import sharing
-from cubeloom.parallel import Rest
+from cubeloom.parallel import ShardingPolicy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `bench` is found also where this file is run by its name
 from bench import energy, overlap, traced
@@ -145,7 +145,7 @@ def measure_tp(size: Size, kind: devices.Kind, ranks: int, rounds: int, steps: i
     mesh = network.mesh["y"]
     recipes: dict[str, Step] = {name: sharded.step(name, size, values, mesh, *batch) for name in sharded.RECIPES}
     for name, activations in OUR_CUBES.items():
-        rest = Rest(activations=activations)  # type: ignore[arg-type]
+        rest = ShardingPolicy(activations=activations)  # type: ignore[arg-type]
         for strands, ways in WAYS.items():
             recipes[name + strands] = our_step(size, values, network, rest, ways=ways)
     return take_turns(recipes, network.device, rounds, steps, network.barrier)
@@ -160,7 +160,7 @@ def measure_overlap(
     on_cpu = kind == devices.CPU
 
     def ours(ways: int = 1) -> Step:
-        return our_step(size, values, network, Rest(activations="replicated"), compiled=True, ways=ways)
+        return our_step(size, values, network, ShardingPolicy(activations="replicated"), compiled=True, ways=ways)
 
     with torch.compiler.set_stance("force_eager") if on_cpu else nullcontext():
         recipes: dict[str, Step] = {}

@@ -12,7 +12,7 @@ from bench.peers.gpt import Size
 from bench.peers.timing import Step
 from cubeloom.comm import Network, devices
 from cubeloom.models import GPTConfig, build, cut_of
-from cubeloom.parallel import Batch, Rest, apply
+from cubeloom.parallel import Batch, ShardingPolicy, apply
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.weave import Weave
@@ -39,7 +39,7 @@ def our_step(
     size: Size,
     values: dict[str, Tensor],
     network: Network,
-    rest: Rest | None = None,
+    rest: ShardingPolicy | None = None,
     *,
     compiled: bool = False,
     ways: int = 1,

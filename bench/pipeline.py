@@ -25,7 +25,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from cubeloom import Grid
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.parallel import CubeState, Rest
+from cubeloom.parallel import CubeState, ShardingPolicy
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.pipeline import Action, Costs, Schedule, generate, simulate
 from cubeloom.pipeline.runtime.channels import Channels, Shape
@@ -122,7 +122,7 @@ def overheads(workers: int, microbatches: int, rounds: int) -> tuple[float, floa
 
     channels = Channels(network, schedule)
     boundaries = {stage: {"x": Shape((1, WIDTH), torch.float32)} for stage in range(workers)}
-    work = _Stages(Stage([run], CubeState(network, Rest(), Gradients())), list(batch.split(1)))
+    work = _Stages(Stage([run], CubeState(network, ShardingPolicy(), Gradients())), list(batch.split(1)))
 
     def ours() -> None:
         Interpreter(work, channels, boundaries, workers, f"rank {rank}").run(channels.steps)

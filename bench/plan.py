@@ -22,10 +22,10 @@ from rich.table import Table
 
 from cubeloom.base.grid import Grid
 from cubeloom.parallel.config import ParallelConfig
-from cubeloom.plan.closed.carried import carry, loads
-from cubeloom.plan.closed.peak import memory
-from cubeloom.plan.closed.schedules import SHAPES
-from cubeloom.plan.closed.step import step
+from cubeloom.plan.cost_model.peak import memory
+from cubeloom.plan.cost_model.schedules import SHAPES
+from cubeloom.plan.cost_model.step import step
+from cubeloom.plan.cost_model.worker_load import carry, loads
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model import load
 from cubeloom.plan.search import search
@@ -60,11 +60,11 @@ def each_on_its_own(model: str, count: int) -> Row:
     """Time and memory of so many decompositions, one array element each, nothing shared."""
     layers, machine, draw = load(model), cluster("perlmutter"), np.random.default_rng(0)
     data, z, y, x = (2.0 ** draw.integers(0, 5, count) for _ in range(4))
-    inner = {"x": np.ones(count), "y": x, "z": x * y, "data": x * y * z, "pipe": x * y * z * data}
+    rank_stride = {"x": np.ones(count), "y": x, "z": x * y, "data": x * y * z, "pipe": x * y * z * data}
     s = ParallelConfig(
         data=data, z=z, y=y, x=x, samples=data * z * 2.0 ** draw.integers(1, 4, count), sequence=layers.sequence,
         sharded=draw.random(count) < 0.5, weights=draw.integers(0, 3, count), regathered=draw.random(count) < 0.5,
-        ways=1.0 + draw.integers(0, 2, count), inner=inner,
+        ways=1.0 + draw.integers(0, 2, count), rank_stride=rank_stride,
     )  # fmt: skip
     shape = next(shape for shape in SHAPES if shape.name == "1f1b")
     held = loads(layers, shape, 4)

@@ -13,7 +13,7 @@ from cubeloom.models import CrossEntropy, GPTConfig
 from cubeloom.models.cuts import gpt_cut
 from cubeloom.models.gpt import Block as GPTBlock
 from cubeloom.models.pieces import Carry, Data, Piece
-from cubeloom.parallel import Batch, Rest
+from cubeloom.parallel import Batch, ShardingPolicy
 from cubeloom.parallel.parameter import Block
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime import Pipeline
@@ -107,7 +107,7 @@ def our_passes(
         batch,
         fill,
         schedule,
-        Rest(),
+        ShardingPolicy(),
         stages,
         compile=compiled,
         record=GraphRecord() if record else None,

@@ -23,7 +23,7 @@ from rich.table import Table
 from cubeloom.base.divisors import divisors
 from cubeloom.base.grid import Grid
 from cubeloom.models import build, config, cut_of
-from cubeloom.parallel import Batch, ParallelConfig, Rest
+from cubeloom.parallel import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.resolution import specs_of
 from cubeloom.parallel.specs import EdgeSpec, LayerSpec, LinearSpec
 from cubeloom.parallel.volume import pass_volume
@@ -31,7 +31,7 @@ from cubeloom.parallel.volume import pass_volume
 PLANES = (4, 8, 16, 32, 64, 128, 256)
 MODELS = ["gpt-80b", "unet-7.5b", "unet-28b"]
 SAMPLES = 256
-REST = Rest(activations="replicated", gradients="model")  # as the paper's, in bfloat16
+REST = ShardingPolicy(activations="replicated", gradients="model")  # as the paper's, in bfloat16
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def our_layers(model: str) -> tuple[LayerSpec, ...]:
 
 
 def _inside(spec: LayerSpec) -> bool:
-    return isinstance(spec, LinearSpec) or (isinstance(spec, EdgeSpec) and spec.kind == "stay")
+    return isinstance(spec, LinearSpec) or (isinstance(spec, EdgeSpec) and spec.kind == "rowwise_scatter")
 
 
 @cache

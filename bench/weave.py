@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from cubeloom import Grid
-from cubeloom.comm import Journal, Network, Wire
+from cubeloom.comm import CommTrace, Network, SimulatedLink
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, cut_of
-from cubeloom.parallel import Batch, CubeState, Rest, apply, initial_values
+from cubeloom.parallel import Batch, CubeState, ShardingPolicy, apply, initial_values
 from cubeloom.parallel.weave import Weave
 
 GRID = Grid(y=2)
@@ -53,7 +53,7 @@ def measure(mode: Mode, size: GPTConfig, batch: Batch, settings: list[Setting], 
     """Each setting's median over the rounds, on this rank."""
     tokens = (torch.arange(batch.samples * batch.sequence) % size.vocab).view(batch.samples, batch.sequence)
     speed = _as_slow_as_computation(mode, size, batch, tokens)
-    network = Network(GRID, wire=Wire(speed))
+    network = Network(GRID, wire=SimulatedLink(speed))
     model, state = _model(network, mode, size, batch)
     found: dict[Setting, list[Measured]] = {setting: [] for setting in settings}
     for _ in range(rounds + 1):
@@ -68,7 +68,7 @@ def _model(network: Network, mode: Mode, size: GPTConfig, batch: Batch) -> tuple
         model = build(size)
     least = Batch(batch.samples // 4, batch.sequence)
     fill = initial_values(model, 0, torch.float32)
-    return model, apply(model, cut_of(model), network, least, fill, Rest(activations=mode))
+    return model, apply(model, cut_of(model), network, least, fill, ShardingPolicy(activations=mode))
 
 
 def _step(network: Network, woven: Weave, tokens: torch.Tensor) -> Measured:
@@ -81,7 +81,7 @@ def _step(network: Network, woven: Weave, tokens: torch.Tensor) -> Measured:
     return Measured(time.perf_counter() - start, _hidden(forward), _hidden(backward))
 
 
-def _hidden(journal: Journal) -> float:
+def _hidden(journal: CommTrace) -> float:
     on_wire = sum(transfer.duration for transfer in journal.transfers)
     blocked = sum(transfer.blocked for transfer in journal.transfers)
     return 1 - blocked / on_wire if on_wire else 0.0

@@ -17,7 +17,17 @@ from cubeloom import Grid
 from cubeloom.base.initial import Constant, Initial, Normal
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.parallel import Batch, Cut, ParallelConfig, Rest, apply, initial_values, materialise, resolve, step_volume
+from cubeloom.parallel import (
+    Batch,
+    Cut,
+    ParallelConfig,
+    ShardingPolicy,
+    apply,
+    initial_values,
+    materialise,
+    resolve,
+    step_volume,
+)
 from cubeloom.parallel.layers import Contract, Declared, Embedding, Expand, Loss, Making, Norm, Seen, make_layer
 from cubeloom.parallel.layout import Layout
 from cubeloom.parallel.specs import LayerSpec, Parameter, Rule, Touched, divides, stream, vectors
@@ -50,7 +60,7 @@ class ScaleSpec(LayerSpec):  # how it lies on any grid: sizes and layouts, no to
         return Touched(forward=2 * self.saved(c), input_grad=4 * self.saved(c))
 
     def saved(self, c: ParallelConfig) -> Any:
-        return c.rows() / c.further("y") * self.features / c.x * c.item  # its input
+        return c.rows() / c.row_parts("y") * self.features / c.x * c.item  # its input
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
         yield from divides("hidden size over x", "features", self.features, c, "x")
@@ -118,7 +128,7 @@ def train(grid: Grid | None) -> tuple[list[float], bool]:
     with torch.device("meta"):
         model = Model()
     fill, network = initial_values(model, seed=0, dtype=torch.float64), Network(grid or Grid())
-    specs = resolve(model, CUT, network.grid, Rest(), BATCH)
+    specs = resolve(model, CUT, network.grid, ShardingPolicy(), BATCH)
     if grid is None:
         materialise(model, fill)
     else:
@@ -132,7 +142,7 @@ def train(grid: Grid | None) -> tuple[list[float], bool]:
             loss = model(tokens, (tokens + 1) % VOCAB)
             loss.backward()
         if step == 0 and grid is not None:
-            config = ParallelConfig.exact(grid, Rest(), BATCH, item=8)
+            config = ParallelConfig.exact(grid, ShardingPolicy(), BATCH, item=8)
             agree = {axis: size for axis, size in ledger.by_axis().items() if size} == step_volume(specs, config)
         optimizer.step()
         losses.append(loss.item())

@@ -25,7 +25,16 @@ from cubeloom import Grid, UserError
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import GPT, GPTConfig, cut_of
-from cubeloom.parallel import Batch, ParallelConfig, Rest, apply, initial_values, materialise, resolve, step_volume
+from cubeloom.parallel import (
+    Batch,
+    ParallelConfig,
+    ShardingPolicy,
+    apply,
+    initial_values,
+    materialise,
+    resolve,
+    step_volume,
+)
 from drawing import plot, progress, table
 from text import draw, standard_library
 
@@ -76,7 +85,7 @@ def train_on(grid: Grid, job: Job) -> Result:
         model = GPT(job.model)
     # The cut is data beside the model: which layers expand from x to y, which contract back, where the heads are.
     # `apply` replaces each layer by its form on the grid, in place. No rank ever holds a whole matrix.
-    apply(model, cut_of(model), network, job.batch, initial_values(model, SEED, DTYPE), Rest())
+    apply(model, cut_of(model), network, job.batch, initial_values(model, SEED, DTYPE), ShardingPolicy())
     with network.recording() as ledger:  # every communication inside is written down; outside it costs nothing
         # Samples are cut over data and z. Ranks along x and y get the same ones and share the work on each.
         result = train(model, job, network.share, progress_of=f"on {grid}" if network.rank == 0 else None)
@@ -157,8 +166,8 @@ class Demo:
         with torch.device("meta"):
             plain = GPT(job.model)
         # Before any process starts: a grid that cannot work is refused here, with the nearest that do.
-        specs = resolve(plain, cut_of(plain), grid, Rest(), job.batch)
-        closed_form = step_volume(specs, ParallelConfig.exact(grid, Rest(), job.batch, DTYPE.itemsize))
+        specs = resolve(plain, cut_of(plain), grid, ShardingPolicy(), job.batch)
+        closed_form = step_volume(specs, ParallelConfig.exact(grid, ShardingPolicy(), job.batch, DTYPE.itemsize))
         patience = 60 + 10 * job.steps  # seconds until a rank that does not answer is given up
         with RankPool(grid.world) as pool:
             (serial,) = pool.run(1, train_serially, job, timeout=patience)

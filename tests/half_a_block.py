@@ -7,8 +7,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cubeloom.parallel.deferred_wgrad import TOKENS, DeferredWgradBlock
 from cubeloom.parallel.feed_forward import feed_forward
-from cubeloom.parallel.tapped import TOKENS, Tapped
 
 
 class Half(nn.Module):
@@ -44,7 +44,7 @@ def tapped_gradients(model: nn.Module, compiler: Callable[..., Callable[..., Ten
     x = x.clone().requires_grad_()
     model.zero_grad()
     given: dict[str, Tensor] = dict(model.named_parameters())
-    tapped = Tapped.of(model, given, (x,))
+    tapped = DeferredWgradBlock.of(model, given, (x,))
     tokens: dict[str, tuple[Tensor, ...]] = {}
     for layer, shapes in tapped.shapes.items():
         weight = given[f"{layer}.weight"] = given[f"{layer}.weight"].detach()

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from cubeloom import Grid
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.parallel import Batch, Rest, apply
+from cubeloom.parallel import Batch, ShardingPolicy, apply
 from cubeloom.parallel.layers import Contract, Expand
 
 SAMPLES, SEQUENCE = 8, 3
@@ -31,7 +31,7 @@ class Row:
     grid: Grid
     forward: Terms
     backward: Terms
-    rest: Rest
+    rest: ShardingPolicy
     kind: Expand | Contract = Expand()  # noqa: RUF009
     x: tuple[int, int] = (1, 1)  # what X [M, K] is divided by at rest
     w: tuple[int, int] = (1, 1)  # W [N, K], as torch stores it
@@ -51,12 +51,12 @@ class Row:
         return sum((count * size for count, size in zip(terms, (x, w, y), strict=True)), Fraction(0))
 
 
-def replicated(weights: str = "freed") -> Rest:
-    return Rest(activations="replicated", weights=weights)  # type: ignore[arg-type]
+def replicated(weights: str = "freed") -> ShardingPolicy:
+    return ShardingPolicy(activations="replicated", weights=weights)  # type: ignore[arg-type]
 
 
-def sharded(weights: str = "freed", inputs: str = "kept") -> Rest:
-    return Rest(activations="sharded", weights=weights, inputs=inputs)  # type: ignore[arg-type]
+def sharded(weights: str = "freed", inputs: str = "kept") -> ShardingPolicy:
+    return ShardingPolicy(activations="sharded", weights=weights, inputs=inputs)  # type: ignore[arg-type]
 
 
 CUBE, ROW, COLUMN = Grid(z=2, y=2, x=2), Contract(), Expand()

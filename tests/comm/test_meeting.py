@@ -17,12 +17,12 @@ ENDS = 30  # seconds, long before which the rank that waits must have ended
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("what", ["axes", "aside"])
+@pytest.mark.parametrize("what", ["axes", "host_group"])
 def test_who_waits_too_long_ends_and_says_what_for(what: str) -> None:
     with RankPool(4) as pool, pytest.raises(CommunicationError) as caught:
         pool.run(4, _meet, what, timeout=60)
     # The group beside the grid's has the patience as its own limit.
-    seconds = {"axes": "1", "aside": "0.5"}[what]
+    seconds = {"axes": "1", "host_group": "0.5"}[what]
     said = rf"rank \d: making the groups of y=2,x=2, {what}: not all ranks came within {seconds} s"
     assert re.fullmatch(said, str(caught.value))
 
@@ -32,7 +32,7 @@ def _meet(what: str) -> None:
         _do_not_come()
     network = Network(Grid(y=2, x=2), patience=0.5)
     _do_not_come()
-    _ = network.aside
+    _ = network.host_group
 
 
 def _do_not_come() -> None:

@@ -11,7 +11,7 @@ from cubeloom.base.initial import Constant, Initial, Normal
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, cut_of
-from cubeloom.parallel import Batch, Given, Norm, Rest, apply, initial_values, materialise
+from cubeloom.parallel import Batch, Given, Norm, ShardingPolicy, apply, initial_values, materialise
 from cubeloom.parallel import layers as declared
 from cubeloom.parallel.layers.head import CubeHead
 from cubeloom.parallel.layout import Layout
@@ -51,7 +51,13 @@ def normed(kind: str, dtype: torch.dtype) -> tuple[float, float, float]:
     cut: declared.Cut = {"norm": Norm(side="x") if images else Norm()}
     laid = Layout.of(rows=None, features="x", **dict.fromkeys(("height", "width") if images else (), ()))
     apply(
-        model, cut, network, Batch(4, 16), fill, Rest(activations="replicated"), example=lambda _: {"x": Given(x, laid)}
+        model,
+        cut,
+        network,
+        Batch(4, 16),
+        fill,
+        ShardingPolicy(activations="replicated"),
+        example=lambda _: {"x": Given(x, laid)},
     )
 
     def own(features: Tensor) -> Tensor:

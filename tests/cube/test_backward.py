@@ -16,7 +16,7 @@ from cubeloom import Grid
 from cubeloom.comm import Axis, Network, Pending
 from cubeloom.launch import RankPool
 from cubeloom.models import build, config, cut_of
-from cubeloom.parallel import Batch, CubeState, Rest, apply, initial_values
+from cubeloom.parallel import Batch, CubeState, ShardingPolicy, apply, initial_values
 from cubeloom.parallel.gradients import WeightGradient
 from cubeloom.parallel.parameter import local_of
 
@@ -27,7 +27,7 @@ def cut_model(grid: Grid, **rest: Any) -> tuple[nn.Module, CubeState, Network]:
     network = Network(grid)
     with torch.device("meta"):
         plain = build(config("gpt-tiny"))
-    state = apply(plain, cut_of(plain), network, BATCH, initial_values(plain, 0, torch.float64), Rest(**rest))
+    state = apply(plain, cut_of(plain), network, BATCH, initial_values(plain, 0, torch.float64), ShardingPolicy(**rest))
     return plain, state, network
 
 
@@ -153,11 +153,11 @@ def put_off(grid: Grid) -> tuple[float, set[str], int, int]:
     model(*batch_of(network)).backward()
     at_once = gradients_of(model)
     model.zero_grad()
-    with state.gradients.putting_off() as noted:
+    with state.gradients.defer_weight_grads() as noted:
         model(*batch_of(network)).backward()
     sums = state.gradients.sums()
     early, count = {name for name, each in model.named_parameters() if each in sums}, len(noted)
-    state.gradients.drain(noted)
+    state.gradients.run_deferred(noted)
     state.gradients.reduce()
     return largest_difference(at_once, gradients_of(model)), early, count, len(noted)
 

@@ -17,7 +17,7 @@ from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, config, cut_of
 from cubeloom.models.layers import MLP
-from cubeloom.parallel import Batch, Rest, apply, initial_values, resolve
+from cubeloom.parallel import Batch, ShardingPolicy, apply, initial_values, resolve
 from cubeloom.parallel import compiled as compiled_layers
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.layers import Contract, Cut, Expand
@@ -49,7 +49,7 @@ def skeleton(name: str) -> Any:
 )
 def test_which_blocks_are_compiled_as_a_whole(model: str, grid: str, blocks: set[str]) -> None:
     plain, on = skeleton(model), Grid.parse(grid)
-    forms = resolve(plain, cut_of(plain), on, Rest(), Batch(4, 12))
+    forms = resolve(plain, cut_of(plain), on, ShardingPolicy(), Batch(4, 12))
     assert set(whole_blocks(plain, forms, on)) == blocks
 
 
@@ -75,7 +75,7 @@ def test_a_block_with_dropout_is_not() -> None:
     for module in plain.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.1
-    forms = resolve(plain, cut_of(plain), Grid(), Rest(), BATCH)
+    forms = resolve(plain, cut_of(plain), Grid(), ShardingPolicy(), BATCH)
     assert set(whole_blocks(plain, forms, Grid())) == {"norm"}
 
 
@@ -88,7 +88,7 @@ def gradients(model: nn.Module, network: Network) -> list[Tensor]:
 
 def cut(name: str, network: Network, compiles: bool) -> tuple[Any, CubeState]:
     model = skeleton(name)
-    plain = whole_blocks(model, resolve(model, cut_of(model), network.grid, Rest(), BATCH), network.grid)
+    plain = whole_blocks(model, resolve(model, cut_of(model), network.grid, ShardingPolicy(), BATCH), network.grid)
     state = apply(model, cut_of(model), network, BATCH, initial_values(model, 0, torch.float64))
     if compiles:
         without_kernels()
@@ -121,11 +121,11 @@ def put_off() -> tuple[set[str], float]:
     expected = gradients(apart, network)
     missing: set[str] = set()
     for shift in (0, 1):
-        with state.gradients.putting_off() as noted:
+        with state.gradients.defer_weight_grads() as noted:
             model(TOKENS.roll(shift), TOKENS).backward()
         if shift == 0:
             missing = {name for name, each in model.named_parameters() if each not in state.gradients.sums()}
-        state.gradients.drain(noted)
+        state.gradients.run_deferred(noted)
         state.gradients.reduce()
     found = [local_of(cast(Tensor, each.grad)) for each in model.parameters()]
     return missing, largest_difference(expected, found)
@@ -204,8 +204,10 @@ def held_blocks(schedule: str, recompute: Any) -> int:
     """How many blocks of a stage are compiled as a whole."""
     without_kernels()
     model, network = skeleton("gpt-tiny"), Network(Grid())
-    layout = plan_stages(model, cut_of(model), Grid(), BATCH, generate(schedule, 1, 2), Rest())
-    held = hold(model, layout, network, initial_values(model, 0, torch.float64), Rest(), recompute, 1, compile=True)
+    layout = plan_stages(model, cut_of(model), Grid(), BATCH, generate(schedule, 1, 2), ShardingPolicy())
+    held = hold(
+        model, layout, network, initial_values(model, 0, torch.float64), ShardingPolicy(), recompute, 1, compile=True
+    )
     whole = compiled_layers._Block
     return sum(isinstance(module.forward, whole) for each in held.models.values() for module in each.modules())
 

@@ -14,7 +14,7 @@ from cubeloom import Grid
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, config, cut_of
-from cubeloom.parallel import Batch, ParallelConfig, Rest, apply, initial_values, resolve
+from cubeloom.parallel import Batch, ParallelConfig, ShardingPolicy, apply, initial_values, resolve
 from cubeloom.parallel.layers.head import CubeHead, chunk_rows
 from cubeloom.parallel.layers.loss import CubeCrossEntropy
 from cubeloom.parallel.parameter import local_of
@@ -27,7 +27,7 @@ BATCH = Batch(4, 12)
 pytestmark = pytest.mark.timeout(120)
 
 
-def head_fits(grid: Grid, rest: Rest, size: GPTConfig = TINY) -> bool:
+def head_fits(grid: Grid, rest: ShardingPolicy, size: GPTConfig = TINY) -> bool:
     with torch.device("meta"):
         model = build(size)
     specs = resolve(model, cut_of(model), grid, rest, Batch(8, 24))
@@ -38,17 +38,17 @@ def head_fits(grid: Grid, rest: Rest, size: GPTConfig = TINY) -> bool:
 @pytest.mark.parametrize(
     ("grid", "rest", "fits"),
     [
-        ("x=1", Rest(), True),
-        ("y=2", Rest(), True),
-        ("data=2,y=2", Rest(), True),
-        ("x=2", Rest(), False),  # logits are summed over x
-        ("z=2", Rest(), False),  # the weight is gathered for the backward
-        ("z=2", Rest(weights="replicated"), True),
-        ("y=2", Rest(inputs="regathered"), False),  # the input is gathered for the backward
-        ("y=2", Rest(activations="replicated", inputs="regathered"), True),
+        ("x=1", ShardingPolicy(), True),
+        ("y=2", ShardingPolicy(), True),
+        ("data=2,y=2", ShardingPolicy(), True),
+        ("x=2", ShardingPolicy(), False),  # logits are summed over x
+        ("z=2", ShardingPolicy(), False),  # the weight is gathered for the backward
+        ("z=2", ShardingPolicy(weights="replicated"), True),
+        ("y=2", ShardingPolicy(inputs="regathered"), False),  # the input is gathered for the backward
+        ("y=2", ShardingPolicy(activations="replicated", inputs="regathered"), True),
     ],
 )
-def test_where_head_and_loss_are_one(grid: str, rest: Rest, fits: bool) -> None:
+def test_where_head_and_loss_are_one(grid: str, rest: ShardingPolicy, fits: bool) -> None:
     assert head_fits(Grid.parse(grid), rest) is fits
 
 
@@ -62,7 +62,7 @@ def test_chunks_are_halved_until_they_are_small_enough() -> None:
 Found = tuple[list[Tensor], float]
 
 
-def train(size: GPTConfig, grid: Grid, rest: Rest, fused: bool, chunk: int, compiled: bool = False) -> Found:
+def train(size: GPTConfig, grid: Grid, rest: ShardingPolicy, fused: bool, chunk: int, compiled: bool = False) -> Found:
     """The loss and the gradients of this rank, and the bytes it received; ignored targets and a second backward among it."""
     network = Network(grid)
     with torch.device("meta"):
@@ -85,9 +85,9 @@ def train(size: GPTConfig, grid: Grid, rest: Rest, fused: bool, chunk: int, comp
     with network.recording() as ledger:
         for tokens_part, targets_part in ((tokens, targets), (targets.clamp(min=0), tokens)):
             loss_now = model(network.share(tokens_part), network.share(targets_part))
-            with state.gradients.putting_off() as noted:
+            with state.gradients.defer_weight_grads() as noted:
                 loss_now.backward()
-            state.gradients.drain(noted)
+            state.gradients.run_deferred(noted)
             found.append(loss_now.detach())
         state.gradients.reduce()
     found += [local_of(cast(Tensor, parameter.grad)).clone() for parameter in model.parameters()]
@@ -111,16 +111,16 @@ def alike(one: list[Found], other: list[Found]) -> None:
 def test_as_head_and_then_loss(ranks: RankPool, grid: str, smoothing: float, tied: bool) -> None:
     size, on = replace(TINY, label_smoothing=smoothing, tied=tied), Grid.parse(grid)
     small = 7 * size.vocab * 8  # several chunks, the last one shorter
-    one = ranks.run(on.world, train, size, on, Rest(), True, small)
-    other = ranks.run(on.world, train, size, on, Rest(), False, small)
+    one = ranks.run(on.world, train, size, on, ShardingPolicy(), True, small)
+    other = ranks.run(on.world, train, size, on, ShardingPolicy(), False, small)
     alike(one, other)
 
 
 @pytest.mark.parametrize("grid", ["x=1", "y=2"])
 def test_compiled(ranks: RankPool, grid: str) -> None:
     on = Grid.parse(grid)
-    one = ranks.run(on.world, train, TINY, on, Rest(), True, 7 * TINY.vocab * 8, True)
-    other = ranks.run(on.world, train, TINY, on, Rest(), True, 2**28)
+    one = ranks.run(on.world, train, TINY, on, ShardingPolicy(), True, 7 * TINY.vocab * 8, True)
+    other = ranks.run(on.world, train, TINY, on, ShardingPolicy(), True, 2**28)
     alike(one, other)
 
 

@@ -27,8 +27,8 @@ from cubeloom.parallel import (
     Given,
     Loss,
     Norm,
-    Rest,
-    Whole,
+    Replicated,
+    ShardingPolicy,
     apply,
     initial_values,
     materialise,
@@ -74,7 +74,7 @@ class Own(nn.Module):
 class Experts(Own):
     """Each rank's samples choose one of three layers. The last is never used."""
 
-    cut: ClassVar[Cut] = {"experts.*": Whole()}
+    cut: ClassVar[Cut] = {"experts.*": Replicated()}
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
@@ -109,7 +109,14 @@ def made(kind: type[Own], grid: Grid | None, dtype: torch.dtype = torch.float64,
     network = Network(grid)
     # Which expert is used depends on values, of which nothing is known before: those tests answer for their models.
     state = apply(
-        model, kind.cut, network, Batch(SAMPLES, 1), fill, Rest(**rest), example=given, unchecked=kind is not Own
+        model,
+        kind.cut,
+        network,
+        Batch(SAMPLES, 1),
+        fill,
+        ShardingPolicy(**rest),
+        example=given,
+        unchecked=kind is not Own,
     )
     return model, state, network
 
@@ -415,7 +422,7 @@ def summed(gradients: Any, count: int) -> tuple[float, torch.dtype]:
     fill = initial_values(model, 0, torch.bfloat16)
     batch = Batch(2 * count, 8)
     pipeline = Pipeline(
-        model, cut_of(model), network, batch, fill, generate("1f1b", 1, count), Rest(gradients=gradients)
+        model, cut_of(model), network, batch, fill, generate("1f1b", 1, count), ShardingPolicy(gradients=gradients)
     )
     expected: dict[nn.Parameter, Tensor] = {}
     compute = Gradients.weight_gradient

@@ -17,7 +17,17 @@ from cubeloom.base.initial import Initial, Normal
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import MeanSquaredError, UNetConfig, build, config, cut_of
-from cubeloom.parallel import Batch, Cut, ParallelConfig, Rest, apply, initial_values, materialise, resolve, step_volume
+from cubeloom.parallel import (
+    Batch,
+    Cut,
+    ParallelConfig,
+    ShardingPolicy,
+    apply,
+    initial_values,
+    materialise,
+    resolve,
+    step_volume,
+)
 from cubeloom.parallel import layers as declared
 from cubeloom.parallel.parameter import Block, local_of
 from cubeloom.parallel.weave import Weave
@@ -33,7 +43,7 @@ pytestmark = pytest.mark.timeout(180)
 def experiment(model: str, grid: str, rest: Any = "sharded", ways: int = 1, **changes: Any) -> Experiment:
     on = Grid.parse(grid)
     samples = ways * on.data * on.z * max(on.x, 1) * max(on.y, 1)
-    settings = {"batch": Batch(max(2, samples), 1), "steps": 2, "rest": Rest(activations=rest), **changes}
+    settings = {"batch": Batch(max(2, samples), 1), "steps": 2, "rest": ShardingPolicy(activations=rest), **changes}
     return Experiment(model=config(model), grid=on, ways=ways, **settings)
 
 
@@ -139,7 +149,7 @@ def test_turns_that_a_grid_does_not_divide_are_refused() -> None:
         replace(experiment("unet-tiny", "x=4"), model=narrow).specs()
 
 
-class Chain(nn.Module):
+class PrefetchOrder(nn.Module):
     """A convolution at each edge, and between them what is tried."""
 
     def __init__(self, dimensions: int, *middle: nn.Module) -> None:
@@ -162,7 +172,11 @@ class Chain(nn.Module):
         return Normal(0.3)
 
 
-EDGES: Cut = {"first": declared.Slice(), "last": declared.Join(), "loss": declared.SquaredLoss()}
+EDGES: Cut = {
+    "first": declared.ColwiseFromReplicated(),
+    "last": declared.RowwiseToReplicated(),
+    "loss": declared.SquaredLoss(),
+}
 THERE_AND_BACK: Cut = {"middle.0": declared.Expand(), "middle.2": declared.Contract()}
 
 
@@ -192,7 +206,7 @@ def layers(what: str) -> tuple[int, list[nn.Module], Cut]:
             return 1, pair, THERE_AND_BACK
         case "grouped":
             middle = [nn.Conv2d(8, 16, 3, groups=4), nn.SiLU(), nn.Conv2d(16, 8, 1)]
-            return 2, middle, {"middle.0": declared.Grouped(), "middle.2": declared.Stay()}
+            return 2, middle, {"middle.0": declared.Grouped(), "middle.2": declared.RowwiseScatter()}
         case "norms":
             middle = [nn.GroupNorm(1, 8), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.GroupNorm(8, 8), nn.Conv2d(8, 8, 1)]
             cut: dict[str, declared.Declared] = {
@@ -205,7 +219,7 @@ def layers(what: str) -> tuple[int, list[nn.Module], Cut]:
             return 2, middle, cut
         case "turned":
             middle = [nn.Conv2d(8, 8, 3), nn.SiLU(), nn.Conv2d(8, 8, 1)]
-            return 2, middle, {"middle.0": declared.Expand(turn=True), "middle.2": declared.Stay()}
+            return 2, middle, {"middle.0": declared.Expand(turn=True), "middle.2": declared.RowwiseScatter()}
     raise ValueError(what)
 
 
@@ -217,12 +231,12 @@ def differences(what: str, grid: Grid, rest: Any) -> tuple[float, float, dict[st
     network = Network(grid)
     with torch.device("meta"):
         dimensions, middle, cut = layers(what)
-        plain, model = Chain(dimensions, *layers(what)[1]), Chain(dimensions, *middle)
+        plain, model = PrefetchOrder(dimensions, *layers(what)[1]), PrefetchOrder(dimensions, *middle)
     batch, whole = Batch(8, 1), EDGES | cut  # type: ignore[operator]
     fill = initial_values(model, 0, torch.float64)
     materialise(plain, fill)
-    specs = resolve(model, whole, grid, Rest(activations=rest), batch)
-    apply(model, whole, network, batch, fill, Rest(activations=rest))
+    specs = resolve(model, whole, grid, ShardingPolicy(activations=rest), batch)
+    apply(model, whole, network, batch, fill, ShardingPolicy(activations=rest))
     images = torch.linspace(-1, 1, 8 * 3 * 9**dimensions, dtype=torch.float64).sin().view(8, 3, *[9] * dimensions)
     serial = plain(images)
     serial.backward()
@@ -231,7 +245,9 @@ def differences(what: str, grid: Grid, rest: Any) -> tuple[float, float, dict[st
         loss.backward()
     worst = max(_difference(model.get_parameter(name), theirs, network) for name, theirs in plain.named_parameters())
     counted = {axis: size for axis, size in ledger.by_axis().items() if size}
-    predicted = step_volume(specs, ParallelConfig.exact(grid, Rest(activations=rest), batch, 8, network.coordinates))
+    predicted = step_volume(
+        specs, ParallelConfig.exact(grid, ShardingPolicy(activations=rest), batch, 8, network.coordinates)
+    )
     return abs(loss.item() - serial.item()), worst, counted, predicted
 
 
@@ -268,7 +284,7 @@ def running(cut_over: Grid) -> list[list[float]]:
     """Running mean and variance of a batch norm after two steps: the rank's part, and the serial layer's."""
     network = Network(cut_over)
     with torch.device("meta"):
-        plain, model = (Chain(2, nn.Identity(), nn.BatchNorm2d(8)) for _ in range(2))
+        plain, model = (PrefetchOrder(2, nn.Identity(), nn.BatchNorm2d(8)) for _ in range(2))
     fill = initial_values(model, 0, torch.float64)
     materialise(plain, fill)
     cut = EDGES | {"middle.1": declared.Norm()}  # type: ignore[operator]
@@ -302,6 +318,6 @@ def test_running_statistics_are_those_of_the_whole_batch(ranks: RankPool) -> Non
 )
 def test_what_has_no_form_is_refused(options: dict[str, Any], kind: declared.Declared, message: str) -> None:
     with torch.device("meta"):
-        model = Chain(2, nn.Conv2d(8, 8, **{"kernel_size": 3, **options}))
+        model = PrefetchOrder(2, nn.Conv2d(8, 8, **{"kernel_size": 3, **options}))
     with pytest.raises(UserError, match=message):
-        resolve(model, EDGES | {"middle.0": kind}, Grid(), Rest(), Batch(2, 1))  # type: ignore[operator]
+        resolve(model, EDGES | {"middle.0": kind}, Grid(), ShardingPolicy(), Batch(2, 1))  # type: ignore[operator]

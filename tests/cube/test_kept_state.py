@@ -13,7 +13,7 @@ from cubeloom import Grid
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import Config, GPTConfig, build, config, cut_of
-from cubeloom.parallel import Batch, CutError, Rest, apply, initial_values, materialise, resolve
+from cubeloom.parallel import Batch, CutError, ShardingPolicy, apply, initial_values, materialise, resolve
 from cubeloom.parallel.replace import Fill
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime import Pipeline
@@ -132,7 +132,7 @@ def test_a_layer_with_a_forward_of_its_own_is_refused() -> None:
         model = built(GPT, ())
         with torch.device("meta"):
             model.blocks[0].mlp.up = kind(16, 64)  # type: ignore[union-attr, index]
-        resolve(model, cut_of(model), Grid(y=2), Rest(), Batch(4, 8))
+        resolve(model, cut_of(model), Grid(y=2), ShardingPolicy(), Batch(4, 8))
 
     resolved(Renamed)
     told = r"layer blocks.0.mlp.up \(Twice\) has a forward of its own, which would be lost: only Linear as torch has it"
@@ -142,7 +142,7 @@ def test_a_layer_with_a_forward_of_its_own_is_refused() -> None:
 
 def test_hooks_of_a_layer_are_refused_and_those_of_a_block_stay() -> None:
     def resolved(model: nn.Module) -> None:
-        resolve(model, cut_of(model), Grid(y=2), Rest(), Batch(4, 8))
+        resolve(model, cut_of(model), Grid(y=2), ShardingPolicy(), Batch(4, 8))
 
     for register in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"):
         model = built(GPT, ())

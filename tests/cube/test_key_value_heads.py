@@ -23,7 +23,7 @@ from cubeloom.parallel import (
     CutError,
     Expand,
     ParallelConfig,
-    Rest,
+    ShardingPolicy,
     apply,
     initial_values,
     materialise,
@@ -47,9 +47,9 @@ ONE, TWO = (
 )
 
 
-def experiment(model: LlamaConfig, grid: str, rest: Rest | None = None, **changes: Any) -> Experiment:
+def experiment(model: LlamaConfig, grid: str, rest: ShardingPolicy | None = None, **changes: Any) -> Experiment:
     on = Grid.parse(grid)
-    chosen = {"batch": Batch(2 * on.data * on.z, 12), "steps": 2, "rest": rest or Rest(), **changes}
+    chosen = {"batch": Batch(2 * on.data * on.z, 12), "steps": 2, "rest": rest or ShardingPolicy(), **changes}
     return Experiment(model=model, grid=on, **chosen)
 
 
@@ -70,21 +70,21 @@ def test_groups_of_queries_with_copies() -> None:
 @pytest.mark.parametrize(
     ("model", "grid", "rest"),
     [
-        (ONE, "y=2", Rest()),
-        (ONE, "y=4", Rest(weights="replicated")),
-        (ONE, "x=2,y=2", Rest()),
-        (ONE, "y=3", Rest(activations="replicated")),
-        (TWO, "y=4", Rest()),
-        (TWO, "x=2,y=4", Rest()),
-        (TWO, "x=3,y=4", Rest(activations="replicated")),
-        (TWO, "y=4,z=2", Rest()),
-        (TWO, "y=4,z=4", Rest(weights="kept")),
-        (ONE, "y=2,z=4", Rest(inputs="regathered")),
-        (TWO, "data=2,y=4", Rest()),
-        (TWO, "data=2,y=4,z=2", Rest(weights="replicated")),
+        (ONE, "y=2", ShardingPolicy()),
+        (ONE, "y=4", ShardingPolicy(weights="replicated")),
+        (ONE, "x=2,y=2", ShardingPolicy()),
+        (ONE, "y=3", ShardingPolicy(activations="replicated")),
+        (TWO, "y=4", ShardingPolicy()),
+        (TWO, "x=2,y=4", ShardingPolicy()),
+        (TWO, "x=3,y=4", ShardingPolicy(activations="replicated")),
+        (TWO, "y=4,z=2", ShardingPolicy()),
+        (TWO, "y=4,z=4", ShardingPolicy(weights="kept")),
+        (ONE, "y=2,z=4", ShardingPolicy(inputs="regathered")),
+        (TWO, "data=2,y=4", ShardingPolicy()),
+        (TWO, "data=2,y=4,z=2", ShardingPolicy(weights="replicated")),
     ],
 )
-def test_copies_train_as_one(ranks: RankPool, model: LlamaConfig, grid: str, rest: Rest) -> None:
+def test_copies_train_as_one(ranks: RankPool, model: LlamaConfig, grid: str, rest: ShardingPolicy) -> None:
     on = Grid.parse(grid)
     holds(verify(experiment(model, grid, rest, batch=Batch(on.x * 2 * on.data * on.z, 12)), pool=ranks))
 
@@ -101,7 +101,7 @@ def test_copies_train_as_one(ranks: RankPool, model: LlamaConfig, grid: str, res
         ("y=4,z=2", {"ways": 2, "batch": Batch(8, 12)}),
         ("data=2,y=4", {"zero": True}),
         ("data=2,y=4,z=2", {"zero": True}),
-        ("data=2,y=4,z=2", {"zero": True, "rest": Rest(weights="replicated")}),
+        ("data=2,y=4,z=2", {"zero": True, "rest": ShardingPolicy(weights="replicated")}),
     ],
 )
 def test_in_pipelines_strands_and_with_sharded_state(ranks: RankPool, grid: str, changes: dict[str, Any]) -> None:
@@ -120,7 +120,7 @@ def test_with_a_vocabulary_that_does_not_divide(ranks: RankPool) -> None:
 
 def test_in_bfloat16(ranks: RankPool) -> None:
     for how in ("float32", "model"):
-        rest = Rest(gradients=cast(Any, how))
+        rest = ShardingPolicy(gradients=cast(Any, how))
         report = verify(experiment(TWO, "y=4,z=2", rest, dtype=torch.bfloat16), pool=ranks)
         assert report.bytes_agree and report.replicas_agree and not report.wrong, (how, report.wrong)
 
@@ -149,7 +149,7 @@ def biased_cut(heads: int, queries: int) -> Cut:
     }
 
 
-def gradients_of(grid: Grid, rest: Rest, passes: int) -> list[tuple[str, float]]:
+def gradients_of(grid: Grid, rest: ShardingPolicy, passes: int) -> list[tuple[str, float]]:
     """How far those of a module with biases are off the serial module's, accumulated over some backwards."""
     network = Network(grid)
     with torch.device("meta"):
@@ -182,9 +182,9 @@ def gradients_of(grid: Grid, rest: Rest, passes: int) -> list[tuple[str, float]]
 
 
 @pytest.mark.parametrize("passes", [1, 3])
-@pytest.mark.parametrize("rest", [Rest(), Rest(activations="replicated")])
+@pytest.mark.parametrize("rest", [ShardingPolicy(), ShardingPolicy(activations="replicated")])
 @pytest.mark.parametrize("grid", [Grid(y=4), Grid(y=4, x=2)])
-def test_biases_have_copies_too(ranks: RankPool, grid: Grid, rest: Rest, passes: int) -> None:
+def test_biases_have_copies_too(ranks: RankPool, grid: Grid, rest: ShardingPolicy, passes: int) -> None:
     for of_rank in ranks.run(grid.world, gradients_of, grid, rest, passes):
         assert {name for name, _ in of_rank} == {"qkv.weight", "qkv.bias", "proj.weight", "proj.bias"}
         for name, off in of_rank:
@@ -228,7 +228,7 @@ def test_attention_has_this_rank_s_queries(ranks: RankPool) -> None:
 
 
 def forms_of(model: nn.Module, cut: Cut, grid: str, samples: int = 24) -> list[Any]:
-    return resolve(model, cut, Grid.parse(grid), Rest(), Batch(samples, 12))
+    return resolve(model, cut, Grid.parse(grid), ShardingPolicy(), Batch(samples, 12))
 
 
 NEITHER = "key-value heads 3 cannot be cut over y=4, of which neither divides the other; the nearest that work: "
@@ -256,7 +256,7 @@ def test_what_cannot_be_divided_is_refused(heads: int, queries: int, y: int, sai
 
     def complains(size: int) -> bool:
         spec = LinearSpec(name="q", k=1, n=heads * (queries + 2), side="x", bias=False, heads=heads, queries=queries)
-        config = ParallelConfig.exact(Grid(y=size), Rest(), Batch(1, 1), 8)
+        config = ParallelConfig.exact(Grid(y=size), ShardingPolicy(), Batch(1, 1), 8)
         return any(rule.broken for rule in spec.rules(config) if rule.label == "heads over x and y")
 
     assert [size for size in range(sizes[0], sizes[-1] + 1) if not complains(size)] == sizes

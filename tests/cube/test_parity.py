@@ -24,7 +24,7 @@ from cubeloom.parallel import (
     Expand,
     Loss,
     Norm,
-    Rest,
+    ShardingPolicy,
     apply,
     initial_values,
     materialise,
@@ -39,9 +39,9 @@ GPT_TINY = cast(GPTConfig, config("gpt-tiny"))
 pytestmark = pytest.mark.timeout(120)
 
 
-def experiment(model: str | Config, grid: str | Grid, rest: Rest | None = None, **changes: Any) -> Experiment:
+def experiment(model: str | Config, grid: str | Grid, rest: ShardingPolicy | None = None, **changes: Any) -> Experiment:
     on = Grid.parse(grid) if isinstance(grid, str) else grid
-    chosen = {"batch": Batch(2 * on.data * on.z, 24), "steps": 2, "rest": rest or Rest(), **changes}
+    chosen = {"batch": Batch(2 * on.data * on.z, 24), "steps": 2, "rest": rest or ShardingPolicy(), **changes}
     return Experiment(model=config(model) if isinstance(model, str) else model, grid=on, **chosen)
 
 
@@ -53,12 +53,12 @@ def in_turn(grids: list[str]) -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize(("grid", "model", "rest"), in_turn(SAMPLE))
 def test_every_axis_and_every_two(verified: Verified, grid: str, model: str, rest: Any) -> None:
-    holds(verified(experiment(model, grid, Rest(activations=rest))))
+    holds(verified(experiment(model, grid, ShardingPolicy(activations=rest))))
 
 
 @pytest.mark.parametrize(("grid", "model", "rest"), in_turn(SAMPLE_WITH_DATA))
 def test_data_parallelism_of_cubes(verified: Verified, grid: str, model: str, rest: Any) -> None:
-    holds(verified(experiment(model, grid, Rest(activations=rest))))
+    holds(verified(experiment(model, grid, ShardingPolicy(activations=rest))))
 
 
 @pytest.mark.long
@@ -66,7 +66,7 @@ def test_data_parallelism_of_cubes(verified: Verified, grid: str, model: str, re
 @pytest.mark.parametrize("rest", RESTS)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_on_every_grid(verified: Verified, model: str, rest: Any, grid: str) -> None:
-    holds(verified(experiment(model, grid, Rest(activations=rest), steps=3)))
+    holds(verified(experiment(model, grid, ShardingPolicy(activations=rest), steps=3)))
 
 
 # Each two of the settings together on the cube, and what is left over on the smaller grid.
@@ -87,7 +87,7 @@ AT_REST = [
     ),
 )
 def test_weights_and_inputs_at_rest(verified: Verified, grid: str, rest: Any, weights: Any, inputs: Any) -> None:
-    chosen = Rest(activations=rest, weights=weights, inputs=inputs)
+    chosen = ShardingPolicy(activations=rest, weights=weights, inputs=inputs)
     holds(verified(experiment("gpt-tiny", grid, chosen)))
 
 
@@ -118,7 +118,7 @@ def test_where_heads_do_not_suffice_whole_sequences_are_spread(verified: Verifie
     """Two heads for x·y = 4 and 8 ranks: y takes the heads and x the sequences."""
     two_heads = replace(cast(GPTConfig, config("gpt-tiny")), heads=2)
     on = Grid.parse(grid)
-    holds(verified(experiment(two_heads, on, Rest(activations=rest), batch=Batch(4 * on.z, 24))))
+    holds(verified(experiment(two_heads, on, ShardingPolicy(activations=rest), batch=Batch(4 * on.z, 24))))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_where_heads_do_not_suffice_whole_sequences_are_spread(verified: Verifie
 def test_bert_with_next_sentence_and_its_own_decoder(verified: Verified, grid: str, rest: Any) -> None:
     """As Bert-48 is; on planes that are not square, where ranks receive unequal parts in the turn before the decoder."""
     whole = replace(cast(BERTConfig, config("bert-tiny")), next_sentence=True, tied=False)
-    holds(verified(experiment(whole, grid, Rest(activations=rest))))
+    holds(verified(experiment(whole, grid, ShardingPolicy(activations=rest))))
 
 
 DROPPED = [
@@ -149,7 +149,7 @@ DROPPED = [
 )
 def test_dropout_masks_do_not_depend_on_the_grid(verified: Verified, model: str, rest: Any, grid: str) -> None:
     dropped = replace(cast(GPTConfig | BERTConfig, config(model)), dropout=0.3)
-    report = verified(experiment(dropped, grid, Rest(activations=rest)))
+    report = verified(experiment(dropped, grid, ShardingPolicy(activations=rest)))
     holds(report)
     without = verified(replace(report.experiment, model=config(model), grid=Grid()))
     assert abs(report.losses[0] - without.losses[0]) > 1e-6

@@ -12,7 +12,7 @@ from torch import nn
 
 from cubeloom import Grid, UserError
 from cubeloom.models import Config, GPTConfig, build, config, cut_of
-from cubeloom.parallel import Batch, Cut, CutError, Rest, resolve
+from cubeloom.parallel import Batch, Cut, CutError, ShardingPolicy, resolve
 from cubeloom.parallel.layers import Contract, Embedding, Expand, Loss, Table
 from cubeloom.parallel.resolution import problems, specs_of
 from cubeloom.pipeline import generate
@@ -26,7 +26,7 @@ def refused(model: str | Config, grid: str, batch: Batch | None = None, **rest: 
     with torch.device("meta"):
         plain = build(config(model) if isinstance(model, str) else model)
     with pytest.raises(CutError) as caught:
-        resolve(plain, cut_of(plain), on, Rest(**rest), batch or Batch(2 * on.data * on.z, 24))  # type: ignore[arg-type]
+        resolve(plain, cut_of(plain), on, ShardingPolicy(**rest), batch or Batch(2 * on.data * on.z, 24))  # type: ignore[arg-type]
     return str(caught.value)
 
 
@@ -41,7 +41,7 @@ def test_any_vocabulary_can_be_cut(grid: str) -> None:
     """GPT-2's own is odd: it is padded."""
     with torch.device("meta"):
         plain = build(config("gpt2"))
-    resolve(plain, cut_of(plain), Grid.parse(grid), Rest(), Batch(8, 1024))
+    resolve(plain, cut_of(plain), Grid.parse(grid), ShardingPolicy(), Batch(8, 1024))
 
 
 def test_a_grid_that_does_not_divide_the_heads() -> None:
@@ -65,7 +65,7 @@ def test_rows_that_do_not_divide() -> None:
     with torch.device("meta"):
         plain = build(config("gpt-tiny"))
     # Replicated along y, rows need not be cut there.
-    resolve(plain, cut_of(plain), on, Rest(activations="replicated"), Batch(1, 23))
+    resolve(plain, cut_of(plain), on, ShardingPolicy(activations="replicated"), Batch(1, 23))
 
 
 def test_the_nearest_grids_really_work() -> None:
@@ -75,7 +75,7 @@ def test_the_nearest_grids_really_work() -> None:
     suggestions = message.split("grids that work: ")[1].split("; ")
     assert len(suggestions) == 3
     for suggestion in suggestions:
-        resolve(plain, cut_of(plain), Grid.parse(suggestion), Rest(), Batch(12, 24))
+        resolve(plain, cut_of(plain), Grid.parse(suggestion), ShardingPolicy(), Batch(12, 24))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_the_nearest_batches_really_work(model: str, grid: str, batch: Batch, ba
     on = Grid.parse(grid)
     near = range(batches[0], batches[-1] + 1) if len(batches) > 1 else range(1, batches[0] + 1)
     for samples in near:
-        fits = not any(problems(specs_of(plain, cut_of(plain)), on, Rest(), replace(batch, samples=samples)))
+        fits = not any(problems(specs_of(plain, cut_of(plain)), on, ShardingPolicy(), replace(batch, samples=samples)))
         assert fits is (samples in batches), samples
 
 
@@ -111,10 +111,10 @@ def test_a_pipeline_s_nearest_batch_is_that_of_a_step() -> None:
         plain = build(config("gpt-tiny"))
     grid, schedule = Grid(pipe=2, y=4), generate("1f1b", 2, 4)
     with pytest.raises(CutError, match="the nearest batch that works: 16 samples"):
-        plan_stages(plain, cut_of(plain), grid, Batch(4, 3), schedule, Rest())
-    plan_stages(plain, cut_of(plain), grid, Batch(16, 3), schedule, Rest())
+        plan_stages(plain, cut_of(plain), grid, Batch(4, 3), schedule, ShardingPolicy())
+    plan_stages(plain, cut_of(plain), grid, Batch(16, 3), schedule, ShardingPolicy())
     with pytest.raises(UserError, match="it must be a multiple of 4: the nearest are 4 and 8"):
-        plan_stages(plain, cut_of(plain), grid, Batch(6, 3), schedule, Rest())
+        plan_stages(plain, cut_of(plain), grid, Batch(6, 3), schedule, ShardingPolicy())
 
 
 class Odd(nn.Module):
@@ -127,7 +127,7 @@ class Odd(nn.Module):
 
 def resolve_odd(cut: Cut) -> None:
     with torch.device("meta"):
-        resolve(Odd(), cut, Grid(x=2), Rest(), Batch(2, 2))
+        resolve(Odd(), cut, Grid(x=2), ShardingPolicy(), Batch(2, 2))
 
 
 def test_a_layer_is_never_left_serial_in_silence() -> None:
@@ -151,4 +151,4 @@ def test_a_layer_is_never_left_serial_in_silence() -> None:
 )
 def test_what_would_compute_something_else_is_never_left_as_it_is(layer: nn.Module, cut: Cut, message: str) -> None:
     with pytest.raises(CutError, match=re.escape(message)):
-        resolve(nn.Sequential(layer), cut, Grid(x=2), Rest(), Batch(2, 2))
+        resolve(nn.Sequential(layer), cut, Grid(x=2), ShardingPolicy(), Batch(2, 2))

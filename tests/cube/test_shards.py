@@ -19,7 +19,7 @@ from cubeloom import Grid
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import BERTConfig, Config, GPTConfig, build, config, cut_of
-from cubeloom.parallel import Batch, Rest, apply, initial_values, materialise
+from cubeloom.parallel import Batch, ShardingPolicy, apply, initial_values, materialise
 from cubeloom.parallel.parameter import local_of
 from grids import MODELS, rest_is_long
 
@@ -35,7 +35,7 @@ def cut_model(model: Config, grid: Grid, batch: Batch = BATCH, **rest: Any) -> t
     network = Network(grid)
     skeleton = plain(model)
     fill = initial_values(skeleton, 3, torch.float32)  # type: ignore[arg-type]
-    apply(skeleton, cut_of(skeleton), network, batch, fill, Rest(**rest))
+    apply(skeleton, cut_of(skeleton), network, batch, fill, ShardingPolicy(**rest))
     return skeleton, network
 
 

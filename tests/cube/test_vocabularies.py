@@ -18,7 +18,16 @@ from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, ResNetConfig, build, config, cut_of
 from cubeloom.models.weights import save_weights
-from cubeloom.parallel import Batch, CutError, ParallelConfig, Rest, apply, initial_values, materialise, resolve
+from cubeloom.parallel import (
+    Batch,
+    CutError,
+    ParallelConfig,
+    ShardingPolicy,
+    apply,
+    initial_values,
+    materialise,
+    resolve,
+)
 from cubeloom.parallel.arranged import arrangement_of
 from cubeloom.parallel.arrangement import Arrangement, Run, padded
 from cubeloom.parallel.layers import Loss
@@ -40,9 +49,9 @@ BERT = BERTConfig(vocab=23, positions=16, hidden=24, layers=1, heads=12, label_s
 FEW = replace(UNTIED, vocab=5)  # on y=4 the third rank has one class, and the last nothing but padding
 
 
-def experiment(model: Config, grid: str, rest: Rest | None = None, **changes: Any) -> Experiment:
+def experiment(model: Config, grid: str, rest: ShardingPolicy | None = None, **changes: Any) -> Experiment:
     on = Grid.parse(grid)
-    chosen = {"batch": Batch(2 * on.data * on.z, 12), "steps": 2, "rest": rest or Rest(), **changes}
+    chosen = {"batch": Batch(2 * on.data * on.z, 12), "steps": 2, "rest": rest or ShardingPolicy(), **changes}
     return Experiment(model=model, grid=on, **chosen)
 
 
@@ -59,22 +68,22 @@ def test_rows_are_padded_at_the_end() -> None:
 @pytest.mark.parametrize(
     ("model", "grid", "rest"),
     [
-        (ODD, "y=2", Rest()),
-        (UNTIED, "y=3", Rest()),
-        (UNTIED, "z=2", Rest()),
-        (ODD, "z=3", Rest(weights="kept")),
-        (ODD, "y=2", Rest(inputs="regathered")),  # head and loss are not one
-        (UNTIED, "x=2,y=2", Rest(activations="replicated")),
-        (UNTIED, "z=2,y=2", Rest(weights="replicated")),
-        (BERT, "x=2,y=2,z=2", Rest()),
-        (BERT, "y=4", Rest(activations="replicated", weights="replicated")),
-        (LLAMA, "data=2,y=2", Rest()),
-        (FEW, "y=4", Rest()),
-        (FEW, "y=4", Rest(inputs="regathered")),
-        (FEW, "x=2,y=4,z=2", Rest()),
+        (ODD, "y=2", ShardingPolicy()),
+        (UNTIED, "y=3", ShardingPolicy()),
+        (UNTIED, "z=2", ShardingPolicy()),
+        (ODD, "z=3", ShardingPolicy(weights="kept")),
+        (ODD, "y=2", ShardingPolicy(inputs="regathered")),  # head and loss are not one
+        (UNTIED, "x=2,y=2", ShardingPolicy(activations="replicated")),
+        (UNTIED, "z=2,y=2", ShardingPolicy(weights="replicated")),
+        (BERT, "x=2,y=2,z=2", ShardingPolicy()),
+        (BERT, "y=4", ShardingPolicy(activations="replicated", weights="replicated")),
+        (LLAMA, "data=2,y=2", ShardingPolicy()),
+        (FEW, "y=4", ShardingPolicy()),
+        (FEW, "y=4", ShardingPolicy(inputs="regathered")),
+        (FEW, "x=2,y=4,z=2", ShardingPolicy()),
     ],
 )
-def test_padding_is_not_seen(ranks: RankPool, model: Config, grid: str, rest: Rest) -> None:
+def test_padding_is_not_seen(ranks: RankPool, model: Config, grid: str, rest: ShardingPolicy) -> None:
     holds(verify(experiment(model, grid, rest), pool=ranks))
 
 
@@ -84,7 +93,7 @@ def test_padding_is_not_seen(ranks: RankPool, model: Config, grid: str, rest: Re
         ("pipe=2,y=2", {"schedule": generate("1f1b", 2, 4), "batch": Batch(4, 12)}),
         ("pipe=2,z=2,y=2", {"schedule": generate("chimera", 2, 4), "batch": Batch(8, 12)}),
         ("x=2,y=2", {"ways": 2, "batch": Batch(4, 12)}),
-        ("z=2,y=2", {"ways": 2, "batch": Batch(8, 12), "rest": Rest(activations="replicated")}),
+        ("z=2,y=2", {"ways": 2, "batch": Batch(8, 12), "rest": ShardingPolicy(activations="replicated")}),
         ("data=2,y=2,z=2", {"zero": True}),
         ("data=3,z=2", {"zero": True}),
     ],
@@ -229,7 +238,7 @@ def test_weights_of_a_serial_model_are_read(ranks: RankPool, tmp_path: Path) -> 
 
 
 def specs_for(model: nn.Module, cut: Any, grid: str) -> list[Any]:
-    return resolve(model, cut, Grid.parse(grid), Rest(), Batch(24, 12))
+    return resolve(model, cut, Grid.parse(grid), ShardingPolicy(), Batch(24, 12))
 
 
 def test_nothing_is_padded_where_it_divides() -> None:
@@ -247,7 +256,7 @@ def test_nothing_is_padded_where_it_divides() -> None:
 
 def arranged(specs: list[LayerSpec], grid: str) -> list[tuple[LayerSpec, Arrangement]]:
     """Those whose rows do not lie as in the serial model."""
-    config = ParallelConfig.exact(Grid.parse(grid), Rest(), Batch(24, 12), 8)
+    config = ParallelConfig.exact(Grid.parse(grid), ShardingPolicy(), Batch(24, 12), 8)
     asked = [spec for spec in specs if isinstance(spec, EmbeddingSpec | LinearSpec | LossSpec)]
     return [(spec, rows) for spec in asked if (rows := spec.arrangement(config)) is not None]
 
@@ -271,7 +280,7 @@ def test_stages_do_not_depend_on_padding() -> None:
         model = build(replace(UNTIED, layers=3))
     schedule = generate("1f1b", 2, 2)
     found = [
-        plan_stages(model, cut_of(model), Grid.parse(grid), Batch(24, 12), schedule, Rest()).stages
+        plan_stages(model, cut_of(model), Grid.parse(grid), Batch(24, 12), schedule, ShardingPolicy()).stages
         for grid in ("pipe=2", "pipe=2,y=12")
     ]
     assert found[0] == found[1]

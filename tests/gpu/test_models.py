@@ -9,7 +9,7 @@ import torch
 
 from cubeloom import Grid
 from cubeloom.models import config
-from cubeloom.parallel import Batch, Rest
+from cubeloom.parallel import Batch, ShardingPolicy
 from cubeloom.tools.verify import Experiment, verify
 from grids import MODELS, RESTS
 from on_a_gpu import NEEDS_GPU, GpuRanks
@@ -24,7 +24,7 @@ def test_every_model(gpu_ranks: GpuRanks, model: str, rest: Any) -> None:
         model=config(model),
         grid=Grid(x=2, y=2, z=2),
         batch=Batch(4, 24),
-        rest=Rest(activations=rest),
+        rest=ShardingPolicy(activations=rest),
         dtype=torch.float32,
     )
     report = verify(single, "cuda", pool=gpu_ranks(8))

@@ -14,7 +14,7 @@ import torch
 
 from cubeloom import Grid
 from cubeloom.models import GPTConfig, config
-from cubeloom.parallel import Batch, Rest
+from cubeloom.parallel import Batch, ShardingPolicy
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime.microbatches import portions
 from cubeloom.tools.verify import Experiment, verify
@@ -23,7 +23,7 @@ from on_a_gpu import NEEDS_GPU, GpuRanks
 pytestmark = NEEDS_GPU
 GPT = GPTConfig(vocab=96, positions=16, hidden=64, layers=8, heads=4)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-REPLICATED = Rest(activations="replicated")
+REPLICATED = ShardingPolicy(activations="replicated")
 
 
 def trains_as_serial(gpu_ranks: GpuRanks, grid: Grid, dtype: torch.dtype, batch: Batch, **changes: Any) -> None:
@@ -39,15 +39,15 @@ def trains_as_serial(gpu_ranks: GpuRanks, grid: Grid, dtype: torch.dtype, batch:
 
 @DTYPES
 @pytest.mark.parametrize("grid", ["x=2", "z=2", "x=2,y=2", "data=2,z=2", "x=2,y=2,z=2"])
-@pytest.mark.parametrize("rest", [Rest(), REPLICATED], ids=["sharded", "replicated"])
-def test_cube(gpu_ranks: GpuRanks, grid: str, rest: Rest, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("rest", [ShardingPolicy(), REPLICATED], ids=["sharded", "replicated"])
+def test_cube(gpu_ranks: GpuRanks, grid: str, rest: ShardingPolicy, dtype: torch.dtype) -> None:
     trains_as_serial(gpu_ranks, Grid.parse(grid), dtype, Batch(16, 12), rest=rest)
 
 
 @DTYPES
 @pytest.mark.parametrize("grid", ["x=2,y=2", "x=2,y=2,z=2"])
-@pytest.mark.parametrize("rest", [Rest(), REPLICATED], ids=["sharded", "replicated"])
-def test_weave(gpu_ranks: GpuRanks, grid: str, rest: Rest, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("rest", [ShardingPolicy(), REPLICATED], ids=["sharded", "replicated"])
+def test_weave(gpu_ranks: GpuRanks, grid: str, rest: ShardingPolicy, dtype: torch.dtype) -> None:
     trains_as_serial(gpu_ranks, Grid.parse(grid), dtype, Batch(16, 12), rest=rest, ways=2)
 
 

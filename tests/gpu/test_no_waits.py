@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from cubeloom import Grid
 from cubeloom.comm import Network, devices
 from cubeloom.models import GPTConfig, build, cut_of
-from cubeloom.parallel import Batch, Rest, apply, initial_values
+from cubeloom.parallel import Batch, ShardingPolicy, apply, initial_values
 from cubeloom.parallel.weave import Weave
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime import Pipeline
@@ -94,7 +94,7 @@ def _pipeline(name: str, recorded: bool, folder: Path) -> None:
     _steps_without_waits(step, network, folder)
 
 
-def _cube(grid: str, ways: int, rest: Rest, folder: Path) -> None:
+def _cube(grid: str, ways: int, rest: ShardingPolicy, folder: Path) -> None:
     model, network, fill, data = _parts(grid)
     state = apply(model, cut_of(model), network, Batch(8 // ways, 12), fill, rest)
     run = Weave(model, ways, state.staggers)
@@ -137,8 +137,10 @@ def test_pipeline(gpu_ranks: GpuRanks, tmp_path: Path, name: str, recorded: bool
 
 @pytest.mark.parametrize("ways", [1, 2])
 @pytest.mark.parametrize("grid", ["x=2,y=2", "y=2,z=2"])
-@pytest.mark.parametrize("rest", [Rest(), Rest(activations="replicated")], ids=["sharded", "replicated"])
-def test_cube(gpu_ranks: GpuRanks, tmp_path: Path, grid: str, ways: int, rest: Rest) -> None:
+@pytest.mark.parametrize(
+    "rest", [ShardingPolicy(), ShardingPolicy(activations="replicated")], ids=["sharded", "replicated"]
+)
+def test_cube(gpu_ranks: GpuRanks, tmp_path: Path, grid: str, ways: int, rest: ShardingPolicy) -> None:
     gpu_ranks(4).run(4, _cube, grid, ways, rest, tmp_path, timeout=200)
 
 

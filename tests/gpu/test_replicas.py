@@ -15,7 +15,7 @@ import cubeloom
 from cubeloom import Grid
 from cubeloom.comm import Network, devices
 from cubeloom.models import build, cut_of
-from cubeloom.parallel import Batch, Rest, apply, initial_values
+from cubeloom.parallel import Batch, ShardingPolicy, apply, initial_values
 from cubeloom.parallel.layers.products import add_product
 from cubeloom.parallel.parameter import local_of
 from on_a_gpu import NEEDS_GPU, GpuRanks
@@ -42,7 +42,7 @@ def ours(network: Network) -> tuple[nn.Module, Any]:
     with torch.device("meta"):
         model = build("gpt-tiny")
     fill = initial_values(model, 0, torch.bfloat16, network.device)
-    apply(model, cut_of(model), network, Batch(4, 64), fill, Rest(activations="replicated"))
+    apply(model, cut_of(model), network, Batch(4, 64), fill, ShardingPolicy(activations="replicated"))
     tokens = torch.arange(4 * 64, device=network.device).view(4, 64) * 7 % 384
     return model, lambda: model(tokens, tokens.roll(-1, 1))
 

@@ -14,7 +14,7 @@ pytestmark = NEEDS_GPU
 
 def _work() -> None:
     network = Network(Grid(x=2), devices.current("cuda"))
-    network.aside.gather(network.rank)
+    network.host_group.gather(network.rank)
     network.barrier()
     time.sleep(1)  # to be looked at: ranks of a pool may have listened before
 

@@ -39,7 +39,7 @@ sequence = 8
 
 def _work(seen: Path) -> None:
     network = Network(Grid(x=2, data=2))
-    network.aside.gather(network.rank)
+    network.host_group.gather(network.rank)
     wait_until(seen)
 
 

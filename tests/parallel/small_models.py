@@ -14,7 +14,7 @@ from cubeloom.base.initial import Constant, Initial, Normal
 from cubeloom.base.turns import interleave
 from cubeloom.comm import Network
 from cubeloom.models import MeanSquaredError
-from cubeloom.parallel import Batch, Cut, Rest, apply, initial_values, materialise
+from cubeloom.parallel import Batch, Cut, ShardingPolicy, apply, initial_values, materialise
 from cubeloom.parallel import layers as declared
 from cubeloom.parallel.layers import Contract, Embedding, Expand, Loss, Norm, Table
 from cubeloom.parallel.parameter import block_of, local_of
@@ -129,18 +129,18 @@ class Images(nn.Module):
 
 
 IMAGE_CUT: dict[str, declared.Declared] = {
-    "time": declared.Whole(),
-    "shared": declared.Share(8),
-    "apart": declared.Slice("y"),
-    "first": declared.Slice("x"),
+    "time": declared.Replicated(),
+    "shared": declared.CopyToRegion(8),
+    "apart": declared.ColwiseFromReplicated("y"),
+    "first": declared.ColwiseFromReplicated("x"),
     "norm": Norm(),
     "away": Expand(),
     "inner_norm": Norm(side="y"),
     "back": Contract(),
-    "skip": declared.Stay("x"),
+    "skip": declared.RowwiseScatter("x"),
     "grouped": declared.Grouped("x"),
     "concat": declared.Concat("x"),
-    "last": declared.Join("x"),
+    "last": declared.RowwiseToReplicated("x"),
     "loss": declared.SquaredLoss("x"),
 }
 
@@ -159,7 +159,12 @@ def data_of(kind: type[nn.Module]) -> dict[str, Tensor]:
 
 
 def difference(
-    kind: type[nn.Module], cut: Cut, code: dict[str, Code], network: Network, rest: Rest, unchecked: bool = False
+    kind: type[nn.Module],
+    cut: Cut,
+    code: dict[str, Code],
+    network: Network,
+    rest: ShardingPolicy,
+    unchecked: bool = False,
 ) -> float:
     """How far the cut model is from the serial one: the largest difference of the loss or a gradient, on this rank."""
     serial, model = without_values(kind, code), without_values(kind, code)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.parallel import CutError, Rest, resolve
+from cubeloom.parallel import CutError, ShardingPolicy, resolve
 
 # Each takes `[rows, features]` and gives as much. They look at it as `[samples, sequence, groups, in a group]`, in one of the
 # ways to write that down, and do something there along some dimensions.
@@ -152,14 +152,16 @@ def code_of(place: str, drawn: tuple[Step, ...]) -> dict[str, Code]:
 def differences(grid: str, rest: Any, place: str, chains: list[tuple[Step, ...]]) -> list[float]:
     network = Network(on(grid))
     return [
-        difference(Transformer, CUT, code_of(place, drawn), network, Rest(activations=rest), unchecked=True)
+        difference(Transformer, CUT, code_of(place, drawn), network, ShardingPolicy(activations=rest), unchecked=True)
         for drawn in chains
     ]
 
 
 def accepted(grid: str, rest: Any, place: str, drawn: tuple[Step, ...]) -> bool:
     try:
-        resolve(without_values(Transformer, code_of(place, drawn)), CUT, on(grid), Rest(activations=rest), BATCH)
+        resolve(
+            without_values(Transformer, code_of(place, drawn)), CUT, on(grid), ShardingPolicy(activations=rest), BATCH
+        )
     except CutError:
         return False
     return True

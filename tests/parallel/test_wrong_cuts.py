@@ -16,7 +16,7 @@ from wrong_code import IMAGE_RIGHT, IMAGE_WRONG, KEPT, RIGHT, WRONG, Piece
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import build, cut_of
-from cubeloom.parallel import Batch, Cut, CutError, Rest, resolve
+from cubeloom.parallel import Batch, Cut, CutError, ShardingPolicy, resolve
 from cubeloom.parallel import layers as declared
 from cubeloom.parallel.check import Given
 from cubeloom.parallel.layers import Contract, Expand, Loss, Norm
@@ -41,7 +41,7 @@ def refusal(kind: type[nn.Module], cut: Cut, grid: str, rest: Any = "sharded", *
     """Why a cut model is refused; None where it is not."""
     KEPT.clear()
     try:
-        resolve(without_values(kind, code), cut, on(grid), Rest(activations=rest), BATCH)
+        resolve(without_values(kind, code), cut, on(grid), ShardingPolicy(activations=rest), BATCH)
     except CutError as error:
         return str(error)
     return None
@@ -68,7 +68,7 @@ def differences(
     for name in names:
         KEPT.clear()
         code = code_of(kind, name)
-        found[name] = difference(kind, CUTS[kind], code, network, Rest(activations=rest), unchecked)
+        found[name] = difference(kind, CUTS[kind], code, network, ShardingPolicy(activations=rest), unchecked)
     return found
 
 
@@ -116,7 +116,7 @@ def exchanged(kind: type[nn.Module], layer: str, other: Declared) -> Cut:
 
 def of_exchanges(grid: str, rest: Any, chosen: list[tuple[type[nn.Module], str, Declared]]) -> list[float]:
     network = Network(on(grid))
-    settings = Rest(activations=rest)
+    settings = ShardingPolicy(activations=rest)
     return [difference(kind, exchanged(kind, layer, other), {}, network, settings) for kind, layer, other in chosen]
 
 
@@ -197,7 +197,7 @@ def test_other_cuts_that_are_right(changes: dict[str, Declared], grid: str, rank
 
 
 def of_cut(cut: Cut, grid: str) -> float:
-    return difference(Transformer, cut, {}, Network(on(grid)), Rest())
+    return difference(Transformer, cut, {}, Network(on(grid)), ShardingPolicy())
 
 
 def test_a_head_whose_rows_rest_replicated() -> None:
@@ -225,9 +225,9 @@ def test_a_loss_must_be_the_one_that_the_cut_names() -> None:
     model = without_values(Transformer, {})
     model.loss = Focal()
     with pytest.raises(CutError, match=r"layer loss \(Focal\) is taken for one that gives the mean cross-entropy"):
-        resolve(model, CUT, on("x=2"), Rest(), BATCH)
+        resolve(model, CUT, on("x=2"), ShardingPolicy(), BATCH)
     model.loss = OfLogits()
-    resolve(model, CUT, on("x=2"), Rest(), BATCH)
+    resolve(model, CUT, on("x=2"), ShardingPolicy(), BATCH)
 
 
 class Warm(nn.Module):
@@ -247,7 +247,7 @@ def test_a_loss_from_hidden_must_be_that_of_the_head() -> None:
     with pytest.raises(
         CutError, match="from hidden features, and it does not: on a few numbers it gives something else"
     ):
-        resolve(model, CUT, on("x=2"), Rest(), BATCH)
+        resolve(model, CUT, on("x=2"), ShardingPolicy(), BATCH)
 
 
 def test_a_layer_in_two_places_is_refused() -> None:
@@ -255,7 +255,7 @@ def test_a_layer_in_two_places_is_refused() -> None:
     model.norm2 = model.norm
     cut = {name: kind for name, kind in CUT.items() if name != "norm"}
     with pytest.raises(CutError, match=r"layer norm2 \(LayerNorm\) is norm as well, and only one of them would be cut"):
-        resolve(model, cut, on("x=2"), Rest(), BATCH)
+        resolve(model, cut, on("x=2"), ShardingPolicy(), BATCH)
 
 
 # --- what a model is run with ---
@@ -276,7 +276,7 @@ ROWS: Cut = {"up": Expand(), "down": Contract()}
 
 def test_a_model_of_another_signature_needs_an_example() -> None:
     def resolved(example: Callable[[int], Mapping[str, Any]] | None) -> None:
-        resolve(without_values(Rows, {}), ROWS, on("x=2,y=2"), Rest(), BATCH, example)
+        resolve(without_values(Rows, {}), ROWS, on("x=2,y=2"), ShardingPolicy(), BATCH, example)
 
     with pytest.raises(
         CutError, match=r"Rows.forward takes rows, scale, of which no example is known.*'rows': torch.empty"
@@ -291,7 +291,7 @@ def test_a_model_of_another_signature_needs_an_example() -> None:
 
 
 def test_whoever_answers_for_a_model_need_not_have_it_checked() -> None:
-    resolve(without_values(Rows, {}), ROWS, on("x=2,y=2"), Rest(), BATCH, unchecked=True)
+    resolve(without_values(Rows, {}), ROWS, on("x=2,y=2"), ShardingPolicy(), BATCH, unchecked=True)
 
 
 def test_three_dimensions_do_not_turn() -> None:
@@ -303,7 +303,7 @@ def test_three_dimensions_do_not_turn() -> None:
             without_values(Rows, {}),
             cut,
             on("x=2,y=2"),
-            Rest(),
+            ShardingPolicy(),
             BATCH,
             lambda samples: {"rows": Given(torch.empty(samples, 4, 8), laid)},
         )
@@ -313,7 +313,7 @@ def test_the_check_leaves_a_model_as_it_was() -> None:
     model = without_values(Transformer, {"stream": remembering})
     model.calls = 0
     before = [dict(vars(module)) for module in model.modules()]
-    resolve(model, CUT, on("x=2,y=2"), Rest(), BATCH)
+    resolve(model, CUT, on("x=2,y=2"), ShardingPolicy(), BATCH)
     assert [dict(vars(module)) for module in model.modules()] == before
 
 
@@ -335,7 +335,7 @@ def test_presets_are_accepted(preset: str) -> None:
     for grid in (*SAMPLE, *SAMPLE_WITH_DATA):
         samples = 2 * on(grid).world
         for rest in RESTS:
-            resolve(model, cut_of(model), on(grid), Rest(activations=rest), Batch(samples, 24))  # type: ignore[arg-type]
+            resolve(model, cut_of(model), on(grid), ShardingPolicy(activations=rest), Batch(samples, 24))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -344,4 +344,4 @@ def test_presets_are_accepted(preset: str) -> None:
 def test_large_presets_are_accepted(preset: str, grid: str) -> None:
     with torch.device("meta"):
         model = build(preset)
-    resolve(model, cut_of(model), on(grid), Rest(), Batch(2 * on(grid).world, 64))
+    resolve(model, cut_of(model), on(grid), ShardingPolicy(), Batch(2 * on(grid).world, 64))

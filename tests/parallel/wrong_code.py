@@ -390,7 +390,7 @@ def of_images(images: Tensor, prediction: Tensor) -> Tensor:
 
 
 IMAGE_WRONG: dict[str, Piece] = {
-    "no Share": Piece("time", only_apart, "nothing sums the gradients"),
+    "no CopyToRegion": Piece("time", only_apart, "nothing sums the gradients"),
     "a Share and what it shares": Piece("time", twice, "joins a tensor of whose gradient"),
     "features joined one behind the other": Piece(
         "joined", lambda a, b: torch.cat((a, b), 1), "cat over dimension 1", trains=True
@@ -415,5 +415,5 @@ IMAGE_RIGHT: dict[str, Piece] = {
     ),
     "padded and cut off": Piece("inner", lambda x: functional.pad(x, (1, 0, 0, 1))[..., 1:, :6]),
     "softmax of pixels": Piece("inner", lambda x: x.flatten(2).softmax(-1).unflatten(2, (6, 6)) * 9),
-    "a Share, changed": Piece("time", lambda time, model: torch.tanh(model.shared(time)) * 2),
+    "a CopyToRegion, changed": Piece("time", lambda time, model: torch.tanh(model.shared(time)) * 2),
 }

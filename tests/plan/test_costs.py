@@ -92,13 +92,13 @@ def test_a_group_of_one_takes_no_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inner", "bandwidths"),
+    ("rank_stride", "bandwidths"),
     [(1, {2: 76, 4: 225, 8: 80, 64: 80}), (2, {2: 76, 4: 40, 64: 40}), (4, {2: 20, 64: 20}), (16, {2: 20, 4: 20})],
 )
-def test_rings_share_nics_as_axonn_measured_on_perlmutter(inner: int, bandwidths: dict[int, int]) -> None:
+def test_rings_share_nics_as_axonn_measured_on_perlmutter(rank_stride: int, bandwidths: dict[int, int]) -> None:
     """The whole table of AxoNN's code, of which three numbers are in the cluster's file: the rule gives the others."""
     for group, bandwidth in bandwidths.items():
-        assert ring_bandwidth(cluster("perlmutter"), group, inner) == approx(bandwidth * 1e9)
+        assert ring_bandwidth(cluster("perlmutter"), group, rank_stride) == approx(bandwidth * 1e9)
 
 
 def test_a_group_that_does_not_end_with_the_node_leaves_it() -> None:
@@ -177,12 +177,14 @@ def test_a_message_takes_the_slowest_hop_of_the_chain() -> None:
 
 
 def test_scalars_and_arrays_agree() -> None:
-    n, group, inner = np.array([1e5, 1e8, 1e9, 1e6]), np.array([1, 2, 16, 64]), np.array([4, 1, 2, 8])
+    n, group, rank_stride = np.array([1e5, 1e8, 1e9, 1e6]), np.array([1, 2, 16, 64]), np.array([4, 1, 2, 8])
     functions: list[Callable[..., Quantity]] = [all_gather, reduce_scatter, all_reduce, all_to_all, send]
     for function in functions:
-        many = np.asarray(function(PLAIN, n, group, inner))
-        assert many.tolist() == [float(function(PLAIN, *map(float, row))) for row in zip(n, group, inner, strict=True)]
-    assert np.shape(all_reduce(PLAIN, 1e6, group[:, None], inner)) == (4, 4)
+        many = np.asarray(function(PLAIN, n, group, rank_stride))
+        assert many.tolist() == [
+            float(function(PLAIN, *map(float, row))) for row in zip(n, group, rank_stride, strict=True)
+        ]
+    assert np.shape(all_reduce(PLAIN, 1e6, group[:, None], rank_stride)) == (4, 4)
 
 
 @pytest.mark.skipif(not DATA.exists(), reason=f"no measured data at {DATA}")
@@ -290,8 +292,8 @@ def test_a_flow_that_starts_later_slows_the_first() -> None:
     assert completions([], [1.0]).tolist() == []
 
 
-@pytest.mark.parametrize(("group", "inner"), [(16, 1), (4, 8), (8, 4), (2, 16)])
-def test_rings_as_flows_take_what_the_closed_form_says(group: int, inner: int) -> None:
+@pytest.mark.parametrize(("group", "rank_stride"), [(16, 1), (4, 8), (8, 4), (2, 16)])
+def test_rings_as_flows_take_what_the_closed_form_says(group: int, rank_stride: int) -> None:
     """All rings of an axis over 32 devices at once, each step a flow from every rank to the next."""
     still = replace(PLAIN, start=0.0, link_latency=0.0, nic_latency=0.0)
     world, node = 32, still.devices_per_node
@@ -299,10 +301,10 @@ def test_rings_as_flows_take_what_the_closed_form_says(group: int, inner: int) -
     capacity = [still.link_bandwidth] * 2 * world + [still.nics * still.nic_bandwidth] * 2 * (world // node)
     flows = []
     for rank in range(world):
-        place = rank // inner % group
-        to = rank + inner * ((place + 1) % group - place)
+        place = rank // rank_stride % group
+        to = rank + rank_stride * ((place + 1) % group - place)
         path = [rank, world + to]
         if rank // node != to // node:
             path += [2 * world + rank // node, 2 * world + world // node + to // node]
         flows.append(Flow(1e6 * (group - 1) / group, tuple(path)))
-    assert completions(flows, capacity).max() == approx(float(all_gather(still, 1e6, group, inner)))
+    assert completions(flows, capacity).max() == approx(float(all_gather(still, 1e6, group, rank_stride)))

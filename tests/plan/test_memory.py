@@ -12,12 +12,12 @@ import torch
 
 from cubeloom.base.grid import Grid
 from cubeloom.models import Config, GPTConfig, LlamaConfig
-from cubeloom.parallel import Batch, Rest
+from cubeloom.parallel import Batch, ShardingPolicy
 from cubeloom.parallel.config import WEIGHTS, ParallelConfig
-from cubeloom.plan.closed.carried import carry, loads
-from cubeloom.plan.closed.peak import memory
-from cubeloom.plan.closed.recompute import Recompute
-from cubeloom.plan.closed.schedules import ALONE, SHAPES
+from cubeloom.plan.cost_model.peak import memory
+from cubeloom.plan.cost_model.recompute import Recompute
+from cubeloom.plan.cost_model.schedules import ALONE, SHAPES
+from cubeloom.plan.cost_model.worker_load import carry, loads
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model import Model
 from cubeloom.plan.model.derive import derive
@@ -45,7 +45,7 @@ class Case:
     shape: str | None = None
     count: int = 1
     samples: int = 2  # of a micro-batch, on one rank of data and z
-    rest: Rest = field(default_factory=Rest)
+    rest: ShardingPolicy = field(default_factory=ShardingPolicy)
     ways: int = 1
     recompute: Recompute = False
     dtype: torch.dtype = torch.bfloat16
@@ -67,7 +67,7 @@ def predicted(case: Case) -> float:
     s = ParallelConfig(
         data=float(g.data), z=float(g.z), y=float(g.y), x=float(g.x), samples=float(case.samples * g.data * g.z),
         sequence=SEQUENCE, sharded=case.rest.activations == "sharded", weights=WEIGHTS.index(case.rest.weights),
-        regathered=case.rest.inputs == "regathered", ways=float(case.ways), item=item, inner=dict.fromkeys(AXES, 1.0),
+        regathered=case.rest.inputs == "regathered", ways=float(case.ways), item=item, rank_stride=dict.fromkeys(AXES, 1.0),
     )  # fmt: skip
     held = loads(model, shape, g.pipe)
     carried = carry(held, cost(model, s, cluster("perlmutter"), "bf16"))
@@ -96,7 +96,7 @@ SHORT = [
     Case(grid="y=2", dtype=torch.float32),
     Case(grid="data=2"),
     Case(grid="z=2,y=2,x=2"),
-    Case(grid="z=4", rest=Rest(weights="kept"), ways=2),
+    Case(grid="z=4", rest=ShardingPolicy(weights="kept"), ways=2),
     Case(grid="y=2", count=3, recompute=True),
     Case(grid="y=2", model="llama", recompute="attention"),
     Case(grid="x=2", model="llama"),
@@ -126,7 +126,7 @@ def some_of_all() -> list[Case]:
             model=draw.choice(("gpt", "llama")),
             count=draw.choice((1, 1, 2, 4)),
             samples=draw.choice((2, 4, 16)),
-            rest=Rest(
+            rest=ShardingPolicy(
                 activations=draw.choice(("sharded", "replicated")),
                 weights=draw.choice(("freed", "kept", "replicated")),
                 inputs=draw.choice(("kept", "regathered")),

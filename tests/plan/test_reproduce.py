@@ -192,7 +192,7 @@ def test_summa_moves_what_the_baseline_counts() -> None:
     )  # fmt: skip
     s = ParallelConfig(data=1, z=1, y=1, x=1, samples=samples, sequence=64, item=4)
     piece = block(hidden, 16)
-    linears = replace(piece, layers=tuple(layer for layer in piece.layers if hasattr(layer, "taps")))
+    linears = replace(piece, layers=tuple(layer for layer in piece.layers if hasattr(layer, "kernel_numel")))
     words = 0.0
     for k, n in ((hidden, 3 * hidden), (hidden, hidden), (hidden, 4 * hidden), (4 * hidden, hidden)):
         forward, backward = summa_words(samples * 64, k, n, q)

@@ -15,8 +15,8 @@ from cubeloom.base.grid import Grid
 from cubeloom.base.settings import load as load_settings
 from cubeloom.parallel import ParallelConfig
 from cubeloom.pipeline.schedules import FAMILIES
-from cubeloom.plan.closed.recompute import RECOMPUTE
-from cubeloom.plan.closed.schedules import SHAPES
+from cubeloom.plan.cost_model.recompute import RECOMPUTE
+from cubeloom.plan.cost_model.schedules import SHAPES
 from cubeloom.plan.hardware import Cluster, cluster
 from cubeloom.plan.model import load
 from cubeloom.plan.search import Answer, configuration, explain, refine, search, why

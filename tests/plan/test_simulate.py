@@ -11,25 +11,25 @@ from cubeloom.base.grid import Grid
 from cubeloom.pipeline import Costs
 from cubeloom.pipeline import simulate as reference
 from cubeloom.pipeline.memory import in_flight
-from cubeloom.plan.closed.papers import chimera_all_reduce, chimera_step
-from cubeloom.plan.closed.schedules import SHAPES, Shape
+from cubeloom.plan.cost_model.papers import chimera_all_reduce, chimera_step
+from cubeloom.plan.cost_model.schedules import SHAPES, ScheduleModel
 from cubeloom.plan.simulate import StageTimes, folded, schedule_of, simulate, simulate_ranks
 
 TITLES = [shape.title for shape in SHAPES]
 BY_TITLE = dict(zip(TITLES, SHAPES, strict=True))
 
 
-def fewest(shape: Shape) -> int:
+def fewest(shape: ScheduleModel) -> int:
     """The fewest workers that the tests run it on."""
     return max(4, 2 * (shape.pairs or 1))
 
 
-def counts(shape: Shape, workers: int) -> tuple[int, ...]:
+def counts(shape: ScheduleModel, workers: int) -> tuple[int, ...]:
     """Multiples of 2 D, or as many as it takes."""
     return (workers,) if shape.name == "hanayo" else (2 * workers, 4 * workers)
 
 
-def legal(shape: Shape, workers: int, count: int) -> bool:
+def legal(shape: ScheduleModel, workers: int, count: int) -> bool:
     return bool(np.all(shape.legal(workers, np.array(count))))
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from cubeloom.parallel.config import FREED, REPLICATED, ParallelConfig
 from cubeloom.plan import costs
-from cubeloom.plan.closed.carried import carry, loads
-from cubeloom.plan.closed.compute import optimizer
-from cubeloom.plan.closed.schedules import ALONE, SHAPES
-from cubeloom.plan.closed.step import Step, step
+from cubeloom.plan.cost_model.compute import optimizer
+from cubeloom.plan.cost_model.schedules import ALONE, SHAPES
+from cubeloom.plan.cost_model.step import Step, step
+from cubeloom.plan.cost_model.worker_load import carry, loads
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model import load
 from cubeloom.plan.search.find import cost
@@ -24,7 +24,7 @@ def timed(data: float, z: float = 1.0, weights: int = FREED, pipe: int = 1) -> t
     s = ParallelConfig(
         data=np.array([data]), z=np.array([z]), y=np.array([1.0]), x=np.array([1.0]), samples=np.array([8 * data * z]),
         sequence=512, weights=np.array([weights]), sharded=np.array([True]), regathered=np.array([False]), ways=np.array([1.0]),
-        inner={"x": np.ones(1), "y": np.ones(1), "z": np.ones(1), "data": np.array([z]), "pipe": np.array([data * z])},
+        rank_stride={"x": np.ones(1), "y": np.ones(1), "z": np.ones(1), "data": np.array([z]), "pipe": np.array([data * z])},
     )  # fmt: skip
     shape = ALONE if pipe == 1 else CHIMERA
     carried = carry(loads(MODEL, shape, pipe), cost(MODEL, s, MACHINE, "bf16"))

@@ -8,7 +8,7 @@ from typing import Any
 
 from cubeloom import Grid
 from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig
-from cubeloom.parallel import Batch, ParallelConfig, Rest, step_volume
+from cubeloom.parallel import Batch, ParallelConfig, ShardingPolicy, step_volume
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime.microbatches import portions
 from cubeloom.tools.verify import Experiment
@@ -41,8 +41,8 @@ def closed_form(experiment: Experiment, rank: int) -> dict[str, Fraction]:
     return experiment.layout(experiment.schedule).volume(config, here["pipe"], experiment.zero)
 
 
-KEPT = Rest(activations="replicated", weights="kept")
-REGATHERED = Rest(inputs="regathered", weights="replicated")
+KEPT = ShardingPolicy(activations="replicated", weights="kept")
+REGATHERED = ShardingPolicy(inputs="regathered", weights="replicated")
 
 # BERT's last layer turns features in the plane, so that its ranks differ.
 TURNING = replace(BERT, hidden=96, heads=24, layers=1)

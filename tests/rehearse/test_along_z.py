@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from cubeloom.parallel import Rest
+from cubeloom.parallel import ShardingPolicy
 from cubeloom.tools.rehearse import rehearse
 
 from .jobs import GPT, closed_form, job
@@ -20,7 +20,11 @@ GRIDS = [
     *(("pipe=2,z=4", schedule) for schedule in ("1f1b", "interleaved", "zb-h1", "chimera")),
     ("pipe=2,data=2,z=2", "chimera-zb"),
 ]
-RESTS = [Rest(weights="freed"), Rest(weights="kept"), Rest(weights="kept", inputs="regathered")]
+RESTS = [
+    ShardingPolicy(weights="freed"),
+    ShardingPolicy(weights="kept"),
+    ShardingPolicy(weights="kept", inputs="regathered"),
+]
 SHORT = {("z=2", 2), ("data=2,z=4", 2), ("z=8", 4), ("pipe=2,z=4", 2)}
 
 
@@ -34,7 +38,9 @@ def cases() -> list[object]:
 
 
 @pytest.mark.parametrize(("grid", "schedule", "tied", "rest", "ways"), cases())
-def test_bytes_are_the_closed_form_s(grid: str, schedule: str | None, tied: bool, rest: Rest, ways: int) -> None:
+def test_bytes_are_the_closed_form_s(
+    grid: str, schedule: str | None, tied: bool, rest: ShardingPolicy, ways: int
+) -> None:
     layers = 3 if schedule == "interleaved" else 1  # four stages need as many pieces
     experiment = job(grid, schedule, model=replace(ONE, tied=tied, layers=layers), rest=rest, ways=ways, steps=1)
     rehearsal = rehearse(experiment)

@@ -11,7 +11,7 @@ from cubeloom import Grid, UserError
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, LlamaConfig, build, cut_of
-from cubeloom.parallel import Batch, Rest, initial_values
+from cubeloom.parallel import Batch, ShardingPolicy, initial_values
 from cubeloom.pipeline import Schedule, generate
 from cubeloom.pipeline.runtime import Pipeline
 from cubeloom.pipeline.runtime.versions import Versions
@@ -57,7 +57,7 @@ def test_with_recomputation_and_a_sharded_optimizer(verified: Verified) -> None:
 
 
 def test_weights_kept_along_z_are_gathered_again_when_their_version_changes(verified: Verified) -> None:
-    stale_as_defined(verified, Grid(pipe=2, z=2), generate("pipedream-2bw", 2, 6), rest=Rest(weights="kept"))
+    stale_as_defined(verified, Grid(pipe=2, z=2), generate("pipedream-2bw", 2, 6), rest=ShardingPolicy(weights="kept"))
 
 
 def test_a_stage_keeps_as_many_versions_as_its_schedule_promises() -> None:

@@ -14,7 +14,7 @@ from cubeloom import Grid
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, build, cut_of
-from cubeloom.parallel import Batch, Rest, initial_values
+from cubeloom.parallel import Batch, ShardingPolicy, initial_values
 from cubeloom.parallel.parameter import local_of
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
 from cubeloom.pipeline.runtime import Pipeline
@@ -134,8 +134,11 @@ def test_every_model_on_a_cube(verified: Verified, model: Config, grid: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rest", [Rest(activations="replicated"), Rest(weights="kept"), Rest(weights="replicated")])
-def test_operands_at_rest(verified: Verified, rest: Rest) -> None:
+@pytest.mark.parametrize(
+    "rest",
+    [ShardingPolicy(activations="replicated"), ShardingPolicy(weights="kept"), ShardingPolicy(weights="replicated")],
+)
+def test_operands_at_rest(verified: Verified, rest: ShardingPolicy) -> None:
     trains_as_serial(verified, SHALLOW, Grid(pipe=2, z=2, x=2), generate("chimera", 2, 4), steps=2, rest=rest)
 
 

@@ -14,10 +14,10 @@ from cubeloom import Grid, UserError
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.train import claim
-from cubeloom.train.claim import check_unclaimed, claimed
 from cubeloom.train.job import Job
 from cubeloom.train.job.settings import OptimizerSettings
 from cubeloom.train.loop import train
+from cubeloom.train.run_lock import check_unlocked, locked
 from cubeloom.train.start import begin
 
 pytestmark = pytest.mark.timeout(120)
@@ -55,7 +55,7 @@ def test_a_job_that_does_not_fit_its_folder_leaves_it_as_it_was(ranks: RankPool,
 
 def _claim_and_train(folder: Path, other: Job) -> None:
     network = Network(Grid(x=2))
-    with claimed(folder, network):
+    with locked(folder, network):
         train(other)
 
 
@@ -65,7 +65,7 @@ def test_two_trainings_do_not_share_a_folder(ranks: RankPool, tmp_path: Path) ->
     said = r"folder = '.*run': process \d+ on .* is training there; wait for its end, or choose another folder"
     with pytest.raises(UserError, match=said):
         ranks.run(2, _claim_and_train, made.folder, made)
-    check_unclaimed(made.folder)  # the ranks are gone, and their claim with them
+    check_unlocked(made.folder)  # the ranks are gone, and their claim with them
     ranks.run(2, _claim_and_train, tmp_path, made)
     with (made.folder / ".lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -81,9 +81,9 @@ def test_a_claim_of_another_machine_is_waited_for(tmp_path: Path, monkeypatch: p
         fcntl.flock(file, fcntl.LOCK_EX)
         monkeypatch.setattr(claim, "LEASE", 0.0)
         with pytest.raises(UserError, match="process 7 on a machine that died is training there"):
-            check_unclaimed(tmp_path)
+            check_unlocked(tmp_path)
         monkeypatch.setattr(claim, "LEASE", 60.0)
         noticed = threading.Timer(0.5, fcntl.flock, (file, fcntl.LOCK_UN))
         noticed.start()
-        check_unclaimed(tmp_path)
+        check_unlocked(tmp_path)
         noticed.join()

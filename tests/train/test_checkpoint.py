@@ -119,8 +119,8 @@ def test_any_grid_goes_on_from_any_other(ranks: RankPool, tmp_path: Path, saved:
         rest = ranks.run(on.world, train, on, tmp_path, 2, 4)[0]  # the second loss is of weights updated after loading
         assert rest == pytest.approx(never_stopped[2:], rel=1e-10), on
         for written in checkpoints(tmp_path)[1:]:
-            written.rename(tmp_path / "aside")
-            (tmp_path / "aside").rename(tmp_path / f"aside-{on.grid}")
+            written.rename(tmp_path / "host_group")
+            (tmp_path / "host_group").rename(tmp_path / f"host_group-{on.grid}")
 
 
 def test_only_the_newest_are_kept(ranks: RankPool, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def _save_through_errors(grid: Grid, folder: Path, number: int, times: int) -> N
     with pytest.MonkeyPatch.context() as patch:
         if network.rank == 1:
             patch.setattr(save, "write_blocks", fail)
-        _write(folder, 1, _shards(network), network, network.aside, {}, {}, 2)
+        _write(folder, 1, _shards(network), network, network.host_group, {}, {}, 2)
 
 
 def test_an_error_that_passes_does_not_end_the_save(ranks: RankPool, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def _save_with_a_stale_list(grid: Grid, folder: Path, times: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if network.rank == 0:
             patch.setattr(Path, "iterdir", stale)
-        _write(folder, 1, _shards(network), network, network.aside, {}, {}, 2)
+        _write(folder, 1, _shards(network), network, network.host_group, {}, {}, 2)
 
 
 def test_one_that_lacks_a_file_is_not_sealed(ranks: RankPool, tmp_path: Path) -> None:

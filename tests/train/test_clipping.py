@@ -20,7 +20,7 @@ from cubeloom.parallel import Batch, apply, initial_values, materialise
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime import Pipeline
 from cubeloom.train import ShardedOptimizer
-from cubeloom.train.clipping import Piece, bind, clip, norm_of, pieces
+from cubeloom.train.clipping import GradShard, clip, norm_of, pieces, set_clip_and_skip
 from cubeloom.train.job.settings import OptimizerSettings
 from cubeloom.train.optimizers import fused
 from on_a_gpu import NEEDS_GPU
@@ -113,7 +113,7 @@ def _divides_exactly(shape: tuple[int, ...], kind: devices.Kind) -> None:
     network = Network(Grid(), devices.current(kind))
     gradient = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 1).bfloat16().to(network.device)
     divided = gradient.clone()
-    before = clip([Piece(divided, 1)], network, MOST)
+    before = clip([GradShard(divided, 1)], network, MOST)
     assert torch.equal(divided, (gradient.double() / (before / MOST)).bfloat16())
 
 
@@ -147,8 +147,10 @@ class _Optimized:
 
     def step(self, gradient: torch.Tensor, size: float, most: float, limit: float) -> None:
         self.parameter.grad = gradient.to(self.parameter, copy=True)
-        found = [Piece(self.parameter.grad, 1)]
-        bind(self._optimizer, found, torch.tensor(size, dtype=torch.float64, device=gradient.device), most, limit)
+        found = [GradShard(self.parameter.grad, 1)]
+        set_clip_and_skip(
+            self._optimizer, found, torch.tensor(size, dtype=torch.float64, device=gradient.device), most, limit
+        )
         self._optimizer.step()
 
     def kept(self) -> dict[str, torch.Tensor]:

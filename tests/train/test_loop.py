@@ -22,7 +22,6 @@ from cubeloom.launch import RankPool
 from cubeloom.parallel.parameter import local_of
 from cubeloom.train.checkpoint import checkpoints
 from cubeloom.train.data import Request, prepare
-from cubeloom.train.diary import Diary
 from cubeloom.train.guard import WINDOW
 from cubeloom.train.job import Job
 from cubeloom.train.job.replan import replan
@@ -41,6 +40,7 @@ from cubeloom.train.loop import Ended, train
 from cubeloom.train.metrics import Record
 from cubeloom.train.metrics.log import read_log
 from cubeloom.train.metrics.run import read_run
+from cubeloom.train.metrics_logger import MetricsLogger
 from cubeloom.train.trainer import Trainer
 
 pytestmark = pytest.mark.timeout(120)
@@ -130,16 +130,16 @@ def test_any_grid_goes_on(ranks: RankPool, tmp_path: Path, text: DataSettings, a
 
 def _train_until(what: Job, steps: int) -> Ended:
     """As if somebody asked us to stop behind that many."""
-    write = Diary.write
+    write = MetricsLogger.write
 
-    def counting(self: Diary, step: int, *arguments: Any) -> bool:
+    def counting(self: MetricsLogger, step: int, *arguments: Any) -> bool:
         return write(self, step, *arguments) or step + 1 == steps
 
-    Diary.write = counting  # type: ignore[method-assign, assignment]
+    MetricsLogger.write = counting  # type: ignore[method-assign, assignment]
     try:
         return train(what)
     finally:
-        Diary.write = write  # type: ignore[method-assign]
+        MetricsLogger.write = write  # type: ignore[method-assign]
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ def test_a_step_lasts_as_long_as_on_the_mean_of_ranks(ranks: RankPool, tmp_path:
 def _two_clocks(what: Job) -> None:
     trainer = Trainer(what, Network(what.grid))
     with ExitStack() as stack:
-        Diary(trainer, stack).write(0, trainer.step(), 20.0 if dist.get_rank() else 10.0, False)
+        MetricsLogger(trainer, stack).write(0, trainer.step(), 20.0 if dist.get_rank() else 10.0, False)
     trainer.close()
 
 
@@ -227,7 +227,7 @@ def _asked_for_memory(what: Job) -> int:
     with patch.object(devices, "peak_memory", lambda _: next(held)), network.recording() as ledger:
         trainer = Trainer(what, network)
         with ExitStack() as stack:
-            pages = Diary(trainer, stack)
+            pages = MetricsLogger(trainer, stack)
             for step in range(4):
                 pages.write(step, trainer.step(), 1.0, False)
         trainer.close()

@@ -15,7 +15,7 @@ from cubeloom import Grid
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build
 from cubeloom.models.weights import save_weights
-from cubeloom.parallel import Batch, Rest, initial_values, materialise
+from cubeloom.parallel import Batch, ShardingPolicy, initial_values, materialise
 from cubeloom.pipeline import generate
 from cubeloom.tools.verify import Experiment
 from cubeloom.tools.verify.runs import WEIGHTS, gradients_of
@@ -39,7 +39,7 @@ OTHERS: dict[str, Any] = {
 }
 ALIKE: dict[str, Any] = {
     "grid": Grid(y=2),
-    "rest": Rest(activations="replicated", weights="kept"),
+    "rest": ShardingPolicy(activations="replicated", weights="kept"),
     "zero": True,
     "schedule": generate("1f1b", 2, 2),
     "patience": 60.0,
@@ -83,7 +83,7 @@ def test_what_makes_a_difference_has_a_run_of_its_own(name: str, tmp_path: Path)
 def test_with_dropout_and_with_stale_weights_it_depends_on_more() -> None:
     """Then the serial model is a cube of one device, or has the schedule's versions of its weights."""
     dropped = replace(ON_X, model=replace(TINY, dropout=0.1))
-    assert key_of(dropped) != key_of(replace(dropped, rest=Rest(gradients="model")))
+    assert key_of(dropped) != key_of(replace(dropped, rest=ShardingPolicy(gradients="model")))
     stale = [generate("pipedream-2bw", 2, microbatches) for microbatches in (2, 4)]
     keys = {key_of(replace(ON_X, grid=Grid(pipe=2, data=data), schedule=each)) for data in (1, 2) for each in stale}
     assert len(keys) == 4 and key_of(ON_X) not in keys

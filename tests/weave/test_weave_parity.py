@@ -17,7 +17,7 @@ from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, build, config, cut_of
 from cubeloom.models.layers import MLP
-from cubeloom.parallel import Batch, CubeState, Rest, apply, initial_values
+from cubeloom.parallel import Batch, CubeState, ShardingPolicy, apply, initial_values
 from cubeloom.parallel.parameter import local_of
 from cubeloom.parallel.weave import Weave
 from cubeloom.pipeline import generate
@@ -56,7 +56,7 @@ WOVEN = [
     ("grid", "ways", "activations"), rest_is_long(product(["x=2", "y=2", "z=2", "x=2,y=2"], [2, 4], RESTS), WOVEN)
 )
 def test_every_axis_and_both_rest_modes(verified: Verified, grid: str, ways: int, activations: Any) -> None:
-    trains_as_serial(verified, GPT, grid, ways, rest=Rest(activations=activations))
+    trains_as_serial(verified, GPT, grid, ways, rest=ShardingPolicy(activations=activations))
 
 
 @pytest.mark.parametrize("model", [LLAMA, BERT], ids=["llama", "bert"])
@@ -65,9 +65,11 @@ def test_every_model_on_a_cube(verified: Verified, model: Config) -> None:
 
 
 @pytest.mark.parametrize(
-    "rest", [Rest(weights="kept"), Rest(weights="replicated"), Rest(inputs="regathered")], ids=["kept", "copy", "again"]
+    "rest",
+    [ShardingPolicy(weights="kept"), ShardingPolicy(weights="replicated"), ShardingPolicy(inputs="regathered")],
+    ids=["kept", "copy", "again"],
 )
-def test_operands_at_rest(verified: Verified, rest: Rest) -> None:
+def test_operands_at_rest(verified: Verified, rest: ShardingPolicy) -> None:
     trains_as_serial(verified, GPT, "z=2,x=2", 2, rest=rest)
 
 
@@ -91,7 +93,7 @@ def test_in_a_pipeline(verified: Verified, name: str, recompute: bool) -> None:
 @pytest.mark.parametrize("grid", CUBES)
 def test_every_cube(verified: Verified, grid: str, ways: int, activations: Any) -> None:
     on = Grid.parse(grid)
-    rest = Rest(activations=activations)
+    rest = ShardingPolicy(activations=activations)
     trains_as_serial(verified, config("gpt-tiny"), grid, ways, batch=Batch(ways * on.z, 24), steps=3, rest=rest)
 
 
@@ -109,7 +111,7 @@ def made(network: Network, activations: Any = "replicated", layers: int = 2) -> 
     with torch.device("meta"):
         model = build(GPTConfig(vocab=32, positions=8, hidden=16, layers=layers, heads=4))
     fill = initial_values(model, 0, torch.float64)
-    return model, apply(model, cut_of(model), network, Batch(2, 8), fill, Rest(activations=activations))
+    return model, apply(model, cut_of(model), network, Batch(2, 8), fill, ShardingPolicy(activations=activations))
 
 
 def orders(activations: str, ways: int) -> tuple[str, str]:

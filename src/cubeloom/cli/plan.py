@@ -17,7 +17,7 @@ from rich.table import Table
 from cubeloom.base.errors import UserError, counted
 from cubeloom.base.files import write_asked
 from cubeloom.base.grid import Grid
-from cubeloom.plan.closed.recompute import RECOMPUTE
+from cubeloom.plan.cost_model.recompute import RECOMPUTE
 from cubeloom.plan.hardware import Dtype
 from cubeloom.plan.model import Model
 from cubeloom.plan.search import Answer, configuration, explain, on_devices, planned_dtype, search, why

@@ -21,7 +21,7 @@ from cubeloom.comm import devices
 from cubeloom.comm.ledger import plain
 from cubeloom.launch.share_gpu import sharing
 from cubeloom.models import Config, LanguageConfig, config
-from cubeloom.parallel import Batch, Rest
+from cubeloom.parallel import Batch, ShardingPolicy
 from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
 from cubeloom.pipeline.runtime.microbatches import portions
@@ -139,7 +139,9 @@ class Verify:
             model=model,
             grid=grid,
             batch=batch,
-            rest=Rest(activations=self.rest, weights=self.weights, inputs=self.inputs, gradients=self.gradients),
+            rest=ShardingPolicy(
+                activations=self.rest, weights=self.weights, inputs=self.inputs, gradients=self.gradients
+            ),
             steps=self.steps,
             dtype=DTYPES[self.dtype],
             seed=self.seed,

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cubeloom.base.errors import UserError
+from cubeloom.comm.comm_trace import Transfer
 from cubeloom.comm.devices import Instant
 from cubeloom.comm.failure import failed
-from cubeloom.comm.journal import Transfer
 from cubeloom.comm.recorder import Recorder
 from cubeloom.comm.watch import Watch
 

@@ -17,9 +17,9 @@ from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError, counted
 from cubeloom.base.grid import AXES, Grid
 from cubeloom.comm import devices, world
-from cubeloom.comm.aside import Aside
 from cubeloom.comm.axis import Axis
-from cubeloom.comm.journal import Journal, Wire
+from cubeloom.comm.comm_trace import CommTrace, SimulatedLink
+from cubeloom.comm.host_group import HostGroup
 from cubeloom.comm.ledger import Ledger
 from cubeloom.comm.meeting import meeting
 from cubeloom.comm.recorder import Recorder, Waits
@@ -35,7 +35,7 @@ class Network:
 
     `patience`: no wait for another rank may last longer, in seconds; by default torch's own limit holds. On a GPU waits
     are the stream's, not ours: there a `watch` looks after them. `wire` slows all communication down, for measurements.
-    Large collectives are cut over `lanes` communicators. `aside` is one that the ranks have already.
+    Large collectives are cut over `lanes` communicators. `host_group` is one that the ranks have already.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class Network:
         grid: Grid,
         device: torch.device | None = None,
         patience: float | None = None,
-        wire: Wire | None = None,
+        wire: SimulatedLink | None = None,
         lanes: int = 1,
-        aside: Aside | None = None,
+        host_group: HostGroup | None = None,
     ) -> None:
         if not dist.is_initialized():
             raise UserError("join a process group first: run under `cubeloom`, torchrun, or cubeloom.launch.run")
@@ -63,7 +63,7 @@ class Network:
         self._limit = self.watch or (timedelta(seconds=patience) if patience else None)
         ranks = torch.tensor([grid.rank(grid_coordinates) for grid_coordinates in _all_coordinates(grid)])
         self._patience = patience
-        self._aside = aside
+        self._aside = host_group
         with self._meeting("axes"):
             self.mesh = DeviceMesh(
                 self.device.type,
@@ -195,7 +195,7 @@ class Network:
             yield ledger
 
     @contextmanager
-    def timing(self) -> Iterator[Journal]:
+    def timing(self) -> Iterator[CommTrace]:
         """Write when every communication inside the block was started and awaited into the journal it gives."""
         with self._recorder.timing() as journal:
             yield journal
@@ -212,14 +212,14 @@ class Network:
         return dist.get_backend() not in devices.BACKENDS.values()
 
     @cached_property
-    def aside(self) -> Aside:
+    def host_group(self) -> HostGroup:
         """All ranks once more, to hand each other what is no tensor. First asked for by all ranks together."""
-        return self._aside or self.another_aside()
+        return self._aside or self.new_host_group()
 
-    def another_aside(self) -> Aside:
+    def new_host_group(self) -> HostGroup:
         """For another thread; made by all ranks together."""
-        with self._meeting("aside"):
-            return Aside(self._patience)
+        with self._meeting("host_group"):
+            return HostGroup(self._patience)
 
     def _meeting(self, groups: str) -> AbstractContextManager[None]:
         return meeting(f"rank {self.rank}", f"making the groups of {self.grid}, {groups}", self._patience)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from cubeloom.comm.comm_trace import CommTrace, SimulatedLink, Transfer
 from cubeloom.comm.devices import Instant
-from cubeloom.comm.journal import Journal, Transfer, Wire
 from cubeloom.comm.ledger import Entry, Ledger
 
 # For each wait the operation, and when the device began and ended to wait.
@@ -17,11 +17,11 @@ Waits = list[tuple[str, Instant, Instant]]
 
 
 class Recorder:
-    def __init__(self, device: torch.device, wire: Wire | None = None) -> None:
+    def __init__(self, device: torch.device, wire: SimulatedLink | None = None) -> None:
         self.device = device
         self.waits: Waits | None = None
         self._ledger: Ledger | None = None
-        self._journal: Journal | None = None
+        self._journal: CommTrace | None = None
         self._wire = wire
 
     @contextmanager
@@ -34,9 +34,9 @@ class Recorder:
             self._ledger = outer
 
     @contextmanager
-    def timing(self) -> Iterator[Journal]:
+    def timing(self) -> Iterator[CommTrace]:
         """Times, into the journal that it gives."""
-        outer, self._journal = self._journal, Journal()
+        outer, self._journal = self._journal, CommTrace()
         try:
             yield self._journal
         finally:

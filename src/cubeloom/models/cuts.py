@@ -11,8 +11,10 @@ from cubeloom.models.resnet import ResNet, ResNetConfig
 from cubeloom.models.unet import Shape, UNet, UNetConfig
 from cubeloom.parallel.layers import (
     Attention,
+    ColwiseFromReplicated,
     Concat,
     Contract,
+    CopyToRegion,
     Cut,
     Declared,
     Dropout,
@@ -20,15 +22,13 @@ from cubeloom.parallel.layers import (
     Expand,
     FeedForward,
     FirstToken,
-    Join,
     Loss,
     Norm,
-    Share,
-    Slice,
+    Replicated,
+    RowwiseScatter,
+    RowwiseToReplicated,
     SquaredLoss,
-    Stay,
     Table,
-    Whole,
 )
 from cubeloom.parallel.specs import Side, other
 
@@ -95,8 +95,8 @@ def bert_cut(config: BERTConfig) -> Cut:
     if config.next_sentence:
         cut |= {
             "first": FirstToken(config.hidden),
-            "pooler": Whole(),
-            "next_sentence": Whole(),
+            "pooler": Replicated(),
+            "next_sentence": Replicated(),
             "next_sentence_loss": Loss(whole=True),
         }
     return cut
@@ -109,12 +109,12 @@ def unet_cut(config: UNetConfig) -> Cut:
     """
     time = 4 * config.widths[0]
     cut: dict[str, Declared] = {
-        "time.first": Whole(),
-        "time.second": Whole(),
-        "share_time": Share(time),
-        "conv_in": Slice("x"),
+        "time.first": Replicated(),
+        "time.second": Replicated(),
+        "share_time": CopyToRegion(time),
+        "conv_in": ColwiseFromReplicated("x"),
         "norm_out": Norm(side="x"),
-        "conv_out": Join("x"),
+        "conv_out": RowwiseToReplicated("x"),
         "loss": SquaredLoss("x"),
     }
     side: Side = "x"
@@ -133,14 +133,14 @@ def _unet_block(shape: Shape, side: Side, heads: int) -> dict[str, Declared]:
     cut: dict[str, Declared] = {
         "res.norm1": Norm(side=side),
         "res.conv1": _away(side),
-        "res.time_proj": Slice(other(side)),
+        "res.time_proj": ColwiseFromReplicated(other(side)),
         "res.norm2": Norm(side=other(side)),
         "res.conv2": _back(side),
     }
     if shape.skip:
         cut["concat"] = Concat(side)
     if shape.inputs != shape.outputs:
-        cut["res.skip"] = Stay(side)
+        cut["res.skip"] = RowwiseScatter(side)
     if shape.attention:
         cut |= {
             "attention.norm": Norm(side=side),
@@ -161,13 +161,13 @@ def _back(side: Side, heads: int | None = None) -> Declared:
 
 def resnet_cut(config: ResNetConfig) -> Cut:
     return {
-        "conv_in": Slice(),
+        "conv_in": ColwiseFromReplicated(),
         "norm_in": Norm(),
         "blocks.*.conv1": Expand(),
         "blocks.*.bn1": Norm(side="y"),
         "blocks.*.conv2": Contract(),
         "blocks.*.bn2": Norm(),
-        "blocks.*.skip": Stay(),
+        "blocks.*.skip": RowwiseScatter(),
         "blocks.*.skip_norm": Norm(),
         "head": Expand(sharded_output=True),
         "loss": Loss(head="head"),

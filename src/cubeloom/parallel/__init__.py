@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cubeloom.parallel.config import Batch as Batch
 from cubeloom.parallel.config import ParallelConfig as ParallelConfig
-from cubeloom.parallel.config import Rest as Rest
+from cubeloom.parallel.config import ShardingPolicy as ShardingPolicy
 from cubeloom.parallel.cut import CutError as CutError
 from cubeloom.parallel.volume import step_volume as step_volume
 
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from cubeloom.parallel.check import Example as Example
     from cubeloom.parallel.check import Given as Given
     from cubeloom.parallel.layers import Attention as Attention
+    from cubeloom.parallel.layers import ColwiseFromReplicated as ColwiseFromReplicated
     from cubeloom.parallel.layers import Concat as Concat
     from cubeloom.parallel.layers import Contract as Contract
+    from cubeloom.parallel.layers import CopyToRegion as CopyToRegion
     from cubeloom.parallel.layers import Cut as Cut
     from cubeloom.parallel.layers import Dropout as Dropout
     from cubeloom.parallel.layers import Embedding as Embedding
@@ -25,15 +27,13 @@ if TYPE_CHECKING:
     from cubeloom.parallel.layers import FeedForward as FeedForward
     from cubeloom.parallel.layers import FirstToken as FirstToken
     from cubeloom.parallel.layers import Grouped as Grouped
-    from cubeloom.parallel.layers import Join as Join
     from cubeloom.parallel.layers import Loss as Loss
     from cubeloom.parallel.layers import Norm as Norm
-    from cubeloom.parallel.layers import Share as Share
-    from cubeloom.parallel.layers import Slice as Slice
+    from cubeloom.parallel.layers import Replicated as Replicated
+    from cubeloom.parallel.layers import RowwiseScatter as RowwiseScatter
+    from cubeloom.parallel.layers import RowwiseToReplicated as RowwiseToReplicated
     from cubeloom.parallel.layers import SquaredLoss as SquaredLoss
-    from cubeloom.parallel.layers import Stay as Stay
     from cubeloom.parallel.layers import Table as Table
-    from cubeloom.parallel.layers import Whole as Whole
     from cubeloom.parallel.replace import apply as apply
     from cubeloom.parallel.replace import initial_values as initial_values
     from cubeloom.parallel.replace import materialise as materialise
@@ -48,7 +48,18 @@ _ELSEWHERE = {
 }
 _LAYERS = (
     *("Attention", "Concat", "Contract", "Cut", "Dropout", "Embedding", "Expand", "FeedForward", "FirstToken"),
-    *("Grouped", "Join", "Loss", "Norm", "Share", "Slice", "SquaredLoss", "Stay", "Table", "Whole"),
+    *(
+        "Grouped",
+        "RowwiseToReplicated",
+        "Loss",
+        "Norm",
+        "CopyToRegion",
+        "ColwiseFromReplicated",
+        "SquaredLoss",
+        "RowwiseScatter",
+        "Table",
+        "Replicated",
+    ),
 )
 
 

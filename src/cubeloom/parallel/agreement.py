@@ -8,28 +8,28 @@ from hashlib import blake2b
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
 from cubeloom.parallel.gradients import AnyRank
-from cubeloom.parallel.weight import Chain
+from cubeloom.parallel.weight import PrefetchOrder
 
 
-def agreement(network: Network, chain: Chain) -> AnyRank | None:
+def agreement(network: Network, prefetch_order: PrefetchOrder) -> AnyRank | None:
     """Called by all ranks at the end of a backward; None where there is nobody to agree with."""
     if network.grid.world == 1 or network.rehearsed:
         return None
-    chain.begin_log()
-    return _Agreement(network, chain)
+    prefetch_order.begin_log()
+    return _Agreement(network, prefetch_order)
 
 
 @dataclass(frozen=True)
 class _Agreement:
     network: Network
-    chain: Chain
+    prefetch_order: PrefetchOrder
 
     def __call__(self, names: list[set[str]]) -> list[set[str]]:
-        gathers, aside = self.chain.take_log(), self.network.aside
+        gathers, host_group = self.prefetch_order.take_log(), self.network.host_group
         mine = repr(([sorted(some) for some in names], gathers))
-        if aside.alike(blake2b(mine.encode(), digest_size=16).digest()):
+        if host_group.alike(blake2b(mine.encode(), digest_size=16).digest()):
             return names
-        found: list[tuple[list[set[str]], list[str]]] = aside.gather((names, gathers))
+        found: list[tuple[list[set[str]], list[str]]] = host_group.gather((names, gathers))
         for rank, (_, theirs) in enumerate(found):
             _check(found[0][1], theirs, rank)
         return [set().union(*alike) for alike in zip(*(sets for sets, _ in found), strict=True)]

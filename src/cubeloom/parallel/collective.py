@@ -40,14 +40,14 @@ _KINDS: dict[tuple[str | None, str | None], Kind] = {
 class Collective:
     """What to do along an axis, in both passes. `dim` is the tensor's dimension that is gathered or scattered.
 
-    `over`: nobody else has what is given to it, in either pass; then a sum may be written over this rank's summand.
+    `inplace`: the caller owns the buffer, in both passes; the all-reduce may overwrite it.
     """
 
     kind: Kind
     axis: Axis
     origin: str
     dim: int = 0
-    over: bool = False
+    inplace: bool = False
 
     @classmethod
     def between(
@@ -56,7 +56,7 @@ class Collective:
         network: Network,
         origin: str,
         dims: Mapping[str, int],
-        over: bool = False,
+        inplace: bool = False,
     ) -> Collective:
         """The one that connects two layouts; `dims` are the tensor's dimensions by their names in a layout."""
         source, target = layouts
@@ -65,7 +65,7 @@ class Collective:
         kind = _KINDS.get(tuple(each[0].operation if each else None for each in (forward, backward)))  # type: ignore[arg-type]
         if more or kind is None:
             raise ValueError(f"{origin}: no single collective leads from {source} to {target}")
-        return cls(kind, network.axis(*move.axes), origin, dims[move.dim] if move.dim else 0, over)
+        return cls(kind, network.axis(*move.axes), origin, dims[move.dim] if move.dim else 0, inplace)
 
     def start(self, tensor: Tensor) -> Started:
         """Begin; the result comes from `finish`."""
@@ -101,7 +101,7 @@ class Collective:
             case None:
                 return None
             case "all_reduce":
-                if self.over and tensor.is_contiguous():
+                if self.inplace and tensor.is_contiguous():
                     return self.axis.all_reduce_in_place(tensor.detach(), origin)
                 return self.axis.all_reduce(tensor, origin)
             case "all_gather":
@@ -136,7 +136,7 @@ class Started:
             pending.wait()
 
 
-def hollow(like: Tensor) -> Tensor:
+def placeholder(like: Tensor) -> Tensor:
     """A tensor of this shape with one element of memory: it carries the graph, not values."""
     return like.new_zeros(()).expand(like.shape)
 
@@ -146,7 +146,7 @@ class _Launch(torch.autograd.Function):
     def forward(ctx: Any, tensor: Tensor, started: Started) -> Tensor:
         ctx.started = started
         started.pending = started.collective.forward(tensor)
-        return tensor.view_as(tensor) if started.pending is None else hollow(tensor)
+        return tensor.view_as(tensor) if started.pending is None else placeholder(tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -158,11 +158,11 @@ class _Await(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, token: Tensor, started: Started) -> Tensor:
         ctx.started = started
-        ctx.hollow = hollow(token)
+        ctx.placeholder = placeholder(token)
         pending, started.pending = started.pending, None
         return token.view_as(token) if pending is None else pending.wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         ctx.started.pending = ctx.started.collective.backward(gradient)
-        return gradient if ctx.started.pending is None else ctx.hollow, None
+        return gradient if ctx.started.pending is None else ctx.placeholder, None

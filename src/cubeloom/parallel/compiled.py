@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cubeloom.base.grid import Grid
+from cubeloom.parallel.deferred_wgrad import TOKENS, DeferredWgradBlock, within
 from cubeloom.parallel.feed_forward import fused_class
 from cubeloom.parallel.gradients import WeightGradient
 from cubeloom.parallel.layers.head import CubeHead
@@ -25,7 +26,6 @@ from cubeloom.parallel.layers.products import Matmul
 from cubeloom.parallel.parameter import check_unchanged, local_of, version_of
 from cubeloom.parallel.specs import DropoutSpec, FeedForwardSpec, LayerSpec, LinearSpec, NormSpec
 from cubeloom.parallel.state import CubeState
-from cubeloom.parallel.tapped import TOKENS, Tapped, within
 
 BACKEND = "inductor"
 
@@ -106,7 +106,7 @@ class _Block:
         kind = _kind((arguments, named))
         if kind not in self._calls:
             values = {name: local_of(parameter) for name, parameter in self._parameters.items()}
-            tapped = Tapped.of(self._plain, values, arguments, named)
+            tapped = DeferredWgradBlock.of(self._plain, values, arguments, named)
             self._calls[kind] = _Call.of(tapped, self._parameters, self._state)
         call = self._calls[kind]
         return self._run(call.tapped.block, call.names, call.values(), arguments, named)
@@ -135,14 +135,14 @@ def _run(
 class _Call:
     """What a tapped block is called with in the place of its parameters: their values, and the tokens of tapped weights."""
 
-    tapped: Tapped
+    tapped: DeferredWgradBlock
     weights: Mapping[str, nn.Parameter]  # by tapped layer
     others: Mapping[str, nn.Parameter]  # by name
     names: tuple[str, ...]  # of what it is called with
     state: CubeState
 
     @classmethod
-    def of(cls, tapped: Tapped, parameters: Mapping[str, nn.Parameter], state: CubeState) -> _Call:
+    def of(cls, tapped: DeferredWgradBlock, parameters: Mapping[str, nn.Parameter], state: CubeState) -> _Call:
         layers = tapped.shapes
         names = [within(layer, "weight") for layer in layers]
         weights = {layer: parameters[name] for layer, name in zip(layers, names, strict=True)}

@@ -25,7 +25,7 @@ WEIGHTS: tuple[Weights, ...] = ("freed", "kept", "replicated")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rest:
+class ShardingPolicy:
     """How operands are kept while nobody computes with them.
 
     Over forward and backward, sharded and replicated move the same bytes; freeing what was gathered costs one gather more.
@@ -70,11 +70,13 @@ class ParallelConfig:
     record: Any = False  # stages are recorded wherever the grid lets them
     coordinates: Mapping[str, Any] = field(default_factory=lambda: {"pipe": 0, "data": 0, "z": 0, "y": 0, "x": 0})
     """Of the rank: a turn moves different bytes on each of x and y, and copies of keys and values lie on some ranks of z."""
-    inner: dict[str, Any] = field(default_factory=dict)  # for each axis how many ranks lie between neighbours on it
+    rank_stride: dict[str, Any] = field(
+        default_factory=dict
+    )  # for each axis how many ranks lie between neighbours on it
 
     @classmethod
     def exact(
-        cls, grid: Grid, rest: Rest, batch: Batch, item: int, coordinates: Mapping[str, int] | None = None
+        cls, grid: Grid, rest: ShardingPolicy, batch: Batch, item: int, coordinates: Mapping[str, int] | None = None
     ) -> ParallelConfig:
         """One decomposition, in fractions; of the rank at these coordinates, or the first."""
         here = coordinates or grid.coordinates(0)
@@ -108,7 +110,7 @@ class ParallelConfig:
 
     def own_samples(self, side: str, always: bool = False) -> Any:
         """Of one rank, of an activation whose features lie on this side of the plane."""
-        return self.samples_of / self.further("y" if side == "x" else "x", always)
+        return self.samples_of / self.row_parts("y" if side == "x" else "x", always)
 
     @property
     def recorded(self) -> Any:
@@ -138,7 +140,7 @@ class ParallelConfig:
         """Of one number of an activation or weight, of a sum over features, of a weight's gradient."""
         return {"item": self.item, "statistic": self.statistic, "gradient": self.gradient}[what]
 
-    def further(self, axis: str, always: bool = False) -> Any:
+    def row_parts(self, axis: str, always: bool = False) -> Any:
         """In how many parts an axis cuts the rows of an activation at rest that it does not index."""
         size = getattr(self, axis)
         return size if always else choose(self.sharded, size, 1)

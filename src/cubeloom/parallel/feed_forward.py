@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cubeloom.parallel import cublaslt
-from cubeloom.parallel.tapped import TappedLinear, handing_out, seen_by
+from cubeloom.parallel.deferred_wgrad import DeferredWgradLinear, handing_out, seen_by
 
 
 @cache
@@ -38,7 +38,7 @@ def feed_forward(x: Tensor, up: nn.Module, between: nn.Module, down: nn.Module) 
     """`down(between(up(x)))`."""
     if torch.compiler.is_compiling() and _fits(x, up, between, down):
         layers = up.weight, up.bias, down.weight, down.bias
-        if isinstance(up, TappedLinear) and isinstance(down, TappedLinear):
+        if isinstance(up, DeferredWgradLinear) and isinstance(down, DeferredWgradLinear):
             y, after, _ = up_gelu_down(x, *layers, up.of_output)
             y = handing_out(after, down.of_input, seen_by(down.of_output, y))
             return handing_out(x, up.of_input, y)
@@ -51,7 +51,7 @@ def feed_forward(x: Tensor, up: nn.Module, between: nn.Module, down: nn.Module) 
 def _fits(x: Tensor, up: nn.Module, between: nn.Module, down: nn.Module) -> bool:
     """Whether a GPU has these layers whole, and its matmuls that GELU."""
     return (
-        type(up) is type(down) in (nn.Linear, TappedLinear)
+        type(up) is type(down) in (nn.Linear, DeferredWgradLinear)
         and up.bias is not None
         and down.bias is not None
         and isinstance(between, nn.GELU)

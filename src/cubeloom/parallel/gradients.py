@@ -9,8 +9,8 @@ Each rank's loss is the mean over its own samples, and the loss of the batch is 
 z: so every sum is divided by their number. `parameter.grad` never holds a partial sum. What autograd itself adds to it, such
 as the gradient of a penalty on the parameter, is whole on every rank and is left as it is.
 
-Inside `accumulating()` the reduction is left to a later pass, or to `reduce`. Inside `putting_off()` weight gradients are only
-noted: `drain` computes them, `reduce` reduces them (or `start_reduce` for some, and `finish_reduce` for all).
+Inside `accumulating()` the reduction is left to a later pass, or to `reduce`. Inside `defer_weight_grads()` weight gradients are
+only noted: `run_deferred` computes them, `reduce` reduces them (or `start_reduce` for some, and `finish_reduce` for all).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class WeightGradient:
 
 
 # Weight gradients that were put off.
-Noted = deque[WeightGradient]
+DeferredWeightGrads = deque[WeightGradient]
 # From sets of names on this rank to their unions over all ranks.
 AnyRank = Callable[[list[set[str]]], list[set[str]]]
 
@@ -95,7 +95,7 @@ class Gradients:
         self._expected: set[nn.Parameter] | None = None  # those that steps of a pipeline use on any rank
         self._uses: Counter[nn.Parameter] = Counter()  # in graphs that have not been run back
         self._seen_in_forward: set[str] | None = None
-        self._noted: Noted | None = None  # where weight gradients are put off to
+        self._noted: DeferredWeightGrads | None = None  # where weight gradients are put off to
         self._accumulating = False
         self._reset()
 
@@ -191,7 +191,7 @@ class Gradients:
             self._accumulating = outer
 
     @contextmanager
-    def putting_off(self) -> Iterator[Noted]:
+    def defer_weight_grads(self) -> Iterator[DeferredWeightGrads]:
         outer, self._noted = self._noted, deque()
         try:
             yield self._noted
@@ -224,7 +224,7 @@ class Gradients:
         return local_of(grad)
 
     def weight_gradient(self, wanted: WeightGradient) -> None:
-        """Compute a gradient now, or note it for `drain`; of a frozen parameter do neither."""
+        """Compute a gradient now, or note it for `run_deferred`; of a frozen parameter do neither."""
         if not wanted.parameter.requires_grad:
             return
         if self._noted is not None:
@@ -234,7 +234,7 @@ class Gradients:
         self._compute(wanted)
 
     @torch.no_grad()
-    def drain(self, noted: Noted) -> None:
+    def run_deferred(self, noted: DeferredWeightGrads) -> None:
         """Compute weight gradients that were put off."""
         while noted:
             self._compute(noted.popleft())

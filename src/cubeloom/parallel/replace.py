@@ -16,7 +16,7 @@ from cubeloom.parallel.arranged import Arranged, block_values
 from cubeloom.parallel.buckets import Reduction
 from cubeloom.parallel.check import Example
 from cubeloom.parallel.compiled import compile_local, whole_blocks
-from cubeloom.parallel.config import Batch, Rest
+from cubeloom.parallel.config import Batch, ShardingPolicy
 from cubeloom.parallel.layers.declared import Cut, Making, make_layer
 from cubeloom.parallel.parameter import Block, distribute
 from cubeloom.parallel.resolution import resolve
@@ -77,7 +77,7 @@ def apply(
     network: Network,
     batch: Batch,
     fill: Fill,
-    rest: Rest | None = None,
+    rest: ShardingPolicy | None = None,
     compile: bool = False,
     example: Example | None = None,
     unchecked: bool = False,
@@ -88,7 +88,7 @@ def apply(
     model cannot be cut on this grid, or would compute something else than the serial one: see `resolve`, also for `example`
     and `unchecked`.
     """
-    rest = rest or Rest()
+    rest = rest or ShardingPolicy()
     specs = resolve(model, cut, network.grid, rest, batch, example, unchecked)
     state = CubeState.of(network, rest)
     plain = whole_blocks(model, specs, network.grid) if compile else {}

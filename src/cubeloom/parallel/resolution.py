@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from cubeloom.base import torch_private
 from cubeloom.base.grid import AXES, Grid, grids
 from cubeloom.parallel.check import Example, check, where_called
-from cubeloom.parallel.config import Batch, ParallelConfig, Rest
+from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.cut import CutError, LayerError, lookup, pattern_of
 from cubeloom.parallel.layers.declared import Cut, Seen, written
 from cubeloom.parallel.specs import AttentionSpec, LayerSpec, LinearSpec, LossSpec
@@ -31,7 +31,7 @@ def resolve(
     model: nn.Module,
     cut: Cut,
     grid: Grid,
-    rest: Rest,
+    rest: ShardingPolicy,
     batch: Batch,
     example: Example | None = None,
     unchecked: bool = False,
@@ -108,7 +108,7 @@ def _with_heads(specs: list[LayerSpec]) -> list[LayerSpec]:
 
 def _refuse_untold_attention(specs: list[LayerSpec], grid: Grid) -> None:
     """Where a key has fewer queries on a rank than in the serial model, attention must be told."""
-    config = ParallelConfig.exact(grid, Rest(), Batch(1, 1), item=1)
+    config = ParallelConfig.exact(grid, ShardingPolicy(), Batch(1, 1), item=1)
     attentions = [spec for spec in specs if isinstance(spec, AttentionSpec)]
     told = {here for spec in attentions if (here := spec.queries_here(config)) != spec.queries}
     for spec in specs:
@@ -211,7 +211,7 @@ def _refuse_own_code(name: str, module: nn.Module) -> None:
         )
 
 
-def problems(specs: list[LayerSpec], grid: Grid, rest: Rest, batch: Batch) -> Iterator[str]:
+def problems(specs: list[LayerSpec], grid: Grid, rest: ShardingPolicy, batch: Batch) -> Iterator[str]:
     """What the sizes do not divide, in words."""
     parts = grid.data * grid.z
     if batch.samples % parts:
@@ -224,7 +224,7 @@ def problems(specs: list[LayerSpec], grid: Grid, rest: Rest, batch: Batch) -> It
                 yield f"layer {spec.name}: {rule.words()}"
 
 
-def nearest(specs: list[LayerSpec], grid: Grid, rest: Rest, batch: Batch, most: int = 3) -> list[Grid]:
+def nearest(specs: list[LayerSpec], grid: Grid, rest: ShardingPolicy, batch: Batch, most: int = 3) -> list[Grid]:
     """Those near a grid that work."""
     return list(islice((each for each in near(grid) if not any(problems(specs, each, rest, batch))), most))
 
@@ -242,7 +242,7 @@ def near(grid: Grid) -> list[Grid]:
     return sorted(found, key=distance)[:_TRIED]
 
 
-def _refusal(found: list[LayerSpec], grid: Grid, rest: Rest, batch: Batch, portions: int) -> str:
+def _refusal(found: list[LayerSpec], grid: Grid, rest: ShardingPolicy, batch: Batch, portions: int) -> str:
     complaints, advice = list(problems(found, grid, rest, batch)), []
     of_sizes = list(problems(found, grid, rest, replace(batch, samples=grid.data * grid.z * grid.x * grid.y)))
     if of_sizes:
@@ -257,7 +257,7 @@ def _refusal(found: list[LayerSpec], grid: Grid, rest: Rest, batch: Batch, porti
     return f"grid {grid}: {complaints[0]}{more}; {'; '.join(advice)}"
 
 
-def _nearest_batches(found: list[LayerSpec], grid: Grid, rest: Rest, batch: Batch) -> list[int]:
+def _nearest_batches(found: list[LayerSpec], grid: Grid, rest: ShardingPolicy, batch: Batch) -> list[int]:
     """Samples of the batches next below and above that work, where some do. Rows always divide in a multiple of all axes."""
     unlike = list({replace(spec, name=""): spec for spec in found}.values())  # layers with equal sizes are asked once
     parts, sure = grid.data * grid.z, grid.data * grid.z * grid.x * grid.y

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from cubeloom.comm import Network
 from cubeloom.parallel.agreement import agreement
-from cubeloom.parallel.config import Batch, ParallelConfig, Rest
+from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import check_unchanged, local_of, version_of
-from cubeloom.parallel.weight import Chain
+from cubeloom.parallel.weight import PrefetchOrder
 
 
 @dataclass
@@ -30,9 +30,9 @@ class Clock:
 @dataclass
 class CubeState:
     network: Network
-    rest: Rest
+    rest: ShardingPolicy
     gradients: Gradients
-    chain: Chain = field(default_factory=Chain)
+    prefetch_order: PrefetchOrder = field(default_factory=PrefetchOrder)
     clock: Clock = field(default_factory=Clock)
     # Of each loss in the whole batch's mean, where that is cut up.
     shares: dict[str, Tensor] = field(default_factory=dict)
@@ -41,10 +41,10 @@ class CubeState:
     updates_under_way: bool = False
 
     @classmethod
-    def of(cls, network: Network, rest: Rest) -> CubeState:
+    def of(cls, network: Network, rest: ShardingPolicy) -> CubeState:
         """For a model in a training loop of the user's own, where ranks may use different modules in a step."""
-        chain = Chain()
-        return cls(network, rest, Gradients(rest.gradients, agreement(network, chain)), chain)
+        prefetch_order = PrefetchOrder()
+        return cls(network, rest, Gradients(rest.gradients, agreement(network, prefetch_order)), prefetch_order)
 
     @cached_property
     def config(self) -> ParallelConfig:

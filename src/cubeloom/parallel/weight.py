@@ -1,6 +1,7 @@
 """A weight that rests sharded, gathered for use, its gradient scattered back.
 
-The gather of the next layer's weight starts before it is needed: a `Chain` remembers in which order layers used weights.
+The gather of the next layer's weight starts before it is needed: a `PrefetchOrder` remembers in which order layers used
+weights.
 
 A gathered copy never outlives an update: one that is kept until the backward lives in the graph and nowhere else, and any copy
 is used only if the weight has not changed since it was gathered.
@@ -24,7 +25,7 @@ from cubeloom.parallel.parameter import Version, local_of, version_of
 Direction = Literal["forward", "backward"]
 
 
-class Chain:
+class PrefetchOrder:
     """The order in which the layers of one model use weights in a forward, learned from the last one."""
 
     def __init__(self) -> None:
@@ -70,12 +71,14 @@ class Chain:
 class Weight:
     """A parameter cut over `axis` in its first dimension, if it is sharded at all; gathered, it is whole over that axis."""
 
-    def __init__(self, parameter: nn.Parameter, axis: Axis, mode: Weights, chain: Chain, origin: str) -> None:
+    def __init__(
+        self, parameter: nn.Parameter, axis: Axis, mode: Weights, prefetch_order: PrefetchOrder, origin: str
+    ) -> None:
         self.parameter = parameter
         self.sharded = mode != "replicated" and axis.size > 1
         self.keeps = self.sharded and mode == "kept"  # the caller holds the gathered copy until the backward
         self._axis = axis
-        self._chain = chain
+        self._prefetch_order = prefetch_order
         self._origin = origin
         self._pending: Pending | None = None
         self._full: Tensor | None = None
@@ -92,7 +95,7 @@ class Weight:
         """For a copy of the model; what was gathered is not copied."""
         made = copy(self)
         memo[id(self)] = made
-        made.parameter, made._chain = deepcopy(self.parameter, memo), deepcopy(self._chain, memo)
+        made.parameter, made._prefetch_order = deepcopy(self.parameter, memo), deepcopy(self._prefetch_order, memo)
         made._pending = made._full = made._kept = made._gathered_from = None
         made._reads = {"forward": 0, "backward": 0}
         return made
@@ -109,7 +112,7 @@ class Weight:
         full = self._gathered("forward")
         # A recomputation inside a backward runs one block forward: the next block's weights are not wanted then.
         if not torch_private.in_backward():
-            self._chain.forward(layer, self, backward_needs_it)
+            self._prefetch_order.forward(layer, self, backward_needs_it)
         return full
 
     def backward(self, layer: str) -> Tensor:
@@ -119,7 +122,7 @@ class Weight:
         if self._held is not None:
             return self._held
         full = self._gathered("backward")
-        self._chain.backward(layer, self)
+        self._prefetch_order.backward(layer, self)
         return full
 
     @property

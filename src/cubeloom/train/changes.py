@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from cubeloom.base.settings import write
-from cubeloom.train.beside import code_versions, environment, environment_before, settings_before
 from cubeloom.train.decision import differences, flat
 from cubeloom.train.job import Job
+from cubeloom.train.run_metadata import code_versions, environment, environment_before, settings_before
 
 _CODE_AND_DATA = (*code_versions(), "data")
 

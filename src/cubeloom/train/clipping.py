@@ -27,7 +27,7 @@ Holders = Callable[[str], tuple[int, ...]]  # the workers of a pipeline that hol
 
 
 @dataclass(frozen=True)
-class Piece:
+class GradShard:
     """A gradient on this rank, and how many ranks have the very same."""
 
     gradient: Tensor
@@ -39,28 +39,30 @@ def pieces(
     network: Network,
     sharded: ShardedOptimizer | None = None,
     holders: Holders | None = None,
-) -> list[Piece]:
+) -> list[GradShard]:
     """The gradients that this rank has: of its blocks, or of the parts of them that it updates."""
     found = []
     for name, parameter in parameters:
         workers = 1 if holders is None else len(holders(name))
         alike = workers * prod(network.grid.size(axis) for axis in _uncut(parameter))
         if parameter.grad is not None:
-            found += _by_copies(Piece(local_of(parameter.grad), alike), parameter, network)
+            found += _by_copies(GradShard(local_of(parameter.grad), alike), parameter, network)
         elif sharded is not None and (part := sharded.parts[parameter]).tensor.grad is not None:
             assert part.tensor.grad is not None
-            own = Piece(part.tensor.grad, alike // sharded.replicas(parameter))
+            own = GradShard(part.tensor.grad, alike // sharded.replicas(parameter))
             found += _by_copies(own, parameter, network, part.rows)
     return found
 
 
-def _by_copies(piece: Piece, parameter: nn.Parameter, network: Network, rows: slice | None = None) -> list[Piece]:
+def _by_copies(
+    piece: GradShard, parameter: nn.Parameter, network: Network, rows: slice | None = None
+) -> list[GradShard]:
     """Cut where rows are copies of what other ranks have, too: each of them holds the very same gradient."""
     arrangement = arrangement_of(parameter, network)
     if arrangement is None or arrangement.copies == 1:
         return [piece]
     runs = lie_of(parameter, network, rows).runs
-    return [Piece(piece.gradient[run.start : run.stop], piece.holders * run.copies) for run in runs]
+    return [GradShard(piece.gradient[run.start : run.stop], piece.holders * run.copies) for run in runs]
 
 
 def _uncut(parameter: nn.Parameter) -> list[str]:
@@ -71,7 +73,7 @@ def _uncut(parameter: nn.Parameter) -> list[str]:
     return [axis for axis in ("x", "y", "z", "data") if axis not in cut]
 
 
-def norm_of(gradients: list[Piece], network: Network) -> Tensor:
+def norm_of(gradients: list[GradShard], network: Network) -> Tensor:
     """Of all gradients of the model, in float64 on the device; the same on every rank."""
     alike: dict[tuple[int, torch.dtype], list[Tensor]] = {}
     for piece in gradients:
@@ -83,14 +85,16 @@ def norm_of(gradients: list[Piece], network: Network) -> Tensor:
     return network.everybody.all_reduce(mine, "gradient norm").wait().sqrt()
 
 
-def clip(gradients: list[Piece], network: Network, most: float) -> Tensor:
+def clip(gradients: list[GradShard], network: Network, most: float) -> Tensor:
     """Scale all gradients so that their norm is at most this; gives the norm that they had."""
     before = norm_of(gradients, network)
     _divide(gradients, _over(before, most))
     return before
 
 
-def bind(optimizer: Optimizer, gradients: list[Piece], size: Tensor, most: float, limit: float) -> None:
+def set_clip_and_skip(
+    optimizer: Optimizer, gradients: list[GradShard], size: Tensor, most: float, limit: float
+) -> None:
     """Let the next step of a fused optimizer change nothing if the gradients' norm `size` is above `limit` or no number;
     else let it first scale them down to a norm of `most`, if that is not 0."""
     optimizer.found_inf = (~(size <= limit)).float()  # type: ignore[attr-defined]  # 1 forbids
@@ -109,7 +113,7 @@ def _over(size: Tensor, most: float) -> Tensor:
     return (size / most).clamp(min=1)
 
 
-def _divide(gradients: list[Piece], by: Tensor) -> None:
+def _divide(gradients: list[GradShard], by: Tensor) -> None:
     for piece in gradients:
         # A number on a device would first be rounded to the gradient's dtype; a tensor of one dimension is not.
         gradient = piece.gradient[None]

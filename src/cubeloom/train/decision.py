@@ -16,14 +16,14 @@ from typing import Any
 from cubeloom.base.errors import UserError
 from cubeloom.base.file_errors import retried
 from cubeloom.base.settings import write
-from cubeloom.comm import Aside
-from cubeloom.train.beside import code_versions
+from cubeloom.comm import HostGroup
 from cubeloom.train.checkpoint import check_fits, newest, read_manifest
 from cubeloom.train.job import Job
 from cubeloom.train.metrics.log import NAME as METRICS
 from cubeloom.train.metrics.log import Event, read_log
 from cubeloom.train.metrics.run import BEGINNINGS
 from cubeloom.train.optimizers import KINDS
+from cubeloom.train.run_metadata import code_versions
 
 _MOST = 5  # differences that a message names
 
@@ -50,10 +50,10 @@ class Decision:
         return hashlib.sha256(self.settings.encode()).hexdigest()[:16]
 
 
-def decide(job: Job, aside: Aside, restart: int = 0) -> Decision:
+def decide(job: Job, host_group: HostGroup, restart: int = 0) -> Decision:
     """Called by all ranks. Raises UserError on all of them where one was given another job or has other programs."""
-    decision = aside.follow_first(lambda: _decide(job, restart))
-    aside.agree(lambda: _check_same(decision, job))
+    decision = host_group.follow_first(lambda: _decide(job, restart))
+    host_group.agree(lambda: _check_same(decision, job))
     return decision
 
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cubeloom.base.errors import counted
-from cubeloom.comm import Aside, Network, devices
-from cubeloom.train.beside import write_beside
+from cubeloom.comm import HostGroup, Network, devices
 from cubeloom.train.changes import changes_since
-from cubeloom.train.claim import claimed
 from cubeloom.train.decision import Decision, decide
-from cubeloom.train.diary import Diary, diary
 from cubeloom.train.job import Job
+from cubeloom.train.metrics_logger import MetricsLogger, diary
+from cubeloom.train.run_lock import locked
+from cubeloom.train.run_metadata import write_run_metadata
 from cubeloom.train.stop import Stop
-from cubeloom.train.trainer import Stepped, Trainer
+from cubeloom.train.trainer import StepResult, Trainer
 
 _WARM = 3  # the step after so many is drawn: the first ones are slower than the rest
 
@@ -44,12 +44,14 @@ def train(job: Job, restart: int = 0, lanes: int = 1, stop: Stop | None = None) 
         devices.repeat_exactly()
     with ExitStack() as stack:
         stop = stop or stack.enter_context(Stop())
-        aside = Aside(job.patience)
-        decision = decide(job, aside, restart)
+        host_group = HostGroup(job.patience)
+        decision = decide(job, host_group, restart)
         if decision.step >= job.steps:
-            return nothing_to_train(decision.step, aside.rank == 0)
-        network = Network(job.grid, devices.current(job.device), job.patience, lanes=job.lanes or lanes, aside=aside)
-        with claimed(job.folder, network):
+            return nothing_to_train(decision.step, host_group.rank == 0)
+        network = Network(
+            job.grid, devices.current(job.device), job.patience, lanes=job.lanes or lanes, host_group=host_group
+        )
+        with locked(job.folder, network):
             trainer = Trainer(job, network, decision)
             # Asked to stop while weights were loaded: there is nothing to keep.
             if asked := _asked(network, stop):
@@ -58,7 +60,7 @@ def train(job: Job, restart: int = 0, lanes: int = 1, stop: Stop | None = None) 
             changes: dict[str, str] = {}
             if network.rank == 0:
                 changes = changes_since(job) if decision.checkpoint is not None else {}
-                write_beside(job)  # only now: what the folder has, may have been refused
+                write_run_metadata(job)  # only now: what the folder has, may have been refused
             return _train(trainer, stop, decision, changes)
 
 
@@ -71,7 +73,7 @@ def nothing_to_train(done: int, say: bool = True) -> Ended:
 def _train(trainer: Trainer, stop: Stop, decision: Decision, changes: Mapping[str, str]) -> Ended:
     job, network = trainer.job, trainer.network
     with diary(trainer) as pages:
-        processes = network.aside.gather(os.getpid())
+        processes = network.host_group.gather(os.getpid())
         going_on = trainer.done or decision.attempt > 1
         begin, words = ("resume", f"going on with step {trainer.done}") if going_on else ("start", "")
         pages.event(
@@ -100,7 +102,7 @@ def _listed(changes: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {change}" for name, change in changes.items())
 
 
-def _steps(job: Job, trainer: Trainer, stop: Stop, pages: Diary) -> Ended:
+def _steps(job: Job, trainer: Trainer, stop: Stop, pages: MetricsLogger) -> Ended:
     loss: float | None = None
     first = trainer.done
     while trainer.done < job.steps:
@@ -124,8 +126,8 @@ def _steps(job: Job, trainer: Trainer, stop: Stop, pages: Diary) -> Ended:
 
 
 def _asked(network: Network, stop: Stop) -> tuple[str, ...]:
-    aside = network.aside
-    return tuple(name for name, asked in aside.gather((aside.name, stop.asked)) if asked)
+    host_group = network.host_group
+    return tuple(name for name, asked in host_group.gather((host_group.name, stop.asked)) if asked)
 
 
 def _evaluate(job: Job, trainer: Trainer) -> tuple[float | None, bool]:
@@ -137,7 +139,7 @@ def _evaluate(job: Job, trainer: Trainer) -> tuple[float | None, bool]:
     return loss, trainer.judge(loss)
 
 
-def _mention(stepped: Stepped, step: int, pages: Diary) -> None:
+def _mention(stepped: StepResult, step: int, pages: MetricsLogger) -> None:
     if stepped.skipped is not None:
         pages.event("skip", step=step, why=stepped.skipped)
 

@@ -18,11 +18,11 @@ from cubeloom.launch.minder import Minder
 from cubeloom.launch.ready import check_startable, join, make_ready, tell_where_on_signal
 from cubeloom.launch.share_gpu import sharing
 from cubeloom.train.checkpoint import newest, read_manifest
-from cubeloom.train.claim import check_unclaimed
 from cubeloom.train.decision import check_begin
 from cubeloom.train.job import Job, check
 from cubeloom.train.loop import Ended, nothing_to_train, train
 from cubeloom.train.metrics import check_sinks
+from cubeloom.train.run_lock import check_unlocked
 from cubeloom.train.stop import Stop
 
 
@@ -47,7 +47,7 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
             )
         if (done := _steps_done(job)) >= job.steps:
             return nothing_to_train(done)
-        check_unclaimed(job.folder)
+        check_unlocked(job.folder)
         with sharing(job.grid.world, job.device):
             found = elastic.start(job.grid.world, job.restarts, _rank_of_agent, job)
         ended: Ended = found[0]

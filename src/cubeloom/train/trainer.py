@@ -21,7 +21,7 @@ from cubeloom.train.checkpoint import (
     load_weights,
     save_checkpoint,
 )
-from cubeloom.train.clipping import bind, norm_of, pieces
+from cubeloom.train.clipping import norm_of, pieces, set_clip_and_skip
 from cubeloom.train.data import Loader
 from cubeloom.train.data.loader import read
 from cubeloom.train.decision import Decision, decide
@@ -35,7 +35,7 @@ from cubeloom.train.step_times import StepTimes
 
 
 @dataclass(frozen=True)
-class Stepped:
+class StepResult:
     """What one step did. Losses and norms are those of the whole batch and the whole model, on every rank."""
 
     loss: float
@@ -47,7 +47,7 @@ class Stepped:
 
 
 @dataclass(frozen=True)
-class UnderWay:
+class PendingStep:
     """A step that a device has been given; losses and norms are there."""
 
     loss: Tensor
@@ -83,7 +83,7 @@ class Trainer:
         self.parameters = self.pipeline.parameters
         self.optimizer = optimizer_of(job.optimizer, self.parameters, self.pipeline.gradients)
         self._share = job.grid.share(network.coordinates, job.batch.samples)
-        self.done, progress = self._take_up(decision or decide(job, network.aside))
+        self.done, progress = self._take_up(decision or decide(job, network.host_group))
         # The best loss on validation, and how many since were no better.
         self._best: list[float] = progress.get("best", [])
         self._guard = Guard(job.guard, progress.get("norms", ()))
@@ -98,15 +98,15 @@ class Trainer:
             load_weights(decision.start, self.parameters, self.optimizer, self.network)
         return 0, {}
 
-    def step(self) -> Stepped:
+    def step(self) -> StepResult:
         under_way = self.launch()
         devices.settle(self.network.device)
         norm = None if under_way.norm is None else under_way.norm.item()
         skipped = None if norm is None else self._guard.objection(norm)
         self.done += 1
-        return Stepped(under_way.loss.item(), norm, under_way.rate, skipped, under_way.times, under_way.waits)
+        return StepResult(under_way.loss.item(), norm, under_way.rate, skipped, under_way.times, under_way.waits)
 
-    def launch(self) -> UnderWay:
+    def launch(self) -> PendingStep:
         """All that a step computes; on a GPU it is then under way, and nothing was waited for. `step` reads it, and counts."""
         data = self._to_device(next(self._loader))
         rate = self._rate(self.done)
@@ -120,14 +120,14 @@ class Trainer:
                 norm = self._update()
             else:
                 loss = self.pipeline.launch(data, self.done, self._update_within, times)
-        return UnderWay(loss, norm, rate, times, waits)
+        return PendingStep(loss, norm, rate, times, waits)
 
     def _update(self) -> Tensor:
         """Unless the guard objects, which the device finds out; gives the norm of the gradients."""
         sharded = self.optimizer if isinstance(self.optimizer, ShardedOptimizer) else None
         found = pieces(self.parameters.items(), self.network, sharded, self.pipeline.layout.holders)
         size = norm_of(found, self.network)
-        bind(self.optimizer.optimizer, found, size, self.job.optimizer.clip, self._guard.limit)
+        set_clip_and_skip(self.optimizer.optimizer, found, size, self.job.optimizer.clip, self._guard.limit)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return size

@@ -19,13 +19,14 @@ def summands(name: str, inputs: Sequence[tuple[Tracked, bool]], result: Dims) ->
             raise Refused(
                 f"{name} uses {tracked}, which is alike on all ranks of {'·'.join(apart) or 'an axis'}, for"
                 f" {described(result)}, of which each has a part: each rank would have a summand of its gradient. Let a layer"
-                " cut it, or name a module that passes it on as Share() and use it in layers that the cut takes as Slice()"
+                " cut it, or name a module that passes it on as CopyToRegion() and use it in layers that are"
+                " ColwiseFromReplicated() in the cut"
             )
     found = frozenset(axis for tracked in needing for axis in tracked.summands) - cutting
     for tracked in needing:
         if missing := sorted(found - tracked.summands - tracked.axes):
             raise Refused(
-                f"{name} joins a tensor of whose gradient each rank of {'·'.join(missing)} has a summand, as a Share() gives"
-                f" it, with {tracked}, of which each has the whole"
+                f"{name} joins a tensor of whose gradient each rank of {'·'.join(missing)} has a summand, as a CopyToRegion()"
+                f" gives it, with {tracked}, of which each has the whole"
             )
     return found

@@ -25,13 +25,13 @@ from cubeloom.parallel.layers.products import Convolution
 from cubeloom.parallel.layout import Axes, Layout
 from cubeloom.parallel.specs import (
     ConcatSpec,
+    CopyToRegionSpec,
     DropoutSpec,
     FirstTokenSpec,
     LayerSpec,
     LinearSpec,
     LossSpec,
     NormSpec,
-    ShareSpec,
     SquaredLossSpec,
 )
 
@@ -86,12 +86,12 @@ class Layers:
         if missing := layout.partial_gradient - tracked.summands:
             raise Refused(
                 f"{title} uses {tracked} differently on each rank of {'·'.join(sorted(missing))}, and nothing sums the"
-                " gradients: pass it through a module that gives it on, nn.Identity(), and name that in the cut: Share()"
+                " gradients: pass it through a module that gives it on, nn.Identity(), and name that in the cut: CopyToRegion()"
             )
         axes = "·".join(sorted(tracked.summands - layout.partial_gradient))
         raise Refused(
-            f"{title} computes alike on all ranks of {axes} with what a Share() gives, whose gradients are summed over them:"
-            " only layers that the cut takes as Slice() may use it"
+            f"{title} computes alike on all ranks of {axes} with what a CopyToRegion() gives, whose gradients are summed over"
+            " them: only layers that the cut takes as ColwiseFromReplicated() may use it"
         )
 
     def _lying(self, title: str, layout: Layout, shape: Shape, spec: LayerSpec) -> Dims:
@@ -120,7 +120,7 @@ class Layers:
         match spec:
             case LinearSpec() if what == "features":
                 if not axes:
-                    return ". Slice() takes features that are whole"
+                    return ". ColwiseFromReplicated() takes features that are whole"
                 kind = {"x": "Expand()", "y": "Contract()"}.get(axes[0])
                 return f". {kind} takes features from {axes[0]}" if kind and axes[0] != spec.side else ""
             case LossSpec(whole=False) if what == "rows":
@@ -159,7 +159,7 @@ def _misfit(spec: LayerSpec, module: nn.Module, shapes: Sequence[Shape]) -> str 
             return f"takes [rows, features], and gets {list(first)}"
         case NormSpec(features=features) if first[-1] != features:
             return f"normalises more than the last dimension of {list(first)}, which has no form here"
-        case FirstTokenSpec(features=features) | ShareSpec(features=features) if first[-1] != features:
+        case FirstTokenSpec(features=features) | CopyToRegionSpec(features=features) if first[-1] != features:
             return f"is said to have {features} features in the cut, and gets {list(first)}"
         case ConcatSpec() if len(first) < 2 or shapes[0][:1] + shapes[0][2:] != shapes[1][:1] + shapes[1][2:]:
             return f"joins dimension 1 of tensors that are equal otherwise, and gets {list(shapes[0])} and {list(shapes[1])}"

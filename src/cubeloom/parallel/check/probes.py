@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from cubeloom.base.turns import interleave
 from cubeloom.parallel.cut import LayerError
-from cubeloom.parallel.specs import ConcatSpec, FirstTokenSpec, LayerSpec, LossSpec, ShareSpec, SquaredLossSpec
+from cubeloom.parallel.specs import ConcatSpec, CopyToRegionSpec, FirstTokenSpec, LayerSpec, LossSpec, SquaredLossSpec
 
 
 def probe(spec: LayerSpec, module: nn.Module) -> None:
@@ -19,7 +19,7 @@ def probe(spec: LayerSpec, module: nn.Module) -> None:
     match spec:
         case LossSpec() if type(module) is not nn.CrossEntropyLoss:
             _probe_loss(spec, module)
-        case ShareSpec() if type(module) is not nn.Identity:
+        case CopyToRegionSpec() if type(module) is not nn.Identity:
             whole = _numbers(3, spec.features)
             _same(spec, module.forward, module, "what it is given", whole, whole)
         case SquaredLossSpec():

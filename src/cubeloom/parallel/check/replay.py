@@ -176,7 +176,7 @@ class Replay(Run):
                     axes = "·".join(sorted(tracked.summands))
                     raise Refused(
                         f"the model gives {tracked}, of whose gradient each rank of {axes} would have a summand and all"
-                        " compute the whole: a Share() is used by layers that the cut takes as Slice() alone"
+                        " compute the whole: a CopyToRegion() is used by layers that are ColwiseFromReplicated() alone"
                     )
         except Refused as refused:
             self.refuse(str(refused))

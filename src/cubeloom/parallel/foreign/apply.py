@@ -12,7 +12,7 @@ from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
 from cubeloom.parallel.buckets import Reduction
-from cubeloom.parallel.config import Rest
+from cubeloom.parallel.config import ShardingPolicy
 from cubeloom.parallel.foreign.known import product_of, sizes_of
 from cubeloom.parallel.foreign.layers import ForeignLinear
 from cubeloom.parallel.foreign.loss import average_losses
@@ -29,7 +29,7 @@ def replace_layers(module: nn.Module, layers: Iterable[Placed], network: Network
     """In place. Without `fill` each rank takes its blocks from the values that the module has."""
     if fill is None:
         _refuse_different_values(module, network)
-    state = CubeState.of(network, Rest(activations="replicated"))
+    state = CubeState.of(network, ShardingPolicy(activations="replicated"))
     maker = _Maker(module, state, fill or _own_values(module))
     for layer in layers:
         maker.replace(layer)
@@ -45,7 +45,7 @@ def replace_layers(module: nn.Module, layers: Iterable[Placed], network: Network
 def _refuse_different_values(module: nn.Module, network: Network) -> None:
     """Blocks of one parameter are taken from different ranks, and what stays whole must be the same on all."""
     mine = {name: _bits(parameter) for name, parameter in module.named_parameters() if not parameter.is_meta}
-    for rank, other in enumerate(network.aside.gather(mine)):
+    for rank, other in enumerate(network.host_group.gather(mine)):
         name = next((name for name in mine if other.get(name) != mine[name]), None)
         if name is not None:
             raise UserError(
@@ -101,7 +101,7 @@ class _Maker:
             parameter,
             self._state.network.axis("z"),
             "freed" if layer.sharded else "replicated",
-            self._state.chain,
+            self._state.prefetch_order,
             layer.name,
         )
         bias = self._parameter(own["bias"], {spec.bias_axis: 0}, bias_axes(spec)) if spec.bias else None

@@ -19,12 +19,12 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a linear, or of a convolution with `taps` numbers for each pair of features."""
+    """Of a linear, or of a convolution with `kernel_numel` numbers for each pair of features."""
 
     k: int
     n: int
     bias: bool
-    taps: int = 1
+    kernel_numel: int = 1
     transposed: bool = False  # the weight is stored [K, N, …]
     dim: int = -1  # the dimension of its input and output that is features
     rank: int | None = None  # how many dimensions its input must have, or any number from two up

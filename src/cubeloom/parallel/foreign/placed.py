@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cubeloom.base.grid import Grid
-from cubeloom.parallel.config import Batch, ParallelConfig, Rest
+from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.foreign.known import Sizes
 from cubeloom.parallel.foreign.trace import Call
 from cubeloom.parallel.specs import LinearSpec, Side, other, parameters
@@ -31,7 +31,7 @@ class Placed:
     def numbers(self) -> int:
         """In its parameters."""
         spec = self.spec
-        return spec.k * spec.n * spec.taps + (spec.n if spec.bias else 0)
+        return spec.k * spec.n * spec.kernel_numel + (spec.n if spec.bias else 0)
 
     def held(self, grid: Grid) -> int:
         """Of these, one rank's."""
@@ -67,13 +67,19 @@ def bias_axes(spec: LinearSpec) -> tuple[str, ...]:
 
 def config_of(grid: Grid, sharded: bool, item: int = 1) -> ParallelConfig:
     """Activations rest replicated, rows are never cut further: one sample on each rank of data and z."""
-    rest = Rest(activations="replicated", weights="freed" if sharded else "replicated")
+    rest = ShardingPolicy(activations="replicated", weights="freed" if sharded else "replicated")
     return ParallelConfig.exact(grid, rest, Batch(grid.data * grid.z, 1), item)
 
 
 def spec_of(name: str, sizes: Sizes, side: Side) -> LinearSpec:
     return LinearSpec(
-        name=name, k=sizes.k, n=sizes.n, side=side, bias=sizes.bias, taps=sizes.taps, transposed=sizes.transposed
+        name=name,
+        k=sizes.k,
+        n=sizes.n,
+        side=side,
+        bias=sizes.bias,
+        kernel_numel=sizes.kernel_numel,
+        transposed=sizes.transposed,
     )
 
 

@@ -61,7 +61,9 @@ class Making:
         if owner not in self.weights:
             parameter, state = self.parameter("weight"), self.state
             assert parameter is not None
-            self.weights[owner] = Weight(parameter, state.network.axis("z"), state.rest.weights, state.chain, owner)
+            self.weights[owner] = Weight(
+                parameter, state.network.axis("z"), state.rest.weights, state.prefetch_order, owner
+            )
         return self.weights[owner]
 
 

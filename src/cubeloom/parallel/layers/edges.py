@@ -21,12 +21,12 @@ from cubeloom.parallel.layers.products import Convolution, Matmul, Product, prod
 from cubeloom.parallel.parameter import own_part
 from cubeloom.parallel.specs import (
     ConcatSpec,
+    CopyToRegionSpec,
     EdgeSpec,
     FeedForwardSpec,
-    ShareSpec,
+    ReplicatedSpec,
     Side,
     SquaredLossSpec,
-    WholeSpec,
     other,
     rows_of,
 )
@@ -34,37 +34,37 @@ from cubeloom.parallel.state import CubeState
 
 
 @dataclass(frozen=True)
-class Whole(Declared):
+class Replicated(Declared):
     """A small layer that every rank of x and y computes in full, on input that is whole."""
 
-    def spec(self, name: str, module: nn.Module, seen: Seen) -> WholeSpec | None:
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> ReplicatedSpec | None:
         if not isinstance(module, nn.Linear):
             return None
-        return WholeSpec(name=name, k=module.in_features, n=module.out_features, bias=module.bias is not None)
+        return ReplicatedSpec(name=name, k=module.in_features, n=module.out_features, bias=module.bias is not None)
 
 
 @dataclass(frozen=True)
-class Slice(Declared):
+class ColwiseFromReplicated(Declared):
     """A linear or convolution from features that every rank has whole (few, or small) to features on `side`."""
 
     side: Side = "x"
 
     def spec(self, name: str, module: nn.Module, seen: Seen) -> EdgeSpec | None:
-        return _edge(name, module, seen, "slice", self.side)
+        return _edge(name, module, seen, "colwise", self.side)
 
 
 @dataclass(frozen=True)
-class Join(Declared):
+class RowwiseToReplicated(Declared):
     """A linear or convolution from features on `side` to few features that every rank of it gets whole."""
 
     side: Side = "x"
 
     def spec(self, name: str, module: nn.Module, seen: Seen) -> EdgeSpec | None:
-        return _edge(name, module, seen, "join", self.side)
+        return _edge(name, module, seen, "rowwise", self.side)
 
 
 @dataclass(frozen=True)
-class Stay(Declared):
+class RowwiseScatter(Declared):
     """A small linear or convolution, such as a skip connection's, from features on `side` to features on `side`.
 
     Each rank has all output features of its part of the input's, and computes them for its own samples.
@@ -73,7 +73,7 @@ class Stay(Declared):
     side: Side = "x"
 
     def spec(self, name: str, module: nn.Module, seen: Seen) -> EdgeSpec | None:
-        return _edge(name, module, seen, "stay", self.side)
+        return _edge(name, module, seen, "rowwise_scatter", self.side)
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,13 @@ class Grouped(Declared):
 
 
 @dataclass(frozen=True)
-class Share(Declared):
-    """A module that only passes on whole features to many `Slice`s: the sum of their gradients is made here, once."""
+class CopyToRegion(Declared):
+    """A module that passes on whole features to many `ColwiseFromReplicated`s: their gradients are summed here, once."""
 
     features: int
 
-    def spec(self, name: str, module: nn.Module, seen: Seen) -> ShareSpec:
-        return ShareSpec(name=name, features=self.features)
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> CopyToRegionSpec:
+        return CopyToRegionSpec(name=name, features=self.features)
 
 
 @dataclass(frozen=True)
@@ -138,25 +138,27 @@ class SquaredLoss(Declared):
         return SquaredLossSpec(name=name, side=self.side)
 
 
-EdgeKind = Literal["slice", "join", "stay", "grouped"]
+EdgeKind = Literal["colwise", "rowwise", "rowwise_scatter", "grouped"]
 
 
 def _edge(name: str, module: nn.Module, seen: Seen, kind: EdgeKind, side: Side) -> EdgeSpec | None:
-    if not isinstance(module, nn.Linear | Convolution) or (kind in ("join", "stay") and seen.pixels is None):
+    if not isinstance(module, nn.Linear | Convolution) or (
+        kind in ("rowwise", "rowwise_scatter") and seen.pixels is None
+    ):
         return None
     if kind == "grouped":
         assert isinstance(module, Convolution)
         n, k, *window = module.weight.shape
-        k, taps, groups = k * module.groups, math.prod(window), module.groups
+        k, kernel_numel, groups = k * module.groups, math.prod(window), module.groups
     else:
-        (k, n, taps), groups = sizes(name, module), 1
+        (k, n, kernel_numel), groups = sizes(name, module), 1
     return EdgeSpec(
         name=name,
         kind=kind,
         side=side,
         k=k,
         n=n,
-        taps=taps,
+        kernel_numel=kernel_numel,
         bias=module.bias is not None,
         pixels=seen.pixels or (1, 1),
         groups=groups,
@@ -167,9 +169,10 @@ def _edge(name: str, module: nn.Module, seen: Seen, kind: EdgeKind, side: Side) 
 class CubeEdge(nn.Module):
     """Parameters of which each rank holds its part for good: they are small, or used by its own samples only.
 
-    - slice: `[samples of z, K, …]` whole -> `[own samples, N/side, …]`;
-    - join: `[own samples, K/side, …]` -> `[own samples, N, …]` whole;
-    - stay: `[own samples, K/side, …]` -> `[own samples, N/side, …]`; where samples rest replicated, each rank takes its own;
+    - colwise: `[samples of z, K, …]` whole -> `[own samples, N/side, …]`;
+    - rowwise: `[own samples, K/side, …]` -> `[own samples, N, …]` whole;
+    - rowwise_scatter: `[own samples, K/side, …]` -> `[own samples, N/side, …]`; where samples rest replicated, each rank takes
+      its own;
     - grouped: `[own samples, K/side, …]` -> `[own samples, N/side, …]`, by whole groups.
     """
 
@@ -187,11 +190,11 @@ class CubeEdge(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         match self._kind:
-            case "slice":
+            case "colwise":
                 y = self._compute(self._own_rows(x))
-            case "join":
+            case "rowwise":
                 y = Collective("reduce", self._side, self._name)(self._compute(x))
-            case "stay":
+            case "rowwise_scatter":
                 y = self._stay(x)
             case "grouped":
                 y = self._compute(x)
@@ -225,10 +228,10 @@ def _(spec: EdgeSpec, making: Making) -> nn.Module:
     return CubeEdge(spec, making.state, weight, making.parameter("bias"), product)
 
 
-class CubeShare(nn.Module):
+class CubeCopyToRegion(nn.Module):
     """Passes on what is whole; sums its gradient over the plane."""
 
-    def __init__(self, spec: ShareSpec, state: CubeState) -> None:
+    def __init__(self, spec: CopyToRegionSpec, state: CubeState) -> None:
         super().__init__()
         self._copy = Collective("copy", state.network.axis("x", "y"), spec.name)
 
@@ -308,7 +311,7 @@ class _Share(torch.autograd.Function):
         return gradient * ctx.share, None
 
 
-class CubeWhole(nn.Module):
+class CubeReplicated(nn.Module):
     """`[rows of z, K]` whole -> `[rows of z, N]` whole, computed by every rank of x and y."""
 
     def __init__(self, state: CubeState, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
@@ -322,15 +325,15 @@ class CubeWhole(nn.Module):
 
 
 @make_layer.register
-def _(spec: WholeSpec, making: Making) -> nn.Module:
+def _(spec: ReplicatedSpec, making: Making) -> nn.Module:
     weight = making.parameter("weight")
     assert weight is not None
-    return CubeWhole(making.state, weight, making.parameter("bias"))
+    return CubeReplicated(making.state, weight, making.parameter("bias"))
 
 
 @make_layer.register
-def _(spec: ShareSpec, making: Making) -> nn.Module:
-    return CubeShare(spec, making.state)
+def _(spec: CopyToRegionSpec, making: Making) -> nn.Module:
+    return CubeCopyToRegion(spec, making.state)
 
 
 @make_layer.register

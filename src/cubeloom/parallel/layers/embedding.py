@@ -164,8 +164,8 @@ def _(spec: TableSpec, making: Making) -> nn.Module:
     parameter = making.parameter("weight")
     assert parameter is not None
     if not spec.cut(state.config):
-        weight = Weight(parameter, state.network.axis("z"), "replicated", state.chain, spec.name)
+        weight = Weight(parameter, state.network.axis("z"), "replicated", state.prefetch_order, spec.name)
     else:
         make = Weight if state.config.sharded else partial(TableWeight, state.network)
-        weight = make(parameter, state.network.axis("y", "z"), "freed", state.chain, spec.name)
+        weight = make(parameter, state.network.axis("y", "z"), "freed", state.prefetch_order, spec.name)
     return CubeTable(spec, state, weight)

@@ -80,7 +80,7 @@ def _spec(
         return None
     if kind.heads is not None and not isinstance(module, nn.Linear):
         raise CutError(f"layer {name} is a convolution, whose features cannot be cut by heads; use a linear on pixels")
-    k, n, taps = sizes(name, module)
+    k, n, kernel_numel = sizes(name, module)
     if kind.heads is not None and kind.queries is not None:
         gives = side == kind.stream
         features, parts = (n, kind.queries + 2) if gives else (k, kind.queries)
@@ -97,7 +97,7 @@ def _spec(
         n=n,
         side=side,
         bias=module.bias is not None,
-        taps=taps,
+        kernel_numel=kernel_numel,
         pixels=seen.pixels,
         transposed=bool(getattr(module, "transposed", False)),
         turn=kind.turn,
@@ -127,8 +127,8 @@ class CubeLinear(nn.Module):
         inputs, outputs = spec.spread_in(state.config), spec.spread_out(state.config)
         # What is summed comes out of this layer's own matmuls: Y in the forward, dX in the backward.
         of, dims, name = state.network, {"rows": 0, "features": -1}, spec.name
-        self._input = Collective.between(spec.input(inputs), of, f"{name} input", dims, over=True)
-        self._output = Collective.between(spec.output(outputs), of, f"{name} output", dims, over=True)
+        self._input = Collective.between(spec.input(inputs), of, f"{name} input", dims, inplace=True)
+        self._output = Collective.between(spec.output(outputs), of, f"{name} output", dims, inplace=True)
         self._regather = state.rest.inputs == "regathered" and inputs != "replicated" and along_n.size > 1
         self._own_features = own_part(along_k) if outputs == "features" else None
         # Rows are gathered before one matmul and scattered after another: a strand that waits between them has its turn here.

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from cubeloom.comm import Axis, Pending
 from cubeloom.parallel import weave
-from cubeloom.parallel.collective import hollow
+from cubeloom.parallel.collective import placeholder
 from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
 from cubeloom.parallel.specs import ImageNormSpec, NormSpec, Side
 from cubeloom.parallel.state import CubeState
@@ -146,7 +146,7 @@ class _Launch(torch.autograd.Function):
             call.pending = call.axis.all_gather(torch.cat([mean, spread], -1)[None], 0, origin)
         else:
             call.pending = call.axis.all_reduce(wide.square().mean(-1, keepdim=True), origin)
-        return hollow(x)
+        return placeholder(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -189,4 +189,4 @@ class _Finish(torch.autograd.Function):
             sums.insert(0, wide.mean(-1))
         call.pending = call.axis.all_reduce(torch.stack(sums, -1), f"{call.origin} backward")
         call.held = (wide, normal, scale)
-        return hollow(gradient), None
+        return placeholder(gradient), None

@@ -27,9 +27,9 @@ from cubeloom.parallel.specs.spec import rows_of as rows_of
 from cubeloom.parallel.specs.spec import stream as stream
 from cubeloom.parallel.specs.spec import there_and_back as there_and_back
 from cubeloom.parallel.specs.whole import ConcatSpec as ConcatSpec
+from cubeloom.parallel.specs.whole import CopyToRegionSpec as CopyToRegionSpec
 from cubeloom.parallel.specs.whole import DropoutSpec as DropoutSpec
 from cubeloom.parallel.specs.whole import EdgeSpec as EdgeSpec
 from cubeloom.parallel.specs.whole import FeedForwardSpec as FeedForwardSpec
 from cubeloom.parallel.specs.whole import FirstTokenSpec as FirstTokenSpec
-from cubeloom.parallel.specs.whole import ShareSpec as ShareSpec
-from cubeloom.parallel.specs.whole import WholeSpec as WholeSpec
+from cubeloom.parallel.specs.whole import ReplicatedSpec as ReplicatedSpec

@@ -81,4 +81,4 @@ class PointwiseSpec(LayerSpec):
         """Rows of a rank times the share of the features that it has."""
         if self.whole:
             return c.samples_of
-        return c.rows(self.pixels) / c.further(other(self.side), self.always) / c.size(self.side)
+        return c.rows(self.pixels) / c.row_parts(other(self.side), self.always) / c.size(self.side)

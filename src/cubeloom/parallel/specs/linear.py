@@ -1,7 +1,7 @@
 """The linear: `Y[M, N] = X[M, K] · W[K, N]`, M over z, K over `side` and N over the other axis of the plane.
 
 Weights are stored [N, K], as torch does. A convolution is a linear too: its rows are pixels, of which a sample has `pixels`
-coming in and going out, and its weight has `taps` numbers for each pair of features, stored [N, K, …] or, transposed,
+coming in and going out, and its weight has `kernel_numel` numbers for each pair of features, stored [N, K, …] or, transposed,
 [K, N, …]. Its rows are cut by samples.
 
 What one pass moves, in words per rank on the grid (gm, gk, gn) (Table 4.1 of the cube's paper), follows from the layouts:
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from cubeloom.base.grid import Grid
 from cubeloom.parallel.arrangement import Arrangement, grouped, padded
-from cubeloom.parallel.config import FREED, KEPT, Batch, ParallelConfig, Rest, choose
+from cubeloom.parallel.config import FREED, KEPT, Batch, ParallelConfig, ShardingPolicy, choose
 from cubeloom.parallel.layout import Axes, Layout
 from cubeloom.parallel.specs.spec import (
     ROWS,
@@ -51,7 +51,7 @@ class LinearSpec(LayerSpec):
     n: int
     side: Side  # of the input's features
     bias: bool
-    taps: int = 1
+    kernel_numel: int = 1
     pixels: tuple[int, int] | None = None
     transposed: bool = False
     turn: bool = False  # afterwards redistributed, so that features lie on `side` again
@@ -166,12 +166,12 @@ class LinearSpec(LayerSpec):
         if self.turn:
             yield from there_and_back(*self.turned, y)
         rest, used = self.weight(cut=True)
-        yield from weight_transfers(rest, used, self.k * n * self.taps, c)
+        yield from weight_transfers(rest, used, self.k * n * self.kernel_numel, c)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
         n, arranged = self.held(c), partial(self.arrangement, c)
         first, second = (self.k, n) if self.transposed else (n, self.k)
-        name, shape = f"{self.shares or self.name}.weight", (first, second, self.taps)
+        name, shape = f"{self.shares or self.name}.weight", (first, second, self.kernel_numel)
         yield Parameter(name, shape, self.weight(cut=True)[0], ("data",), c.weights_cut, arranged)
         yield Parameter(name, shape, self.weight(cut=False)[0], ROWS, 1 - c.weights_cut, arranged)
         if self.bias:
@@ -183,11 +183,11 @@ class LinearSpec(LayerSpec):
 
     def products(self, c: ParallelConfig) -> Iterator[Product]:
         rows = c.rows(None if self.pixels is None else self.pixels[1])
-        yield Product(rows, self.k / c.size(self.k_axis), self.held(c) / c.size(self.n_axis), self.taps)
+        yield Product(rows, self.k / c.size(self.k_axis), self.held(c) / c.size(self.n_axis), self.kernel_numel)
 
     def touched(self, c: ParallelConfig) -> Touched:
         (product,) = self.products(c)
-        at_rest = product.rows * product.n / c.further(self.k_axis, self.always_out) * c.item
+        at_rest = product.rows * product.n / c.row_parts(self.k_axis, self.always_out) * c.item
         return Touched(5 * at_rest, 3 * at_rest)  # the bias, and behind a block's last linear the residual stream
 
     def saved(self, c: ParallelConfig) -> Any:
@@ -196,7 +196,7 @@ class LinearSpec(LayerSpec):
         return whole / choose((c.sharded | self.always_in) & c.regathered, c.size(self.n_axis), 1)
 
     def flops(self, sequence: int) -> float:
-        return 2.0 * self.k * self.n * self.taps * (self.pixels[1] if self.pixels else sequence)
+        return 2.0 * self.k * self.n * self.kernel_numel * (self.pixels[1] if self.pixels else sequence)
 
     def fits_loss(self, c: ParallelConfig) -> Any:
         """Where a head can be computed together with its loss: its logits need no sum, and its backward gathers nothing."""
@@ -271,7 +271,7 @@ def key_value_problem(heads: int, queries: int, axis: str, ranks: Any) -> str:
 
 def shared_copies(specs: Iterable[LayerSpec], grid: Grid) -> set[tuple[str, int]]:
     """The groups that sum gradients of copies: on which axis, and of how many neighbours."""
-    config = ParallelConfig.exact(grid, Rest(), Batch(1, 1), item=1)
+    config = ParallelConfig.exact(grid, ShardingPolicy(), Batch(1, 1), item=1)
     linears = [spec for spec in specs if isinstance(spec, LinearSpec)]
     arranged = [(spec.n_axis, spec.arrangement(config)) for spec in linears if spec.queries is not None]
     return {(axis, rows.copies) for axis, rows in arranged if rows is not None and rows.copies > 1}

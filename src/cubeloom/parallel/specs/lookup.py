@@ -115,11 +115,11 @@ class TableSpec(LayerSpec):
         return Layout.of(first=("y", "z") if cut else None, second="x")
 
     def touched(self, c: ParallelConfig) -> Touched:
-        nbytes = c.rows() / c.further("y") * self.features / c.x * c.item
+        nbytes = c.rows() / c.row_parts("y") * self.features / c.x * c.item
         return Touched(3 * nbytes, 3 * nbytes, operators=3)
 
     def saved(self, c: ParallelConfig) -> Any:
-        return 9 * c.rows() / c.further("y")
+        return 9 * c.rows() / c.row_parts("y")
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
         yield from divides("hidden size over x", "features", self.features, c, "x")

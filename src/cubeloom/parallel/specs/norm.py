@@ -68,7 +68,7 @@ class NormSpec(LayerSpec):
         return self._rows(c) * (self.features / c.x * each + 2 * c.statistic)
 
     def _rows(self, c: ParallelConfig) -> Any:
-        return c.rows() / c.further("y", self.always)
+        return c.rows() / c.row_parts("y", self.always)
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
         yield from divides("hidden size over x", "features", self.features, c, "x")

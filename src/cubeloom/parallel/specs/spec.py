@@ -111,12 +111,12 @@ class Rule:
 
 @dataclass(frozen=True)
 class Product:
-    """A matrix product of local blocks, `[rows, k] · [k, n]`, with `taps` numbers for each pair of features."""
+    """A matrix product of local blocks, `[rows, k] · [k, n]`, with `kernel_numel` numbers for each pair of features."""
 
     rows: Any
     k: Any
     n: Any
-    taps: Any = 1
+    kernel_numel: Any = 1
 
 
 @dataclass(frozen=True)

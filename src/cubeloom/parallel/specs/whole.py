@@ -41,7 +41,7 @@ class _Passing(LayerSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeSpec(LayerSpec):
+class ReplicatedSpec(LayerSpec):
     """A small linear that every rank of x and y computes in full, on input that is whole: a row for each sample."""
 
     k: int
@@ -99,18 +99,18 @@ class FirstTokenSpec(_Passing):
 class EdgeSpec(LayerSpec):
     """A linear or convolution of which each rank of the side holds its part for good; it uses it on its own samples.
 
-    - slice: from features that every rank has whole to features on the side;
-    - join: from features on the side to few features, such as colours, that every rank of the side has whole;
-    - stay: a small one, such as a skip connection's, from features on the side to features on the side: each rank has all
-      output features of its part of the input's, and their sum is scattered by features;
+    - colwise: from features that every rank has whole to features on the side;
+    - rowwise: from features on the side to few features, such as colours, that every rank of the side has whole;
+    - rowwise_scatter: a small one, such as a skip connection's, from features on the side to features on the side: each rank has
+      all output features of its part of the input's, and their sum is scattered by features;
     - grouped: a convolution in groups, of which each rank has whole ones.
     """
 
-    kind: Literal["slice", "join", "stay", "grouped"]
+    kind: Literal["colwise", "rowwise", "rowwise_scatter", "grouped"]
     side: Side
     k: int
     n: int
-    taps: int
+    kernel_numel: int
     bias: bool
     pixels: tuple[int, int]
     groups: int = 1
@@ -118,22 +118,24 @@ class EdgeSpec(LayerSpec):
 
     @property
     def cuts_inputs(self) -> bool:
-        return self.kind in ("join", "stay")
+        return self.kind in ("rowwise", "rowwise_scatter")
 
     def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
-        if self.kind == "slice":  # the gradients of all ranks of the plane are summed where it became whole: `Share`
+        if (
+            self.kind == "colwise"
+        ):  # the gradients of all ranks of the plane are summed where it became whole: `CopyToRegion`
             return (Layout.of(rows=ROWS, features=None, partial_gradient=("x", "y")),)
         return (stream(self.side, bool(c.sharded)),)
 
     def gives(self, c: ParallelConfig) -> Layout:
         whole = stream(self.side, bool(c.sharded))
-        return whole.with_dims(features=None) if self.kind == "join" else whole
+        return whole.with_dims(features=None) if self.kind == "rowwise" else whole
 
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
         into, out = (
             c.samples * pixels * features for pixels, features in zip(self.pixels, (self.k, self.n), strict=True)
         )
-        if self.kind == "join":
+        if self.kind == "rowwise":
             for sharded, when in ((True, c.sharded), (False, 1 - c.sharded)):
                 rows = rows_of(self.side, sharded)
                 summed, whole = (
@@ -141,7 +143,7 @@ class EdgeSpec(LayerSpec):
                     Layout.of(rows=rows, features=None),
                 )
                 yield from there_and_back(summed, whole, out, when=when)
-        elif self.kind == "stay":
+        elif self.kind == "rowwise_scatter":
             own, all_rows = stream(self.side, True), stream(self.side, False)
             summed = own.with_dims(features=None)
             yield from there_and_back(Layout(summed.dims, frozenset({self.side})), own, out)
@@ -153,44 +155,44 @@ class EdgeSpec(LayerSpec):
         first, second = (self.k, self.n) if self.transposed else (self.n, self.k)
         first_is_cut = self.transposed == self.cuts_inputs
         layout = Layout.of(first=self.side if first_is_cut else None, second=None if first_is_cut else self.side)
-        shape = (first, second // self.groups, self.taps)
-        cut = 1 if self.kind == "stay" else c.sharded
+        shape = (first, second // self.groups, self.kernel_numel)
+        cut = 1 if self.kind == "rowwise_scatter" else c.sharded
         yield Parameter(f"{self.name}.weight", shape, layout, rows_of(self.side, True), cut)
         yield Parameter(f"{self.name}.weight", shape, layout, rows_of(self.side, False), 1 - cut)
         if self.bias:
             for each in vectors(self.name, ["bias"], self.n, self.side, c.sharded):
-                whole = Layout.of(first=None) if self.kind == "join" else each.layout
+                whole = Layout.of(first=None) if self.kind == "rowwise" else each.layout
                 yield Parameter(each.name, each.shape, whole, each.partial, each.when)
 
     def products(self, c: ParallelConfig) -> Iterator[Product]:
-        samples = c.own_samples(self.side, self.kind == "stay")
-        k = self.k if self.kind == "slice" else self.k / c.size(self.side)
-        n = self.n / c.size(self.side) if self.kind in ("slice", "grouped") else self.n
-        yield Product(samples * self.pixels[1], k, n / self.groups, self.taps)
+        samples = c.own_samples(self.side, self.kind == "rowwise_scatter")
+        k = self.k if self.kind == "colwise" else self.k / c.size(self.side)
+        n = self.n / c.size(self.side) if self.kind in ("colwise", "grouped") else self.n
+        yield Product(samples * self.pixels[1], k, n / self.groups, self.kernel_numel)
 
     def touched(self, c: ParallelConfig) -> None:
         return None
 
     def saved(self, c: ParallelConfig) -> Any:
-        k = self.k if self.kind == "slice" else self.k / c.size(self.side)
-        return c.own_samples(self.side, self.kind == "stay") * self.pixels[0] * k * c.item
+        k = self.k if self.kind == "colwise" else self.k / c.size(self.side)
+        return c.own_samples(self.side, self.kind == "rowwise_scatter") * self.pixels[0] * k * c.item
 
     def flops(self, sequence: int) -> float:
-        return 2.0 * self.k * self.n * self.taps / self.groups * self.pixels[1]
+        return 2.0 * self.k * self.n * self.kernel_numel / self.groups * self.pixels[1]
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
         label = "channels over x or y"
-        yield from rows_divide(True, c, other(self.side), True if self.kind == "stay" else c.sharded)
+        yield from rows_divide(True, c, other(self.side), True if self.kind == "rowwise_scatter" else c.sharded)
         if self.cuts_inputs:
             yield from divides(label, "input features", self.k, c, self.side)
-        if self.kind in ("slice", "stay"):
+        if self.kind in ("colwise", "rowwise_scatter"):
             yield from divides(label, "output features", self.n, c, self.side)
         if self.kind == "grouped":
             yield from divides(label, "groups", self.groups, c, self.side)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShareSpec(_Passing):
+class CopyToRegionSpec(_Passing):
     """Where many layers of the plane begin to use whole features: their gradients are summed over x and y here, once."""
 
     features: int

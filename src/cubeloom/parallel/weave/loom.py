@@ -29,7 +29,7 @@ from cubeloom.comm import devices
 from cubeloom.parallel.weave.thread_state import ThreadState
 
 
-class UnderWay(Protocol):
+class InFlight(Protocol):
     """A collective that a strand has started."""
 
     def settle(self) -> None:
@@ -79,7 +79,7 @@ class Loom:
 
     def __init__(self, ways: int, stagger: bool = False) -> None:
         self.ways = ways
-        self.under_way: dict[int, UnderWay] = {}  # collectives between start and finish, by identity
+        self.under_way: dict[int, InFlight] = {}  # collectives between start and finish, by identity
         self._stagger = stagger
         self._numbers: list[int] = []  # of nodes that were put off, as they were made
         self._meetings: list[dict[int, tuple[Tensor, ...]]] = []

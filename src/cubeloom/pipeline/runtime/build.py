@@ -17,7 +17,7 @@ from cubeloom.base.limits import within
 from cubeloom.comm import Network
 from cubeloom.models import AttentionCore
 from cubeloom.models.pieces import Piece
-from cubeloom.parallel import Batch, CubeState, Cut, Rest, resolve
+from cubeloom.parallel import Batch, CubeState, Cut, ShardingPolicy, resolve
 from cubeloom.parallel.check import Example
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.config import ParallelConfig
@@ -101,7 +101,7 @@ def plan_stages(
     grid: Grid,
     batch: Batch,
     schedule: Schedule,
-    rest: Rest,
+    rest: ShardingPolicy,
     stages: Sequence[range] | None = None,
     ways: int = 1,
     example: Example | None = None,
@@ -178,7 +178,7 @@ def hold(
     layout: StagePlan,
     network: Network,
     fill: Fill,
-    rest: Rest,
+    rest: ShardingPolicy,
     recompute: Recompute,
     ways: int,
     compile: bool = False,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
-from cubeloom.parallel import Batch, Cut, Rest
+from cubeloom.parallel import Batch, Cut, ShardingPolicy
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.replace import Fill
 from cubeloom.pipeline import Schedule, Updates, forwards
@@ -41,7 +41,7 @@ class Pipeline:
         batch: Batch,
         fill: Fill,
         schedule: Schedule,
-        rest: Rest | None = None,
+        rest: ShardingPolicy | None = None,
         stages: list[range] | None = None,
         recompute: Recompute = False,
         ways: int = 1,
@@ -49,7 +49,7 @@ class Pipeline:
         record: Record | None = None,
         seed: int = 0,
     ) -> None:
-        rest = rest or Rest()
+        rest = rest or ShardingPolicy()
         self.network = network
         self.schedule = schedule
         self.layout = plan_stages(model, cut, network.grid, batch, schedule, rest, stages, ways)
@@ -145,7 +145,7 @@ class Pipeline:
         portion = portions(self.schedule)[0]
         with self.gradients.seen_in_forward() as used:
             self._run_each_stage(work, portion, known)
-        names = [used] if self.network.rehearsed else self.network.aside.gather(used)
+        names = [used] if self.network.rehearsed else self.network.host_group.gather(used)
         self.gradients.expect(set().union(*names))
         self._learned = True
 

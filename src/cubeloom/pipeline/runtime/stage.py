@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cubeloom.parallel import CubeState
-from cubeloom.parallel.gradients import Noted
+from cubeloom.parallel.gradients import DeferredWeightGrads
 from cubeloom.parallel.weave import Weave, recompute
 
 Carry = dict[str, Tensor]
@@ -25,7 +25,7 @@ class _Flight:
 
     inputs: Carry
     outputs: Carry
-    noted: Noted | None = None
+    noted: DeferredWeightGrads | None = None
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Stage:
     def input_grad(self, portion: Portion, gradients: Carry) -> Carry:
         """The gradients of the inputs; those of weights are noted."""
         flight = self._flights[portion]
-        with self.state.gradients.putting_off() as noted:
+        with self.state.gradients.defer_weight_grads() as noted:
             found = self._input_gradients(flight, gradients)
         # The notes hold what the weight gradients need; the graph and the rest of the activations go now.
         self._flights[portion] = _Flight({}, {}, noted)
@@ -76,7 +76,7 @@ class Stage:
         """The weight gradients that `input_grad` noted."""
         noted = self._flights.pop(portion).noted
         assert noted is not None
-        self.state.gradients.drain(noted)
+        self.state.gradients.run_deferred(noted)
 
     def _input_gradients(self, flight: _Flight, gradients: Carry) -> Carry:
         roots = {name: tensor for name, tensor in flight.outputs.items() if tensor.requires_grad}

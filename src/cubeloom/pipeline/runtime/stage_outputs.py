@@ -10,12 +10,12 @@ from torch import nn
 
 from cubeloom.base.grid import Grid
 from cubeloom.models.pieces import Carry, Piece
-from cubeloom.parallel.config import Batch, ParallelConfig, Rest
+from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.specs import EdgeSpec, EmbeddingSpec, ImageNormSpec, LayerSpec, LinearSpec, Side
 from cubeloom.pipeline.runtime.partition import belongs
 from cubeloom.pipeline.volume import StageOutput
 
-_PLAIN = ParallelConfig.exact(Grid(), Rest(activations="replicated"), Batch(1, 1), item=1)
+_PLAIN = ParallelConfig.exact(Grid(), ShardingPolicy(activations="replicated"), Batch(1, 1), item=1)
 
 
 def stage_outputs(model: nn.Module, specs: Sequence[LayerSpec]) -> list[tuple[StageOutput, ...]]:

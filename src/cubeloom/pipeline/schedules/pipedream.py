@@ -1,6 +1,6 @@
 """PipeDream and PipeDream-2BW (Narayanan et al. 2019, 2021): 1F1B that never flushes, at the price of stale weights.
 
-A step here is a stretch of the endless stream: N micro-batches with its one fill and drain. `memory.versions` says
+A step here is a stretch of the endless stream: N micro-batches with its one fill and run_deferred. `memory.versions` says
 which weights each micro-batch uses; both keep them from its forward to its backward.
 """
 

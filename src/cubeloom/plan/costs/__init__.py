@@ -7,15 +7,15 @@ Computing (`compute`):
     memory_bound(device, nbytes)                                      an operator that only reads and writes
     issued(device, seconds, operators)                                the slower of device and host
 
-Communicating (`collectives`): a group of `group` ranks, `inner` apart, all such groups of the cluster at once.
-    all_gather, reduce_scatter(cluster, nbytes, group, inner=1, algorithm="ring")    `nbytes` of the whole tensor
-    all_reduce(cluster, nbytes, group, inner=1, algorithm="best")
-    all_to_all(cluster, nbytes, group, inner=1)                       `nbytes` of what one rank has before or after
-    send(cluster, nbytes, group, inner=1)                             to the next of the group, over its slowest hop
-    ring_bandwidth(cluster, group, inner=1)                           bytes a second of each ring (the rule of AxoNN)
+Communicating (`collectives`): a group of `group` ranks, `rank_stride` apart, all such groups of the cluster at once.
+    all_gather, reduce_scatter(cluster, nbytes, group, rank_stride=1, algorithm="ring")    `nbytes` of the whole tensor
+    all_reduce(cluster, nbytes, group, rank_stride=1, algorithm="best")
+    all_to_all(cluster, nbytes, group, rank_stride=1)                       `nbytes` of what one rank has before or after
+    send(cluster, nbytes, group, rank_stride=1)                             to the next of the group, over its slowest hop
+    ring_bandwidth(cluster, group, rank_stride=1)                           bytes a second of each ring (the rule of AxoNN)
 
 Both at once (`overlap`):
-    drag(cluster, group, inner=1)                                     what a transfer takes from computation
+    drag(cluster, group, rank_stride=1)                                     what a transfer takes from computation
     together(compute, communication, drag)                            the time of both
     exposed(compute, communication, drag)                             what communication adds to it
 

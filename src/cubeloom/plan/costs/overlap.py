@@ -9,9 +9,9 @@ from cubeloom.plan.costs.quantity import Quantity
 from cubeloom.plan.hardware.cluster import Cluster
 
 
-def drag(cluster: Cluster, group: Quantity, inner: Quantity = 1) -> Quantity:
+def drag(cluster: Cluster, group: Quantity, rank_stride: Quantity = 1) -> Quantity:
     """The share of its computation that a device loses while a transfer of such a group runs."""
-    crosses = members(group, inner, cluster.devices_per_node) < group
+    crosses = members(group, rank_stride, cluster.devices_per_node) < group
     return np.where(np.equal(group, 1), 0.0, np.where(crosses, cluster.nic_drag, cluster.link_drag))[()]
 
 

@@ -72,14 +72,14 @@ def _device(path: Path) -> Device:
 
 def _cluster(path: Path) -> Cluster:
     table = _table(path, "cluster")
-    inner, inner_facts = _tiers(table, "inner_tiers", path)
+    rank_stride, inner_facts = _tiers(table, "inner_tiers", path)
     outer, outer_facts = _tiers(table, "outer_tiers", path)
     facts = read(Cluster, table, f"{path}: cluster")
     return Cluster(
         **_named(table, path),
         device=_device(path) if table.get("device") == "self" else device(_text(table, "device", path)),
         **_values(Cluster, facts),
-        inner_tiers=inner,
+        inner_tiers=rank_stride,
         outer_tiers=outer,
         facts={**facts, **inner_facts, **outer_facts},
     )

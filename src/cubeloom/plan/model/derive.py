@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cubeloom.base.grid import Grid
 from cubeloom.models import AttentionCore, Config, SwiGLU, build, config, cut_of
 from cubeloom.models.pieces import Piece as TorchPiece
-from cubeloom.parallel.config import Batch, ParallelConfig, Rest
+from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.resolution import specs_of
 from cubeloom.parallel.specs import (
     AttentionSpec,
@@ -23,9 +23,9 @@ from cubeloom.parallel.specs import (
     LinearSpec,
     LossSpec,
     PointwiseSpec,
+    ReplicatedSpec,
     Side,
     SquaredLossSpec,
-    WholeSpec,
 )
 from cubeloom.pipeline.runtime.partition import belongs, counted_costs, partition
 from cubeloom.pipeline.runtime.stage_outputs import stage_outputs
@@ -34,7 +34,7 @@ from cubeloom.plan.model.model import Model, Piece
 # Numbers of stages that the list has the cut for; `store` makes others when they are asked for.
 STAGES = (*range(1, 17), *range(20, 65, 4), 72, 80, 88, 96, 112, 128)
 Seen = Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]  # shapes of each module's input and output, two samples
-_PLAIN = ParallelConfig.exact(Grid(), Rest(activations="replicated"), Batch(1, 1), item=1)
+_PLAIN = ParallelConfig.exact(Grid(), ShardingPolicy(activations="replicated"), Batch(1, 1), item=1)
 
 
 def derive(name: str, settings: Config | None = None) -> Model:
@@ -136,7 +136,7 @@ def _leaves(spec: LayerSpec, side: Side | None, always: bool) -> tuple[Side | No
     given = spec.gives(_PLAIN)
     if given is None or not given.dims or isinstance(spec, LossSpec | SquaredLossSpec):
         return side, always
-    if isinstance(spec, WholeSpec):
+    if isinstance(spec, ReplicatedSpec):
         return None, always
     cutting = given.axes("features")
     if not cutting:

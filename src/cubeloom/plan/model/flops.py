@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cubeloom.parallel.specs import EdgeSpec, EmbeddingSpec, LinearSpec, TableSpec, WholeSpec
+from cubeloom.parallel.specs import EdgeSpec, EmbeddingSpec, LinearSpec, ReplicatedSpec, TableSpec
 from cubeloom.plan.model.model import Model
 
 
@@ -18,10 +18,10 @@ def parameters(model: Model) -> int:
         for layer in model.kinds[kind].layers:
             match layer:
                 case LinearSpec(shares=None):
-                    found += layer.k * layer.n * layer.taps
+                    found += layer.k * layer.n * layer.kernel_numel
                 case EdgeSpec():
-                    found += layer.k * layer.n * layer.taps // layer.groups
-                case WholeSpec():
+                    found += layer.k * layer.n * layer.kernel_numel // layer.groups
+                case ReplicatedSpec():
                     found += layer.k * layer.n
                 case EmbeddingSpec() | TableSpec():
                     found += layer.entries * layer.features

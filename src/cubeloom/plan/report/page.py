@@ -8,7 +8,7 @@ from html import escape
 from cubeloom.pipeline import Costs
 from cubeloom.pipeline import simulate as simulated
 from cubeloom.pipeline.drawing import to_svg
-from cubeloom.plan.closed.recompute import RECOMPUTE
+from cubeloom.plan.cost_model.recompute import RECOMPUTE
 from cubeloom.plan.report.bars import Bar, stacked
 from cubeloom.plan.search import Answer, Plan, why
 from cubeloom.plan.search.refine import stage_costs

@@ -13,8 +13,8 @@ from cubeloom.parallel import specs
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.specs import LayerSpec, collectives
 from cubeloom.plan import costs
-from cubeloom.plan.closed.compute import Machine, issue, seconds
-from cubeloom.plan.closed.timing import duration
+from cubeloom.plan.cost_model.compute import Machine, issue, seconds
+from cubeloom.plan.cost_model.timing import duration
 from cubeloom.plan.hardware import Cluster, Dtype
 from cubeloom.plan.hardware.device import SIZES
 from cubeloom.plan.model import Piece, load
@@ -70,7 +70,7 @@ def summa(piece: Piece, s: ParallelConfig, q: int, cluster: Cluster, dtype: Dtyp
 
     What is not a linear works on rows / q and features / q of everything, with statistics of norms summed along a row.
     """
-    plane = replace(s, z=q, y=1, x=q, sharded=True, inner={"x": 1, "y": 1, "z": q, "data": q * q})
+    plane = replace(s, z=q, y=1, x=q, sharded=True, rank_stride={"x": 1, "y": 1, "z": q, "data": q * q})
     found = Spent(0.0, 0.0)
     for layer in piece.layers:
         if isinstance(layer, specs.LinearSpec):
@@ -98,6 +98,6 @@ def _panels(rows: float, k: int, n: int, q: int, cluster: Cluster, dtype: Dtype)
     return Spent(q * float(2 * forward + gradients), q * (2 + 2) * (x + w))
 
 
-def _broadcast(cluster: Cluster, nbytes: float, group: int, inner: int) -> float:
+def _broadcast(cluster: Cluster, nbytes: float, group: int, rank_stride: int) -> float:
     """Through a ring in pieces: every rank passes on all of it, where a gather passes on all but its own share."""
-    return float(costs.all_gather(cluster, nbytes * group / (group - 1), group, inner))
+    return float(costs.all_gather(cluster, nbytes * group / (group - 1), group, rank_stride))

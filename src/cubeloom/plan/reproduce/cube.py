@@ -52,10 +52,10 @@ def times(cluster: Cluster, hidden: int = HIDDEN, heads: int = HEADS, samples: i
     """
     piece = block(hidden, heads)
 
-    def settings(z: int, y: int, x: int, sharded: bool, inner: dict[str, int]) -> ParallelConfig:
+    def settings(z: int, y: int, x: int, sharded: bool, rank_stride: dict[str, int]) -> ParallelConfig:
         return ParallelConfig(
             data=1, z=z, y=y, x=x, samples=samples, sequence=SEQUENCE, sharded=sharded, weights=FREED,
-            regathered=sharded, item=4, inner={**inner, "data": RANKS},
+            regathered=sharded, item=4, rank_stride={**rank_stride, "data": RANKS},
         )  # fmt: skip
 
     line = settings(1, RANKS, 1, False, {"x": 1, "y": 1, "z": RANKS})

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.specs import AttentionSpec
 from cubeloom.plan import costs
-from cubeloom.plan.closed.compute import Machine, issue, seconds
-from cubeloom.plan.closed.memory import room
+from cubeloom.plan.cost_model.compute import Machine, issue, seconds
+from cubeloom.plan.cost_model.memory import room
 from cubeloom.plan.hardware import Device
 from cubeloom.plan.model import Piece
 

@@ -16,9 +16,9 @@ import numpy as np
 from cubeloom.parallel.config import FREED, ParallelConfig
 from cubeloom.pipeline import Costs, generate, simulate
 from cubeloom.plan import costs
-from cubeloom.plan.closed.compute import optimizer
-from cubeloom.plan.closed.memory import room
-from cubeloom.plan.closed.timing import Times, times
+from cubeloom.plan.cost_model.compute import optimizer
+from cubeloom.plan.cost_model.memory import room
+from cubeloom.plan.cost_model.timing import Times, times
 from cubeloom.plan.hardware import Cluster
 from cubeloom.plan.model import Model
 from cubeloom.plan.reproduce.report import Share
@@ -87,7 +87,7 @@ def step(model: Model, grid: Decomposition, samples: int, sequence: int, cluster
             forward,
             backward,
             (0.0,) * grid.pipe,
-            message=float(costs.send(cluster, handed, grid.pipe, s.inner["pipe"])),
+            message=float(costs.send(cluster, handed, grid.pipe, s.rank_stride["pipe"])),
             recompute=frozenset(range(grid.pipe)) if again else frozenset(),
         ),
     )
@@ -100,7 +100,7 @@ def step(model: Model, grid: Decomposition, samples: int, sequence: int, cluster
         computed,
         timeline.ideal - computed,
         timeline.makespan - timeline.ideal,
-        float(costs.all_reduce(cluster, numbers * SUMMED, grid.data, s.inner["data"])),
+        float(costs.all_reduce(cluster, numbers * SUMMED, grid.data, s.rank_stride["data"])),
         float(optimizer(numbers, ITEM, cluster.device)),
     )
 
@@ -129,7 +129,7 @@ def fastest(
         count, time = model.row.count(kind), times(model.kinds[kind], s, cluster, "bf16")
         total = total + count * (2 * time.forward + time.input_grad + time.weight_grad - time.saved)
         numbers = numbers + count * room(model.kinds[kind], s).parameters
-    total = total + costs.all_reduce(cluster, numbers * SUMMED, data, s.inner["data"])
+    total = total + costs.all_reduce(cluster, numbers * SUMMED, data, s.rank_stride["data"])
     return grids[int(np.argmin(total))]
 
 
@@ -138,10 +138,10 @@ def _settings(grid: Decomposition, size: int, sequence: int) -> ParallelConfig:
 
 
 def _on(data: Any, z: Any, y: Any, x: Any, samples: int, sequence: int, ways: int) -> ParallelConfig:
-    inner = {"x": 1, "y": x, "z": x * y, "data": x * y * z, "pipe": x * y * z * data}
+    rank_stride = {"x": 1, "y": x, "z": x * y, "data": x * y * z, "pipe": x * y * z * data}
     return ParallelConfig(
         data=data, z=z, y=y, x=x, samples=samples, sequence=sequence, sharded=False, weights=FREED, ways=ways,
-        item=ITEM, gradients="model", inner=inner,
+        item=ITEM, gradients="model", rank_stride=rank_stride,
     )  # fmt: skip
 
 

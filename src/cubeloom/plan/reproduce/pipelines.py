@@ -12,7 +12,7 @@ from functools import cache
 from cubeloom.base.errors import UserError
 from cubeloom.pipeline import Costs, Schedule, Sync, Timeline, Updates, generate, simulate, synchronised
 from cubeloom.plan import costs
-from cubeloom.plan.closed.compute import optimizer
+from cubeloom.plan.cost_model.compute import optimizer
 from cubeloom.plan.hardware import Cluster, Device
 from cubeloom.plan.model import Model, load
 from cubeloom.plan.reproduce.eager import ITEM, Part, part

@@ -9,7 +9,7 @@ from itertools import product
 from cubeloom.base.divisors import divisors
 from cubeloom.parallel.config import FREED, ParallelConfig
 from cubeloom.parallel.specs import AttentionSpec, LinearSpec
-from cubeloom.plan.closed.volume import step_bytes
+from cubeloom.plan.cost_model.volume import step_bytes
 from cubeloom.plan.hardware import Cluster
 from cubeloom.plan.hardware import cluster as known
 from cubeloom.plan.model import Model, load

@@ -36,8 +36,14 @@ def _exchanged(layer: LayerSpec) -> LayerSpec:
 
 
 def _cut(layer: LayerSpec) -> LayerSpec:
-    if isinstance(layer, specs.EdgeSpec) and layer.kind in ("stay", "slice"):
+    if isinstance(layer, specs.EdgeSpec) and layer.kind in ("rowwise_scatter", "colwise"):
         return specs.LinearSpec(
-            name=layer.name, k=layer.k, n=layer.n, side="x", bias=layer.bias, taps=layer.taps, pixels=layer.pixels
+            name=layer.name,
+            k=layer.k,
+            n=layer.n,
+            side="x",
+            bias=layer.bias,
+            kernel_numel=layer.kernel_numel,
+            pixels=layer.pixels,
         )
     return layer

@@ -13,8 +13,8 @@ from cubeloom.base.grid import Grid
 from cubeloom.base.limits import SAMPLES, within
 from cubeloom.parallel.config import GradientDtype
 from cubeloom.parallel.volume import named
-from cubeloom.plan.closed.recompute import RECOMPUTE
-from cubeloom.plan.closed.volume import pipeline_bytes
+from cubeloom.plan.cost_model.recompute import RECOMPUTE
+from cubeloom.plan.cost_model.volume import pipeline_bytes
 from cubeloom.plan.hardware import Cluster, Dtype, cluster
 from cubeloom.plan.hardware.device import SIZES
 from cubeloom.plan.model import Model, load, with_stages

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cubeloom.parallel.config import ParallelConfig
-from cubeloom.plan.closed.recompute import Recompute
-from cubeloom.plan.closed.schedules import Shape
+from cubeloom.plan.cost_model.recompute import Recompute
+from cubeloom.plan.cost_model.schedules import ScheduleModel
 from cubeloom.plan.search.space import Array
 
 
@@ -18,7 +18,7 @@ class Candidate:
     """A decomposition by its place in the arrays it was found in, before anything else is known of it."""
 
     seconds: float  # that it takes at least, however it is placed
-    shape: Shape
+    shape: ScheduleModel
     workers: int
     data: int
     microbatches: int
@@ -48,7 +48,7 @@ class Best:
         self.found: list[Candidate] = []
 
     def offer(
-        self, seconds: Array, s: ParallelConfig, count: Array, shape: Shape, workers: int, recompute: Recompute
+        self, seconds: Array, s: ParallelConfig, count: Array, shape: ScheduleModel, workers: int, recompute: Recompute
     ) -> None:
         under = np.nonzero(seconds < self.bar)[0]
         if len(under) > self.keep:
@@ -68,7 +68,7 @@ def _candidate(
     samples: Array,
     at: int,
     seconds: float,
-    shape: Shape,
+    shape: ScheduleModel,
     workers: int,
     count: Array,
     recompute: Recompute,

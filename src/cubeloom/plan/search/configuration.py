@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cubeloom.base.errors import UserError
 from cubeloom.parallel.config import WEIGHTS
-from cubeloom.plan.closed.recompute import RECOMPUTE
+from cubeloom.plan.cost_model.recompute import RECOMPUTE
 from cubeloom.plan.hardware import Dtype
 from cubeloom.plan.search.answer import Answer
 from cubeloom.plan.search.found import Plan

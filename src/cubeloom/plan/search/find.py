@@ -12,14 +12,14 @@ from cubeloom.base.divisors import divisors
 from cubeloom.base.grid import Grid
 from cubeloom.base.limits import FORWARDS
 from cubeloom.parallel.config import ParallelConfig
-from cubeloom.plan.closed.carried import Carried, Load, Pieces, carry, loads, weighted
-from cubeloom.plan.closed.memory import Room, room
-from cubeloom.plan.closed.peak import memory
-from cubeloom.plan.closed.recompute import RECOMPUTE, Recompute
-from cubeloom.plan.closed.schedules import Shape, shapes
-from cubeloom.plan.closed.step import busiest, pipelined, step
-from cubeloom.plan.closed.timing import Times, times
-from cubeloom.plan.closed.volume import output_numbers
+from cubeloom.plan.cost_model.memory import PieceMemory, room
+from cubeloom.plan.cost_model.peak import memory
+from cubeloom.plan.cost_model.recompute import RECOMPUTE, Recompute
+from cubeloom.plan.cost_model.schedules import ScheduleModel, shapes
+from cubeloom.plan.cost_model.step import busiest, pipelined, step
+from cubeloom.plan.cost_model.timing import Times, times
+from cubeloom.plan.cost_model.volume import output_numbers
+from cubeloom.plan.cost_model.worker_load import Load, Pieces, WorkerLoad, carry, loads, weighted
 from cubeloom.plan.hardware import Cluster, Dtype
 from cubeloom.plan.model import Model, refusals, with_stages
 from cubeloom.plan.search.best import Best, Candidate, Tally
@@ -78,8 +78,8 @@ def _some_cubes(s: ParallelConfig, which: Array) -> ParallelConfig:
         return values[which] if many else values
 
     names = ("z", "y", "x", "samples", "sharded", "weights", "regathered", "ways")
-    inner = {axis: at(values) for axis, values in s.inner.items()}
-    return replace(s, inner=inner, **{name: at(getattr(s, name)) for name in names})
+    rank_stride = {axis: at(values) for axis, values in s.rank_stride.items()}
+    return replace(s, rank_stride=rank_stride, **{name: at(getattr(s, name)) for name in names})
 
 
 def cost(model: Model, s: ParallelConfig, cluster: Cluster, dtype: Dtype) -> Pieces:
@@ -104,7 +104,7 @@ def taken(pieces: Pieces, index: tuple[Array, ...], shape: tuple[int, ...], s: P
     return Pieces(
         s,
         [Times(*map(at, each)) for each in pieces.times],
-        [Room(*map(at, each)) for each in pieces.rooms],
+        [PieceMemory(*map(at, each)) for each in pieces.rooms],
         at(pieces.handed),
         pieces.owner,
     )
@@ -147,7 +147,7 @@ def _with_pipe(
         return
     own = data[index[0]]
     s = flat(mesh.space.settings, index, mesh.shape, data=own)
-    s = replace(s, samples=s.samples * own, inner=_inner(mesh.space, index))
+    s = replace(s, samples=s.samples * own, rank_stride=_inner(mesh.space, index))
     some = taken(pieces, (place[index[0]], *index[1:]), (int(place[-1]) + 1, *mesh.shape[1:]), s)
     # The mesh knows nothing of data, along which every weight has replicas.
     rooms = [room._replace(states=room.states / own, shared_states=room.shared_states / own) for room in some.rooms]
@@ -175,9 +175,9 @@ class _Batch:
     ) -> None:
         self.room = room  # bytes that tensors may take
         self.cluster, self.workers, self.count, self.settings, self.pieces = cluster, workers, count, s, pieces
-        self._carried: dict[tuple[Load, ...], tuple[Carried, ...]] = {}
+        self._carried: dict[tuple[Load, ...], tuple[WorkerLoad, ...]] = {}
 
-    def carried(self, held: tuple[Load, ...]) -> tuple[Carried, ...]:
+    def carried(self, held: tuple[Load, ...]) -> tuple[WorkerLoad, ...]:
         alike = tuple(replace(load, first=0) for load in held)
         if alike not in self._carried:
             self._carried[alike] = carry(held, self.pieces)
@@ -187,10 +187,10 @@ class _Batch:
 def _inner(whole: Space, index: tuple[Array, ...]) -> dict[str, Array]:
     """How far apart neighbours lie along each axis: at least, as data and pipe may lie inside the cube or outside of it."""
     near = np.ones(len(index[0]))
-    return {**dict(zip(("z", "y", "x"), whole.inner[index[0]].T, strict=True)), "data": near, "pipe": near}
+    return {**dict(zip(("z", "y", "x"), whole.rank_stride[index[0]].T, strict=True)), "data": near, "pipe": near}
 
 
-def _with_schedule(model: Model, shape: Shape, batch: _Batch, best: Best, tally: Tally) -> None:
+def _with_schedule(model: Model, shape: ScheduleModel, batch: _Batch, best: Best, tally: Tally) -> None:
     s, count, workers = batch.settings, batch.count, batch.workers
     allowed = np.broadcast_to(shape.legal(workers, count), count.shape)
     if shape.halves:
@@ -231,7 +231,12 @@ def _with_schedule(model: Model, shape: Shape, batch: _Batch, best: Best, tally:
 
 
 def _room(
-    shape: Shape, batch: _Batch, held: Sequence[Load], carried: Sequence[Carried], count: Array, recompute: Recompute
+    shape: ScheduleModel,
+    batch: _Batch,
+    held: Sequence[Load],
+    carried: Sequence[WorkerLoad],
+    count: Array,
+    recompute: Recompute,
 ) -> Array:
     """Bytes of the worker that needs most."""
     item = batch.settings.item
@@ -241,7 +246,7 @@ def _room(
     )
 
 
-def _inside(shape: Shape, batch: _Batch, held: Sequence[Load], carried: Sequence[Carried]) -> Array:
+def _inside(shape: ScheduleModel, batch: _Batch, held: Sequence[Load], carried: Sequence[WorkerLoad]) -> Array:
     """Bytes that recomputed attention can spare at most."""
     return _most(
         shape.in_flight(batch.workers, batch.count, load.first) * c.inside

@@ -7,15 +7,15 @@ from typing import Any
 
 from cubeloom.base.grid import Grid
 from cubeloom.parallel.config import WEIGHTS, ParallelConfig
-from cubeloom.plan.closed.recompute import Recompute
-from cubeloom.plan.closed.schedules import Shape
+from cubeloom.plan.cost_model.recompute import Recompute
+from cubeloom.plan.cost_model.schedules import ScheduleModel
 from cubeloom.plan.search.space import Task
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     grid: Grid
-    shape: Shape
+    shape: ScheduleModel
     microbatches: int
     microbatch: int  # samples of one rank of data and z
     sharded: bool
@@ -48,7 +48,7 @@ class Plan:
         return g.x * g.y * g.z == 1 and self.ways == 1 and not self.recompute
 
     @property
-    def inner(self) -> dict[str, float]:
+    def rank_stride(self) -> dict[str, float]:
         """For each axis how many ranks lie between neighbours on it."""
         within, found = 1, {}
         for axis in reversed(self.grid.placement):
@@ -72,7 +72,7 @@ class Plan:
             ways=self.ways,
             item=task.item,
             gradients=task.gradients,
-            inner=self.inner,
+            rank_stride=self.rank_stride,
         )
 
     def timed(self, seconds: float, bubble: float) -> Plan:

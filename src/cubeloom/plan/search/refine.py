@@ -12,18 +12,18 @@ import numpy as np
 
 from cubeloom.base.grid import Grid
 from cubeloom.parallel.config import ParallelConfig
-from cubeloom.plan.closed.carried import Pieces, carry, loads
-from cubeloom.plan.closed.peak import memory
-from cubeloom.plan.closed.step import step
+from cubeloom.plan.cost_model.peak import memory
+from cubeloom.plan.cost_model.step import step
+from cubeloom.plan.cost_model.worker_load import Pieces, carry, loads
 from cubeloom.plan.hardware import Cluster, Dtype
 from cubeloom.plan.model import Model, with_stages
 from cubeloom.plan.search.best import Candidate
-from cubeloom.plan.search.doubt import doubt
 from cubeloom.plan.search.find import cost, taken
 from cubeloom.plan.search.found import Plan
 from cubeloom.plan.search.space import AXES, Task, at, placements
+from cubeloom.plan.search.uncertainty import uncertainty
 from cubeloom.plan.simulate.fold import actions, folded
-from cubeloom.plan.simulate.plans import Alike, stage_times
+from cubeloom.plan.simulate.plans import ScheduleGroup, stage_times
 from cubeloom.plan.simulate.run import StageTimes
 
 ACTIONS = 60_000  # that a search simulates, a third of a second's: schedules of the best plans first
@@ -44,7 +44,7 @@ def refined(
         return []
     found = list(plans[:simulated])
     candidates = [as_candidate(plan) for plan in found]
-    apart = [[int(plan.inner[axis]) for axis in AXES] for plan in found]
+    apart = [[int(plan.rank_stride[axis]) for axis in AXES] for plan in found]
     pieces = cost(model, settings_of(candidates, apart, task), cluster, dtype)
     groups = sorted(_groups(candidates), key=lambda group: min(group[1]))
     left, passed_over = ACTIONS, []
@@ -99,7 +99,7 @@ def settings_of(candidates: Sequence[Candidate], apart: Sequence[Sequence[int]],
     def each(value: Callable[[Candidate], Any], kind: type = float) -> Any:
         return np.array([value(candidate) for candidate in candidates], dtype=kind)
 
-    inner = np.array(apart, dtype=float)
+    rank_stride = np.array(apart, dtype=float)
     return ParallelConfig(
         data=each(lambda c: c.data),
         z=each(lambda c: c.cube[0]),
@@ -114,11 +114,11 @@ def settings_of(candidates: Sequence[Candidate], apart: Sequence[Sequence[int]],
         item=task.item,
         gradients=task.gradients,
         record=each(lambda c: task.record and not c.recompute, bool),
-        inner={axis: inner[:, place] for place, axis in enumerate(AXES)},
+        rank_stride={axis: rank_stride[:, place] for place, axis in enumerate(AXES)},
     )
 
 
-def _groups(candidates: Sequence[Candidate]) -> Iterable[tuple[Alike, list[int]]]:
+def _groups(candidates: Sequence[Candidate]) -> Iterable[tuple[ScheduleGroup, list[int]]]:
     def key(place: int) -> tuple[str, int, int, str]:
         c = candidates[place]
         return c.shape.title, c.workers, c.microbatches, str(c.recompute)
@@ -126,13 +126,13 @@ def _groups(candidates: Sequence[Candidate]) -> Iterable[tuple[Alike, list[int]]
     for _, places in groupby(sorted(range(len(candidates)), key=key), key):
         some = list(places)
         c = candidates[some[0]]
-        yield Alike(c.shape, c.workers, c.microbatches, c.recompute), some
+        yield ScheduleGroup(c.shape, c.workers, c.microbatches, c.recompute), some
 
 
 def _plans(
     model: Model,
     cluster: Cluster,
-    alike: Alike,
+    alike: ScheduleGroup,
     places: list[int],
     unique: Sequence[Candidate],
     tried: Sequence[tuple[int, tuple[str, ...], tuple[int, ...]]],
@@ -169,7 +169,7 @@ def _plans(
                 ways=c.ways,
                 recompute=c.recompute,
                 seconds=seconds,
-                error=doubt(cluster, float(timed.exposed[spot]) / seconds),
+                error=uncertainty(cluster, float(timed.exposed[spot]) / seconds),
                 computed=float(timed.computed[spot]),
                 bubble=float(timed.bubble[spot]),
                 exposed=float(timed.exposed[spot]),
@@ -185,7 +185,7 @@ def _some(pieces: Pieces, places: Any) -> Pieces:
 
 
 def _simulate(
-    model: Model, cluster: Cluster, pieces: Pieces, alike: Alike, places: list[int], plans: list[Plan]
+    model: Model, cluster: Cluster, pieces: Pieces, alike: ScheduleGroup, places: list[int], plans: list[Plan]
 ) -> None:
     """Give the plans at these places the simulator's time: of the closed form, the sum of gradients and the update stay."""
     some = _some(pieces, np.array(places))
@@ -216,8 +216,8 @@ def stage_costs(
 
 def plan_times(model: Model, cluster: Cluster, task: Task, dtype: Dtype, plan: Plan) -> StageTimes:
     """Of one plan, [stages, 1]."""
-    alike = Alike(plan.shape, plan.grid.pipe, plan.microbatches, plan.recompute)
-    apart = [int(plan.inner[axis]) for axis in AXES]
+    alike = ScheduleGroup(plan.shape, plan.grid.pipe, plan.microbatches, plan.recompute)
+    apart = [int(plan.rank_stride[axis]) for axis in AXES]
     pieces = cost(model, settings_of([as_candidate(plan)], [apart], task), cluster, dtype)
     return stage_times(with_stages(model, alike.workers * alike.shape.chunks), alike, pieces, cluster)
 

@@ -46,7 +46,7 @@ class Space:
 
     task: Task
     cubes: Array  # [cubes, 3]: z, y, x
-    inner: Array  # [cubes, 3]: ranks between neighbours along each
+    rank_stride: Array  # [cubes, 3]: ranks between neighbours along each
     sizes: Array
     settings: ParallelConfig
     distinct: Array  # [mesh]: not the same as another choice
@@ -54,7 +54,7 @@ class Space:
 
 def space(task: Task, per_node: int, only: tuple[int, int, int] | None = None) -> Space:
     """Of all cubes, or of one."""
-    cubes, inner = [], []
+    cubes, rank_stride = [], []
     for z in divisors(task.devices):
         for y in divisors(task.devices // z):
             for x in divisors(task.devices // z // y):
@@ -62,9 +62,9 @@ def space(task: Task, per_node: int, only: tuple[int, int, int] | None = None) -
                     continue
                 for apart in _orders((z, y, x), per_node):
                     cubes.append((z, y, x))
-                    inner.append(apart)
+                    rank_stride.append(apart)
     sizes = np.array(divisors(task.samples), dtype=float)
-    grid, apart_of = np.array(cubes, dtype=float), np.array(inner, dtype=float)
+    grid, apart_of = np.array(cubes, dtype=float), np.array(rank_stride, dtype=float)
     depth, height, width = (_along(0, grid[:, i]) for i in range(3))
     settings = ParallelConfig(
         data=1.0,
@@ -80,7 +80,7 @@ def space(task: Task, per_node: int, only: tuple[int, int, int] | None = None) -
         item=task.item,
         gradients=task.gradients,
         record=task.record,
-        inner={
+        rank_stride={
             "z": _along(0, apart_of[:, 0]), "y": _along(0, apart_of[:, 1]), "x": _along(0, apart_of[:, 2]),
             "data": depth * height * width, "pipe": depth * height * width,
         },
@@ -140,5 +140,5 @@ def flat(s: ParallelConfig, index: tuple[Array, ...], shape: tuple[int, ...], **
 def at(s: ParallelConfig, index: Array) -> ParallelConfig:
     """Some of settings that stand one after the other."""
     names = ("data", "z", "y", "x", "samples", "sharded", "weights", "regathered", "ways")
-    inner = {axis: values[index] for axis, values in s.inner.items()}
-    return replace(s, inner=inner, **{name: getattr(s, name)[index] for name in names})
+    rank_stride = {axis: values[index] for axis, values in s.rank_stride.items()}
+    return replace(s, rank_stride=rank_stride, **{name: getattr(s, name)[index] for name in names})

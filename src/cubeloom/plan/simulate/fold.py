@@ -7,31 +7,31 @@ from functools import cache
 import numpy as np
 
 from cubeloom.pipeline import Schedule, generate
-from cubeloom.plan.closed.schedules import Shape
+from cubeloom.plan.cost_model.schedules import ScheduleModel
 from cubeloom.plan.simulate.run import Outcome, StageTimes, simulate
 
 _TRIES = 8  # of schedules that are searched for: their first orders are the best but where micro-batches are few
 _SEARCHED = 4
 
 
-def _is_searched(shape: Shape) -> bool:
+def _is_searched(shape: ScheduleModel) -> bool:
     return shape.name == "chimera-zb"
 
 
 @cache
-def schedule_of(shape: Shape, workers: int, microbatches: int) -> Schedule:
+def schedule_of(shape: ScheduleModel, workers: int, microbatches: int) -> Schedule:
     tries = _TRIES if _is_searched(shape) else None
     return generate(shape.name, workers, microbatches, pairs=shape.pairs, mode=shape.mode, tries=tries)
 
 
-def _counts(shape: Shape, workers: int, microbatches: int) -> tuple[int, ...]:
+def _counts(shape: ScheduleModel, workers: int, microbatches: int) -> tuple[int, ...]:
     """Of how many micro-batches steps are simulated: two rounds of D at least and what is left over, and one round more."""
     period = shape.round * workers
     few = max(2 * workers, period) + microbatches % period
     return (microbatches,) if microbatches <= few + period else (few, few + period)
 
 
-def actions(shape: Shape, workers: int, microbatches: int) -> int:
+def actions(shape: ScheduleModel, workers: int, microbatches: int) -> int:
     """How many actions that takes. One that is searched for takes as long as several that follow a rule."""
     each = (
         (3 if shape.split else 2)
@@ -42,7 +42,7 @@ def actions(shape: Shape, workers: int, microbatches: int) -> int:
     return workers * sum(_counts(shape, workers, microbatches)) * each
 
 
-def folded(shape: Shape, workers: int, microbatches: int, times: StageTimes) -> Outcome:
+def folded(shape: ScheduleModel, workers: int, microbatches: int, times: StageTimes) -> Outcome:
     """The step, from two shorter ones where it is long."""
     counts = _counts(shape, workers, microbatches)
     if len(counts) == 1:

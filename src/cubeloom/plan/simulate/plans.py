@@ -9,26 +9,26 @@ from typing import Any
 import numpy as np
 
 from cubeloom.plan import costs
-from cubeloom.plan.closed.carried import Pieces
-from cubeloom.plan.closed.recompute import Recompute
-from cubeloom.plan.closed.schedules import Shape
-from cubeloom.plan.closed.step import replicas
+from cubeloom.plan.cost_model.recompute import Recompute
+from cubeloom.plan.cost_model.schedules import ScheduleModel
+from cubeloom.plan.cost_model.step import replicas
+from cubeloom.plan.cost_model.worker_load import Pieces
 from cubeloom.plan.hardware import Cluster
 from cubeloom.plan.model import Model
 from cubeloom.plan.simulate.run import StageTimes
 
 
 @dataclass(frozen=True)
-class Alike:
+class ScheduleGroup:
     """Plans that one walk through a schedule serves."""
 
-    shape: Shape
+    shape: ScheduleModel
     workers: int
     microbatches: int
     recompute: Recompute
 
 
-def stage_times(model: Model, alike: Alike, pieces: Pieces, cluster: Cluster) -> StageTimes:
+def stage_times(model: Model, alike: ScheduleGroup, pieces: Pieces, cluster: Cluster) -> StageTimes:
     """Of all stages, from the pieces that each has; arrays over the plans."""
     rows = model.stages(alike.workers * alike.shape.chunks)
     s = pieces.settings
@@ -46,6 +46,8 @@ def stage_times(model: Model, alike: Alike, pieces: Pieces, cluster: Cluster) ->
     if alike.recompute:
         again = "attention" if alike.recompute == "attention" else "again"
         i = i + each([getattr(time, again) for time in pieces.times])
-    message = costs.send(cluster, pieces.handed, alike.workers, s.inner["pipe"]) if alike.workers > 1 else 0.0 * s.z
+    message = (
+        costs.send(cluster, pieces.handed, alike.workers, s.rank_stride["pipe"]) if alike.workers > 1 else 0.0 * s.z
+    )
     reduction = np.asarray(costs.reduce_scatter(cluster, numbers * s.gradient, *replicas(alike.shape, s)))
     return StageTimes(f, i + w - saved, i, w, message, reduction)

@@ -12,7 +12,7 @@ import torch
 from cubeloom.base.grid import Grid, grids
 from cubeloom.models.cuts import gpt_cut
 from cubeloom.models.gpt import Block, GPTConfig
-from cubeloom.parallel import Batch, Cut, ParallelConfig, Rest
+from cubeloom.parallel import Batch, Cut, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.resolution import problems, specs_of
 from cubeloom.parallel.specs import LinearSpec
 from cubeloom.parallel.volume import layer_volume
@@ -88,7 +88,7 @@ class Moved:
 class Scheme:
     name: str
     grid: Grid
-    rest: Rest
+    rest: ShardingPolicy
 
     def moved(self, shape: Shape, item: int) -> Moved:
         """The library's closed form, summed over the block's layers; `item` is the bytes of a number, gradients' too."""
@@ -110,7 +110,7 @@ class Scheme:
         return list(problems(specs_of(skeleton(shape), shape.cut()), self.grid, self.rest, shape.batch))
 
 
-def cheapest(name: str, shape: Shape, rest: Rest, candidates: Iterable[Grid]) -> Scheme:
+def cheapest(name: str, shape: Shape, rest: ShardingPolicy, candidates: Iterable[Grid]) -> Scheme:
     """The grid on which the linears move least; among equals the one with the least besides."""
 
     def cost(scheme: Scheme) -> tuple[Fraction, Fraction]:
@@ -126,10 +126,10 @@ def cube_side(ranks: int) -> int | None:
     return q if q**3 == ranks else None
 
 
-REPLICATED = Rest(activations="replicated", weights="freed")
-SEQUENCE = Rest(activations="sharded", inputs="regathered")
-KEPT = Rest(activations="sharded", weights="kept")
-FREED = Rest(activations="sharded", weights="freed")
+REPLICATED = ShardingPolicy(activations="replicated", weights="freed")
+SEQUENCE = ShardingPolicy(activations="sharded", inputs="regathered")
+KEPT = ShardingPolicy(activations="sharded", weights="kept")
+FREED = ShardingPolicy(activations="sharded", weights="freed")
 
 
 def schemes(shape: Shape, ranks: int) -> list[Scheme]:

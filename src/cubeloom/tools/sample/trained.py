@@ -14,10 +14,10 @@ from cubeloom.models.decoder import Decoder
 from cubeloom.parallel import materialise
 from cubeloom.parallel.parameter import Block
 from cubeloom.tools.convert.checkpoint_files import CheckpointWeights, config_of
-from cubeloom.train.beside import from_run
 from cubeloom.train.checkpoint import check_fits, newest
 from cubeloom.train.data import TokenFile, Tokenizer
 from cubeloom.train.job import Job
+from cubeloom.train.run_metadata import from_run
 
 
 @dataclass(frozen=True)

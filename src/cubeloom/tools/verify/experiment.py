@@ -12,7 +12,7 @@ from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid
 from cubeloom.base.limits import within
 from cubeloom.models import Config, build, cut_of
-from cubeloom.parallel import Batch, Cut, Rest, resolve
+from cubeloom.parallel import Batch, Cut, ShardingPolicy, resolve
 from cubeloom.parallel.specs import LayerSpec, LinearSpec
 from cubeloom.pipeline import Schedule, Updates
 from cubeloom.pipeline.runtime.build import Recompute, StagePlan, plan_stages
@@ -27,7 +27,7 @@ class Experiment:
     model: Config
     grid: Grid
     batch: Batch
-    rest: Rest = field(default_factory=Rest)
+    rest: ShardingPolicy = field(default_factory=ShardingPolicy)
     steps: int = 3
     dtype: torch.dtype = torch.float64
     seed: int = 0
@@ -118,7 +118,7 @@ class Experiment:
         return replace(
             self,
             grid=Grid(),
-            rest=self.rest if self.drops else Rest(),  # with dropout the serial model is a cube of one device
+            rest=self.rest if self.drops else ShardingPolicy(),  # with dropout the serial model is a cube of one device
             zero=False,
             schedule=None,
             recompute=False,

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from cubeloom.base.errors import UserError
-from cubeloom.comm import Aside
+from cubeloom.comm import HostGroup
 from cubeloom.train.checkpoint.index import INDEX, Index, StoredBlock, StoredTensor, write_index
 from cubeloom.train.checkpoint.shard import Shard
 from cubeloom.train.checkpoint.tensor_file import CODES, TensorFile
@@ -31,7 +31,7 @@ class Held(NamedTuple):
     shape: tuple[int, ...]
 
 
-def assign(shards: Mapping[str, Shard], aside: Aside) -> tuple[list[str], Index | None]:
+def assign(shards: Mapping[str, Shard], host_group: HostGroup) -> tuple[list[str], Index | None]:
     """Which of its shards this rank has to write, so that equal ones are written once; on rank 0 also the index of them all.
 
     Called by all ranks.
@@ -48,7 +48,7 @@ def assign(shards: Mapping[str, Shard], aside: Aside) -> tuple[list[str], Index 
         found.append(index)
         return names
 
-    return aside.assign(held, rule), found[0] if found else None
+    return host_group.assign(held, rule), found[0] if found else None
 
 
 def write_blocks(folder: Path, rank: int, shards: Mapping[str, Shard], index: Index | None) -> list[Path]:

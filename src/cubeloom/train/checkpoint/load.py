@@ -75,7 +75,7 @@ def _read_together(checkpoint: Path, network: Network) -> dict[str, Any]:
         check_files(checkpoint, manifest, sorted(manifest["files"])[network.rank :: network.grid.world])
         return manifest
 
-    return network.aside.agree(read)
+    return network.host_group.agree(read)
 
 
 def _read(checkpoint: Path, stored: Index, parameters: Parameters, optimizer: Optimizer, network: Network) -> None:
@@ -87,7 +87,7 @@ def _read(checkpoint: Path, stored: Index, parameters: Parameters, optimizer: Op
         for shards in (wanted, exact):
             retried(f"{checkpoint} cannot be read", partial(read_blocks, checkpoint, stored, shards))
 
-    network.aside.agree(read)
+    network.host_group.agree(read)
 
 
 def _exact(stored: Index, parameters: Parameters, optimizer: Optimizer, network: Network) -> dict[str, Shard]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from cubeloom.base.file_errors import retried
 from cubeloom.base.files import checksum, replace_folder, sync_names
-from cubeloom.comm import Aside, Network
+from cubeloom.comm import HostGroup, Network
 from cubeloom.train.checkpoint.blocks import assign, write_blocks
 from cubeloom.train.checkpoint.entries import Optimizer, Parameters, said_of, state_of, weights_of
 from cubeloom.train.checkpoint.index import INDEX, files_of, read_index
@@ -33,7 +33,7 @@ def save_checkpoint(
     `progress` is what is not a tensor, such as the position in the data: JSON, the same on all ranks.
     """
     shards = weights_of(parameters, network) | state_of(parameters, optimizer, network)
-    return _write(folder, step, shards, network, network.aside, progress, said_of(optimizer), keep)
+    return _write(folder, step, shards, network, network.host_group, progress, said_of(optimizer), keep)
 
 
 class CheckpointWriter:
@@ -46,7 +46,7 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         # Its own, made by all ranks together: two threads of a rank must not speak in one group.
-        self._aside = network.another_aside()
+        self._aside = network.new_host_group()
 
     def save(self, step: int, parameters: Parameters, optimizer: Optimizer, progress: Mapping[str, Any]) -> None:
         """Copy everything now, and write it later."""
@@ -80,7 +80,7 @@ def _write(
     step: int,
     shards: Mapping[str, Shard],
     network: Network,
-    aside: Aside,
+    host_group: HostGroup,
     progress: Mapping[str, Any],
     optimizer: Mapping[str, Any],
     keep: int,
@@ -88,8 +88,8 @@ def _write(
     final = folder / f"step-{step:08d}"
     writing = folder / f".{final.name}"
     what = f"the checkpoint {final} could not be written"
-    aside.follow_first(lambda: retried(what, lambda: _make_folder(writing)))
-    names, index = assign(shards, aside)
+    host_group.follow_first(lambda: retried(what, lambda: _make_folder(writing)))
+    names, index = assign(shards, host_group)
 
     def write_mine() -> dict[str, str]:
         mine = {name: shards[name] for name in names}
@@ -97,7 +97,7 @@ def _write(
         # Each rank reads its own files back, so that none reads them all.
         return {file.name: checksum(file) for file in wrote}
 
-    wrote = aside.gather(aside.agree(write_mine))
+    wrote = host_group.gather(host_group.agree(write_mine))
 
     def finish() -> None:
         checksums = {name: each for theirs in wrote for name, each in theirs.items()}
@@ -109,7 +109,7 @@ def _write(
             shutil.rmtree(old, ignore_errors=True)
         sweep(folder)
 
-    aside.follow_first(finish)
+    host_group.follow_first(finish)
     return final
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from cubeloom.base.errors import UserError
 from cubeloom.base.limits import of_model, share, within
 from cubeloom.models import Config, config
-from cubeloom.parallel import Rest
+from cubeloom.parallel import ShardingPolicy
 from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
 from cubeloom.pipeline import Schedule, Sync, family, generate, synchronised
 from cubeloom.pipeline.runtime.build import Recompute
@@ -113,8 +113,10 @@ class LayoutSettings:
     """Record what a stage computes and launch it as a whole (CUDA graphs): for a GPU that would wait for Python."""
 
     @property
-    def rest(self) -> Rest:
-        return Rest(activations=self.activations, weights=self.weights, inputs=self.inputs, gradients=self.gradients)
+    def rest(self) -> ShardingPolicy:
+        return ShardingPolicy(
+            activations=self.activations, weights=self.weights, inputs=self.inputs, gradients=self.gradients
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from cubeloom.train.job import Job
 SETTINGS, ENVIRONMENT = "settings.toml", "environment.json"
 
 
-def write_beside(job: Job) -> None:
+def write_run_metadata(job: Job) -> None:
     def keep() -> None:
         job.folder.mkdir(parents=True, exist_ok=True)
         replace_text(job.folder / SETTINGS, write(job))

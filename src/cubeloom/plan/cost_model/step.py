@@ -9,15 +9,15 @@ import numpy as np
 
 from cubeloom.parallel.config import REPLICATED, ParallelConfig
 from cubeloom.plan import costs
-from cubeloom.plan.closed.carried import Carried, most_of
-from cubeloom.plan.closed.compute import optimizer
-from cubeloom.plan.closed.recompute import Recompute
-from cubeloom.plan.closed.schedules import Shape
-from cubeloom.plan.closed.timing import Times
+from cubeloom.plan.cost_model.compute import optimizer
+from cubeloom.plan.cost_model.recompute import Recompute
+from cubeloom.plan.cost_model.schedules import ScheduleModel
+from cubeloom.plan.cost_model.timing import Times
+from cubeloom.plan.cost_model.worker_load import WorkerLoad, most_of
 from cubeloom.plan.hardware import Cluster
 
 
-def passes(shape: Shape, times: Times, recompute: Recompute) -> tuple[Any, Any, Any]:
+def passes(shape: ScheduleModel, times: Times, recompute: Recompute) -> tuple[Any, Any, Any]:
     """Seconds of a forward, of an input gradient and of a weight gradient, as the schedule runs them."""
     i = times.input_grad
     if recompute:
@@ -32,7 +32,7 @@ def computed(times: Times, recompute: Recompute) -> Any:
     return times.computed + (times.attention if recompute == "attention" else times.recomputed)
 
 
-def pipelined(shape: Shape, workers: int, count: Any, f: Any, i: Any, w: Any) -> Any:
+def pipelined(shape: ScheduleModel, workers: int, count: Any, f: Any, i: Any, w: Any) -> Any:
     """Seconds of the pipeline without messages: what a worker computes and waits for; at least one micro-batch alone."""
     alone = workers * (f + i) + (w if shape.split else workers * w)
     return np.maximum(count * (f + i + w) + shape.bubble(workers, count, f, i, w), alone)
@@ -51,10 +51,10 @@ class Step(NamedTuple):
 
 
 def step(
-    shape: Shape,
+    shape: ScheduleModel,
     workers: int,
     count: Any,
-    carried: Sequence[Carried],
+    carried: Sequence[WorkerLoad],
     s: ParallelConfig,
     cluster: Cluster,
     recompute: Recompute,
@@ -73,7 +73,7 @@ def step(
     return Step(total, own, bubble, total - own - bubble, message, reduction, update)
 
 
-def busiest(shape: Shape, carried: Sequence[Carried], recompute: Recompute) -> tuple[Any, Any, Any, Any]:
+def busiest(shape: ScheduleModel, carried: Sequence[WorkerLoad], recompute: Recompute) -> tuple[Any, Any, Any, Any]:
     """Forward, input gradient, weight gradient, and what is computed of them, of the worker that has most to do."""
     worst: list[Any] = []
     for c in carried:
@@ -87,20 +87,22 @@ def busiest(shape: Shape, carried: Sequence[Carried], recompute: Recompute) -> t
 
 
 def network(
-    shape: Shape, workers: int, handed: Any, numbers: Any, s: ParallelConfig, cluster: Cluster
+    shape: ScheduleModel, workers: int, handed: Any, numbers: Any, s: ParallelConfig, cluster: Cluster
 ) -> tuple[Any, Any, Any]:
     """Seconds of a message between stages, of the sum of a worker's gradients, and of the gather of its updated weights."""
-    message = costs.send(cluster, handed, workers, s.inner["pipe"]) if workers > 1 else 0.0 * handed
-    group, inner = replicas(shape, s)
+    message = costs.send(cluster, handed, workers, s.rank_stride["pipe"]) if workers > 1 else 0.0 * handed
+    group, rank_stride = replicas(shape, s)
     return (
         message,
-        costs.reduce_scatter(cluster, numbers * s.gradient, group, inner),
-        costs.all_gather(cluster, numbers * s.item, group, inner),
+        costs.reduce_scatter(cluster, numbers * s.gradient, group, rank_stride),
+        costs.all_gather(cluster, numbers * s.item, group, rank_stride),
     )
 
 
-def replicas(shape: Shape, s: ParallelConfig) -> tuple[Any, Any]:
+def replicas(shape: ScheduleModel, s: ParallelConfig) -> tuple[Any, Any]:
     """How many ranks sum the gradients of a weight, and how far apart they lie."""
     z = np.where(s.weights == REPLICATED, s.z, 1)
-    inner = np.where(z > 1, s.inner["z"], np.where(np.asarray(s.data) > 1, s.inner["data"], s.inner["pipe"]))
-    return s.data * z * shape.replicas, inner
+    rank_stride = np.where(
+        z > 1, s.rank_stride["z"], np.where(np.asarray(s.data) > 1, s.rank_stride["data"], s.rank_stride["pipe"])
+    )
+    return s.data * z * shape.replicas, rank_stride

@@ -26,7 +26,7 @@ TOKENS = ("of_input", "of_output")
 Shapes = tuple[torch.Size, torch.Size]  # of a layer's input and of its output: those of its tokens
 
 
-class TappedLinear(nn.Linear):
+class DeferredWgradLinear(nn.Linear):
     of_input: Tensor
     of_output: Tensor
 
@@ -70,8 +70,8 @@ class _HandingOut(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Tapped:
-    """A plain block with taps in some of its layers, for calls of one kind."""
+class DeferredWgradBlock:
+    """A plain block with kernel_numel in some of its layers, for calls of one kind."""
 
     block: nn.Module
     shapes: Mapping[str, Shapes]  # by layer
@@ -83,13 +83,13 @@ class Tapped:
         parameters: Mapping[str, Tensor],
         arguments: tuple[Any, ...],
         named: Mapping[str, Any] | None = None,
-    ) -> Tapped:
+    ) -> DeferredWgradBlock:
         """With a tap in each linear layer that such a call comes through just once, and whose weight no other layer has."""
         block = deepcopy(plain)
         shapes = _shapes(block, parameters, arguments, dict(named or {}))
         for name in shapes:
             layer = block.get_submodule(name)
-            layer.__class__ = TappedLinear
+            layer.__class__ = DeferredWgradLinear
             for token in TOKENS:
                 layer.register_buffer(token, None)
         return cls(block, shapes)

@@ -11,7 +11,7 @@ from cubeloom.parallel.specs import LayerSpec
 from cubeloom.parallel.volume import add, gradient_volume, pass_volume
 from cubeloom.pipeline import Schedule
 from cubeloom.pipeline.volume import StageOutput, pipeline_volume
-from cubeloom.plan.closed.recompute import Recompute
+from cubeloom.plan.cost_model.recompute import Recompute
 from cubeloom.plan.model import Model
 
 Bytes = dict[Axes, Any]

@@ -1,22 +1,22 @@
-"""Which layers of a block are tapped, and what their taps give."""
+"""Which layers of a block are tapped, and what their kernel_numel give."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from cubeloom.parallel.tapped import Tapped, TappedLinear
+from cubeloom.parallel.deferred_wgrad import DeferredWgradBlock, DeferredWgradLinear
 from half_a_block import gradients, tapped_gradients
 
 
-def tapped(block: nn.Module, x: Tensor) -> Tapped:
-    return Tapped.of(block, dict(block.named_parameters()), (x,))
+def tapped(block: nn.Module, x: Tensor) -> DeferredWgradBlock:
+    return DeferredWgradBlock.of(block, dict(block.named_parameters()), (x,))
 
 
 def test_layers_are_measured_as_they_are_called() -> None:
     found = tapped(nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 2)), torch.ones(5, 3, 4))
     assert found.shapes == {"0": ((5, 3, 4), (5, 3, 6)), "2": ((5, 3, 6), (5, 3, 2))}
-    assert [type(layer) for layer in found.block.children()] == [TappedLinear, nn.GELU, TappedLinear]
+    assert [type(layer) for layer in found.block.children()] == [DeferredWgradLinear, nn.GELU, DeferredWgradLinear]
 
 
 def test_the_block_itself_stays_as_it_is() -> None:

@@ -13,11 +13,11 @@ import numpy as np
 from cubeloom.parallel import specs
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.specs import LayerSpec
-from cubeloom.plan.closed.passing import Joined, passing
+from cubeloom.plan.cost_model.transient_memory import FusedHead, passing
 from cubeloom.plan.model import Piece
 
 
-class Room(NamedTuple):
+class PieceMemory(NamedTuple):
     """Of one piece."""
 
     parameters: Any  # numbers of a rank, without a weight that another piece owns
@@ -38,7 +38,7 @@ class Room(NamedTuple):
     largest: Any  # of its largest weight, whole along z
 
 
-def room(piece: Piece, s: ParallelConfig) -> Room:
+def room(piece: Piece, s: ParallelConfig) -> PieceMemory:
     nothing: Any = np.float64(0)
     owned = shared = (nothing, nothing, nothing)
     gathered = largest = noted = nothing
@@ -51,7 +51,7 @@ def room(piece: Piece, s: ParallelConfig) -> Room:
             else:
                 owned = _added(owned, more)
         if isinstance(layer, specs.LinearSpec):
-            whole = layer.k * layer.n * layer.taps / s.size("x", "y") * s.item
+            whole = layer.k * layer.n * layer.kernel_numel / s.size("x", "y") * s.item
             gathered = gathered + whole * s.gathers
             largest = np.maximum(largest, whole)
             into, out = (s.rows(pixels) for pixels in layer.pixels or (None, None))
@@ -66,18 +66,18 @@ def room(piece: Piece, s: ParallelConfig) -> Room:
     found = nothing if head is None else head.found
     activations = sum(kept.values(), start=nothing)
     inside = sum((layer.inside(s) for layer in piece.layers if isinstance(layer, specs.AttentionSpec)), start=nothing)
-    return Room(*owned, *shared, activations, inside, found, noted, *most, gathered, largest)
+    return PieceMemory(*owned, *shared, activations, inside, found, noted, *most, gathered, largest)
 
 
 def _added(first: tuple[Any, Any, Any], second: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
     return first[0] + second[0], first[1] + second[1], first[2] + second[2]
 
 
-def joined(piece: Piece, s: ParallelConfig) -> Joined | None:
+def joined(piece: Piece, s: ParallelConfig) -> FusedHead | None:
     """Where the head is computed together with its loss (`parallel.layers.head`)."""
     for layer in piece.layers:
         if isinstance(layer, specs.LinearSpec) and layer.with_loss:
-            return Joined(
+            return FusedHead(
                 np.asarray(layer.fits_loss(s)),
                 s.rows() * layer.k / s.size(layer.k_axis) * s.item,
                 layer.k * layer.n / s.size("x", "y") * s.gradient * s.ways,
@@ -85,7 +85,7 @@ def joined(piece: Piece, s: ParallelConfig) -> Joined | None:
     return None
 
 
-def saved(layer: LayerSpec, s: ParallelConfig, joined: Joined | None = None) -> Any:
+def saved(layer: LayerSpec, s: ParallelConfig, joined: FusedHead | None = None) -> Any:
     """Bytes that a layer keeps from its forward to its backward. A head `joined` with its loss keeps both its gradients."""
     if joined is not None and isinstance(layer, specs.LinearSpec) and layer.with_loss:
         return layer.saved(s) * (1 - joined.where) + joined.found

@@ -11,7 +11,7 @@ _COMPUTE = ("matmul_fraction", "bandwidth_fraction")
 _NETWORK = ("link_bandwidth", "nic_bandwidth", "nic_latency")
 
 
-def doubt(cluster: Cluster, exposed: float) -> float:
+def uncertainty(cluster: Cluster, exposed: float) -> float:
     """One standard deviation of a step's time, as a share of it. A pipeline's bubble is as sure as what is computed."""
     device = max(_TRUST[cluster.device.facts[name].confidence] for name in _COMPUTE)
     network = max(_TRUST[cluster.facts[name].confidence] for name in _NETWORK)

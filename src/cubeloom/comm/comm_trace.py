@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cubeloom.comm.ledger import Entry
 
 
-class Wire:
+class SimulatedLink:
     """A network that carries one message after another at this speed, whatever the true one does. For measurements."""
 
     def __init__(self, bytes_per_second: float) -> None:
@@ -49,7 +49,7 @@ class Transfer:
 
 
 @dataclass
-class Journal:
+class CommTrace:
     transfers: list[Transfer] = field(default_factory=list)
     order: list[tuple[str, Transfer]] = field(default_factory=list)  # "start" and "wait", as they came
 

@@ -20,7 +20,7 @@ from cubeloom.plan.model import Piece
 CHUNK = 2**29  # bytes of logits that a head and its loss compute at a time: `parallel.layers.head`
 
 
-class Passing(NamedTuple):
+class TransientMemory(NamedTuple):
     """The most bytes at once beyond all that the piece keeps: in its forward, in its backward, and in a forward once more."""
 
     forward: Any
@@ -29,7 +29,7 @@ class Passing(NamedTuple):
     again: Any
 
 
-class Joined(NamedTuple):
+class FusedHead(NamedTuple):
     """A head that is computed together with its loss: where, and what it finds in its forward for the backward."""
 
     where: Any
@@ -42,8 +42,8 @@ class Joined(NamedTuple):
 
 
 def passing(
-    piece: Piece, s: ParallelConfig, keeps: Callable[[LayerSpec], Any], joined: Joined | None, stream: Any
-) -> Passing:
+    piece: Piece, s: ParallelConfig, keeps: Callable[[LayerSpec], Any], joined: FusedHead | None, stream: Any
+) -> TransientMemory:
     """`keeps` says what a layer keeps; `stream` is what the piece hands on, whose gradient passes beside the layers."""
     layers, nothing = piece.layers, np.float64(0)
     weights = [_weight(layer, s) for layer in layers]
@@ -92,20 +92,20 @@ def passing(
             instead = _logits(layer, s) * (s.x * s.item - s.statistic)
             again = walked(0) + (s.ways > 1) * instead
     # A head that found its gradients is not computed again.
-    return Passing(forward, backward, adding, again if joined is None else again * (1 - joined.where))
+    return TransientMemory(forward, backward, adding, again if joined is None else again * (1 - joined.where))
 
 
 def _weight(layer: LayerSpec, s: ParallelConfig) -> Any:
     """Bytes of a weight that is whole along z, if the layer has one."""
     match layer:
         case specs.LinearSpec():
-            return layer.k * layer.n * layer.taps / s.size("x", "y") * s.item
+            return layer.k * layer.n * layer.kernel_numel / s.size("x", "y") * s.item
         case specs.EmbeddingSpec():
             return layer.entries * layer.features / s.size("x", "y") * s.item
     return None
 
 
-def _forward(layer: LayerSpec, s: ParallelConfig, joined: Joined | None, size: _Linear | None, waiting: Any) -> Any:
+def _forward(layer: LayerSpec, s: ParallelConfig, joined: FusedHead | None, size: _Linear | None, waiting: Any) -> Any:
     match layer:
         case specs.LinearSpec():
             assert size is not None
@@ -149,7 +149,7 @@ def _forward(layer: LayerSpec, s: ParallelConfig, joined: Joined | None, size: _
 def _backward(
     layer: LayerSpec,
     s: ParallelConfig,
-    joined: Joined | None,
+    joined: FusedHead | None,
     size: _Linear | None,
     before: Any,
     own: Any,
@@ -207,7 +207,7 @@ def _linear(layer: specs.LinearSpec, s: ParallelConfig) -> _Linear:
 
 
 def _stream(layer: specs.NormSpec, s: ParallelConfig) -> Any:
-    return s.rows() / s.further("y", layer.always) * layer.features / s.x
+    return s.rows() / s.row_parts("y", layer.always) * layer.features / s.x
 
 
 def _heads(layer: specs.AttentionSpec, s: ParallelConfig) -> Any:

@@ -23,7 +23,7 @@ from cubeloom.parallel.specs import (
     collectives,
 )
 from cubeloom.plan import costs
-from cubeloom.plan.closed.compute import Machine, Seconds, issue, seconds
+from cubeloom.plan.cost_model.compute import Machine, Seconds, issue, seconds
 from cubeloom.plan.hardware import Cluster, Dtype
 from cubeloom.plan.model.model import Piece
 
@@ -218,15 +218,15 @@ def _waits(layer: LayerSpec, s: ParallelConfig, cluster: Cluster) -> dict[str, A
 
 def duration(move: Collective, s: ParallelConfig, cluster: Cluster) -> Any:
     """Seconds of a collective of one micro-batch: of activations in as many messages as there are strands."""
-    group, inner = _whole(s.size(*move.axes)), _whole(_inner(move, s))
+    group, rank_stride = _whole(s.size(*move.axes)), _whole(_inner(move, s))
     messages = 1 if move.of_weight else s.ways
     nbytes = move.nbytes / messages
     if move.operation == "all_reduce":
-        each = costs.all_reduce(cluster, nbytes, group, inner)
+        each = costs.all_reduce(cluster, nbytes, group, rank_stride)
     elif move.operation == "all_to_all":
-        each = costs.all_to_all(cluster, nbytes, group, inner)
+        each = costs.all_to_all(cluster, nbytes, group, rank_stride)
     else:
-        each = costs.all_gather(cluster, nbytes, group, inner)
+        each = costs.all_gather(cluster, nbytes, group, rank_stride)
     return np.where(np.asarray(move.nbytes) > 0, messages * each, 0.0)
 
 
@@ -237,8 +237,8 @@ def _whole(number: Any) -> Any:
 
 def _inner(move: Collective, s: ParallelConfig) -> Any:
     """Of a group over several axes, that of the innermost."""
-    inner: Any = None
+    rank_stride: Any = None
     for axis in move.axes:
-        of_axis = np.where(np.asarray(s.size(axis)) > 1, s.inner[axis], np.inf)
-        inner = of_axis if inner is None else np.minimum(inner, of_axis)
-    return np.where(np.isfinite(inner), inner, 1.0)
+        of_axis = np.where(np.asarray(s.size(axis)) > 1, s.rank_stride[axis], np.inf)
+        rank_stride = of_axis if rank_stride is None else np.minimum(rank_stride, of_axis)
+    return np.where(np.isfinite(rank_stride), rank_stride, 1.0)

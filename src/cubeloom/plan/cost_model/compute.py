@@ -60,11 +60,11 @@ def optimizer(numbers: Any, item: int, device: Device) -> Any:
 
 def _product(product: Product, strands: Any, machine: Machine) -> Seconds:
     device, dtype = machine
-    rows, k, n, taps = product.rows / strands, product.k, product.n, product.taps
+    rows, k, n, kernel_numel = product.rows / strands, product.k, product.n, product.kernel_numel
     return Seconds(
-        strands * matmul(device, rows, n, k * taps, dtype),
-        strands * matmul(device, rows, k, n * taps, dtype),
-        strands * matmul(device, n, k * taps, rows, dtype),
+        strands * matmul(device, rows, n, k * kernel_numel, dtype),
+        strands * matmul(device, rows, k, n * kernel_numel, dtype),
+        strands * matmul(device, n, k * kernel_numel, rows, dtype),
         3,
     )
 

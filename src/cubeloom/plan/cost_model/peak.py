@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cubeloom.plan.closed.carried import Carried, updating
-from cubeloom.plan.closed.recompute import Recompute
-from cubeloom.plan.closed.schedules import Shape
+from cubeloom.plan.cost_model.recompute import Recompute
+from cubeloom.plan.cost_model.schedules import ScheduleModel
+from cubeloom.plan.cost_model.worker_load import WorkerLoad, updating
 
 
 class Memory(NamedTuple):
@@ -27,7 +27,9 @@ class Memory(NamedTuple):
         return sum(self, start=np.float64(0))
 
 
-def memory(shape: Shape, workers: int, worker: int, count: Any, c: Carried, item: int, recompute: Recompute) -> Memory:
+def memory(
+    shape: ScheduleModel, workers: int, worker: int, count: Any, c: WorkerLoad, item: int, recompute: Recompute
+) -> Memory:
     """Of one worker, with `count` micro-batches, while most of them are in flight; and what later moments need more.
 
     Optimizer states are cut over all replicas (ZeRO-1), which moves no byte more.
@@ -62,12 +64,12 @@ def memory(shape: Shape, workers: int, worker: int, count: Any, c: Carried, item
     return Memory(c.weights, there, c.states * (state / shape.replicas), kept, c.gathered, buffers, update)
 
 
-def _waiting(shape: Shape, worker: int) -> int:
+def _waiting(shape: ScheduleModel, worker: int) -> int:
     """Of the micro-batches in flight, those whose weight gradients were put off, when most are in flight."""
     return {"zb-h1": worker, "zb-h2": 2 * worker}.get(shape.name, 0)
 
 
-def _put_off(shape: Shape, workers: int, worker: int, count: Any) -> tuple[Any, Any]:
+def _put_off(shape: ScheduleModel, workers: int, worker: int, count: Any) -> tuple[Any, Any]:
     """When most weight gradients are put off: micro-batches before their backward, and those between its halves."""
     inward = min(worker, workers - 1 - worker) + 1
     left, off = {
@@ -82,7 +84,7 @@ def _put_off(shape: Shape, workers: int, worker: int, count: Any) -> tuple[Any, 
     return np.minimum(left, count - off), off
 
 
-def _updating(shape: Shape, c: Carried, item: int) -> Any:
+def _updating(shape: ScheduleModel, c: WorkerLoad, item: int) -> Any:
     """The most bytes beside weights and states after the last backward: of gradients, their sums, and gathered weights."""
     if shape.replicas == 1:
         return c.updating

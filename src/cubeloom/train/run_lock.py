@@ -21,9 +21,9 @@ _LOOK = 1.0
 
 
 @contextmanager
-def claimed(folder: Path, network: Network) -> Iterator[None]:
+def locked(folder: Path, network: Network) -> Iterator[None]:
     """Rank 0 claims the folder for as long as this is entered, or all ranks are refused."""
-    held = network.aside.agree(lambda: _hold(folder) if network.rank == 0 else None)
+    held = network.host_group.agree(lambda: _hold(folder) if network.rank == 0 else None)
     try:
         yield
     finally:
@@ -31,7 +31,7 @@ def claimed(folder: Path, network: Network) -> Iterator[None]:
             os.close(held)
 
 
-def check_unclaimed(folder: Path) -> None:
+def check_unlocked(folder: Path) -> None:
     """Before any process starts."""
     if (folder / _LOCK).exists():
         os.close(_hold(folder))

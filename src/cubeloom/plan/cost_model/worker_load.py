@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cubeloom.parallel.config import KEPT, ParallelConfig
-from cubeloom.plan.closed.memory import Room
-from cubeloom.plan.closed.schedules import Shape
-from cubeloom.plan.closed.timing import Times
+from cubeloom.plan.cost_model.memory import PieceMemory
+from cubeloom.plan.cost_model.schedules import ScheduleModel
+from cubeloom.plan.cost_model.timing import Times
 from cubeloom.plan.model.model import Model
 
 Row = tuple[float, ...]  # pieces of each kind
@@ -28,12 +28,12 @@ class Load:
     first: int  # the worker among them with the most in flight
 
 
-def loads(model: Model, shape: Shape, workers: int) -> tuple[Load, ...]:
+def loads(model: Model, shape: ScheduleModel, workers: int) -> tuple[Load, ...]:
     return _loads(model.stages(workers * shape.chunks), shape, workers)
 
 
 @cache
-def _loads(stages: tuple[tuple[int, ...], ...], shape: Shape, workers: int) -> tuple[Load, ...]:
+def _loads(stages: tuple[tuple[int, ...], ...], shape: ScheduleModel, workers: int) -> tuple[Load, ...]:
     found: dict[tuple[Row, Row], int] = {}
     most: dict[tuple[Row, Row], float] = {}
     for worker in range(workers):
@@ -54,12 +54,12 @@ class Pieces:
 
     settings: ParallelConfig
     times: Sequence[Times]
-    rooms: Sequence[Room]
+    rooms: Sequence[PieceMemory]
     handed: Any  # bytes
     owner: int | None = None  # the kind of piece whose weight another shares
 
 
-class Carried(NamedTuple):
+class WorkerLoad(NamedTuple):
     """What one worker has to compute for a micro-batch, in seconds, and to hold, in bytes. The same for many schedules."""
 
     times: Times  # of its passes; with the gathers of its first weights, which nothing was computed before
@@ -83,32 +83,32 @@ class Carried(NamedTuple):
     gathered: Any  # weights that are kept
     handed: Any
 
-    def take(self, index: Any) -> Carried:
+    def take(self, index: Any) -> WorkerLoad:
         times, *rest = self
-        return Carried(Times(*(_at(each, index) for each in times)), *(_at(each, index) for each in rest))
+        return WorkerLoad(Times(*(_at(each, index) for each in times)), *(_at(each, index) for each in rest))
 
 
 def _at(values: Any, index: Any) -> Any:
     return values[index] if np.ndim(values) else values
 
 
-def carry(loads: Sequence[Load], pieces: Pieces) -> tuple[Carried, ...]:
+def carry(loads: Sequence[Load], pieces: Pieces) -> tuple[WorkerLoad, ...]:
     return tuple(_carried(load, pieces) for load in loads)
 
 
-def _carried(load: Load, pieces: Pieces) -> Carried:
+def _carried(load: Load, pieces: Pieces) -> WorkerLoad:
     times = Times(*(weighted(load.passed, [getattr(time, name) for time in pieces.times]) for name in Times._fields))
-    rooms = {name: [getattr(room, name) for room in pieces.rooms] for name in Room._fields}
+    rooms = {name: [getattr(room, name) for room in pieces.rooms] for name in PieceMemory._fields}
     some = [place for place, count in enumerate(load.held) if count]
     first, final = some[0], some[-1]
     last = len(load.held) - 1
     numbers, states, alone = _numbers(load, pieces, last)
     ends = [last] if load.held[last] else []
     behind = rooms["activations"][last] if ends else 0.0  # not there yet, or gone, while others are computed
-    inner = [place for place in some if 0 < place < last] or some
+    rank_stride = [place for place in some if 0 < place < last] or some
 
     def most(way: str) -> Any:
-        places = dict.fromkeys([*inner, *ends])
+        places = dict.fromkeys([*rank_stride, *ends])
         return most_of([rooms[way][place] - (0.0 if place == last else behind) for place in places])
 
     kept = weighted(load.held, rooms["gathered"]) * (pieces.settings.weights == KEPT)
@@ -117,12 +117,12 @@ def _carried(load: Load, pieces: Pieces) -> Carried:
     s, item = pieces.settings, pieces.settings.item
     # A head that found its gradients is done before anything is computed again; that of its weight stays.
     stays = np.where(found > 0, rooms["largest"][last], 0.0)
-    inside = activations - found - behind + stays + most_of([rooms["backward"][place] for place in inner])
+    inside = activations - found - behind + stays + most_of([rooms["backward"][place] for place in rank_stride])
     one = np.maximum(inside, np.where(found > 0, backward, activations + np.maximum(backward, again)))
     # Of several strands the first has used what it found when the last is computed again.
     several = activations - found - found / s.ways + np.maximum(backward, again)
     redoing = np.where(s.ways > 1, several, one)
-    return Carried(
+    return WorkerLoad(
         times=times._replace(
             forward=times.forward + pieces.times[first].first,
             input_grad=times.input_grad + pieces.times[final].last,

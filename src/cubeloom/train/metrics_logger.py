@@ -19,10 +19,10 @@ from cubeloom.train.job import Job
 from cubeloom.train.metrics import Metrics, Record, flops_per_token, mfu, peak_of, progress, write_report
 from cubeloom.train.metrics.timeline import NAME as TIMELINE
 from cubeloom.train.step_times import Waiting
-from cubeloom.train.trainer import Stepped, Trainer
+from cubeloom.train.trainer import StepResult, Trainer
 
 
-class Diary:
+class MetricsLogger:
     """On all ranks, since measurements are of all; rank 0 writes."""
 
     def __init__(self, trainer: Trainer, stack: ExitStack) -> None:
@@ -39,7 +39,7 @@ class Diary:
             self._shown = stack.enter_context(progress(self._job.steps, trainer.done))
 
     def write(
-        self, step: int, stepped: Stepped, seconds: float, asked_to_stop: bool, validation: float | None = None
+        self, step: int, stepped: StepResult, seconds: float, asked_to_stop: bool, validation: float | None = None
     ) -> bool:
         """Note a step; gives whether any rank was asked to stop."""
         waiting = Waiting.of(stepped.waits)
@@ -89,12 +89,12 @@ class Diary:
             if words:
                 self._shown.say(words)
 
-    def draw(self, step: int, stepped: Stepped) -> None:
+    def draw(self, step: int, stepped: StepResult) -> None:
         """Keep when each worker did what in this step."""
         here = self._network.coordinates
         first = all(place == 0 for axis, place in here.items() if axis != "pipe")
         spans = [asdict(span) for span in stepped.times.spans(stepped.waits)] if first else None
-        rows = [row for row in self._network.aside.gather(spans) if row is not None]
+        rows = [row for row in self._network.host_group.gather(spans) if row is not None]
         if self._metrics is not None:
             kept = {"step": step, "unit": "s", "schedule": self._schedule, "workers": rows}
             file = self._job.folder / TIMELINE
@@ -102,9 +102,9 @@ class Diary:
 
 
 @contextmanager
-def diary(trainer: Trainer) -> Iterator[Diary]:
+def diary(trainer: Trainer) -> Iterator[MetricsLogger]:
     with ExitStack() as stack:
-        yield Diary(trainer, stack)
+        yield MetricsLogger(trainer, stack)
     if trainer.network.rank == 0:
         _report(trainer.job)
 

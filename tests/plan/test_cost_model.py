@@ -18,22 +18,22 @@ from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid, grids
 from cubeloom.models import build, cut_of
 from cubeloom.models import names as presets
-from cubeloom.parallel import Batch, Cut, Rest, step_volume
+from cubeloom.parallel import Batch, Cut, ShardingPolicy, step_volume
 from cubeloom.parallel.config import WEIGHTS, ParallelConfig
 from cubeloom.parallel.resolution import problems, specs_of
 from cubeloom.parallel.specs import LinearSpec, collectives
 from cubeloom.parallel.volume import named
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime.build import plan_stages
-from cubeloom.plan.closed import papers
-from cubeloom.plan.closed.volume import pipeline_bytes, step_bytes
+from cubeloom.plan.cost_model import papers
+from cubeloom.plan.cost_model.volume import pipeline_bytes, step_bytes
 from cubeloom.plan.model import load, names, refusals
 from cubeloom.plan.model.derive import derive
 from cubeloom.plan.model.flops import flops, parameters
 
 MODELS = ("gpt-tiny", "llama-tiny", "bert-tiny", "unet-tiny")
 RESTS = [
-    Rest(activations=activations, weights=weights, inputs=inputs)  # type: ignore[arg-type]
+    ShardingPolicy(activations=activations, weights=weights, inputs=inputs)  # type: ignore[arg-type]
     for activations, weights, inputs in product(("sharded", "replicated"), WEIGHTS, ("kept", "regathered"))
 ]
 
@@ -44,7 +44,7 @@ def skeleton(name: str) -> tuple[torch.nn.Module, Cut]:
     return model, cut_of(model)
 
 
-def settings(grid: Grid, rest: Rest, samples: int, sequence: int, rank: int = 0) -> ParallelConfig:
+def settings(grid: Grid, rest: ShardingPolicy, samples: int, sequence: int, rank: int = 0) -> ParallelConfig:
     """Exact: every size a fraction."""
     return ParallelConfig.exact(grid, rest, Batch(samples, sequence), 8, grid.coordinates(rank))
 
@@ -53,7 +53,7 @@ def every_grid(most: int) -> list[Grid]:
     return [grid for world in range(1, most + 1) for grid in grids(world, ("data", "z", "y", "x"))]
 
 
-def compare_steps(name: str, cases: list[tuple[Grid, Rest]], samples: int, sequence: int) -> int:
+def compare_steps(name: str, cases: list[tuple[Grid, ShardingPolicy]], samples: int, sequence: int) -> int:
     """How many of these can be cut; of those the bytes must be equal."""
     model, cut = skeleton(name)
     layers, batch, compared = load(name), Batch(samples, sequence), 0
@@ -138,7 +138,7 @@ def test_arrays_give_what_single_settings_give() -> None:
     many = ParallelConfig(data=data, z=z, y=y, x=x, samples=60.0, sequence=24)
     found = step_bytes(model, many)
     for place, grid in enumerate(every):
-        s = settings(grid, Rest(), 60, 24)
+        s = settings(grid, ShardingPolicy(), 60, 24)
         one = step_bytes(model, ParallelConfig(**{**vars(s), "item": 2}))
         for axes, size in one.items():
             assert float(size) == pytest.approx(np.broadcast_to(found[axes], len(every))[place], rel=1e-12)

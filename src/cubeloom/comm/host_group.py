@@ -34,7 +34,7 @@ def _joint(failures: list[_Failed], world: int) -> UserError | CommunicationErro
     return UserError(words) if first.refused else CommunicationError(words)
 
 
-class Aside:
+class HostGroup:
     """All ranks, joined through their hosts: whatever the device does, these messages do not queue behind its own.
 
     For one thread of each rank: messages of two would be taken for each other's. No wait for another rank lasts longer than

@@ -20,7 +20,7 @@ Stages = Callable[[int, int], tuple[int, ...]]  # of a worker among D
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class ScheduleModel:
     """`N` may be an array; `f`, `i`, `w` too."""
 
     name: str
@@ -113,21 +113,21 @@ def _both_ways(pairs: int) -> Stages:
     return stages
 
 
-def _chimera(mode: str, pairs: int) -> Shape:
+def _chimera(mode: str, pairs: int) -> ScheduleModel:
     def legal(D: int, N: Any) -> Any:
         return np.full(np.shape(N), D % 2 == 0 and (D // 2) % pairs == 0) & (np.asarray(N) >= 2 * pairs)
 
     rule = "chimera needs an even number of workers, pairs that divide half of it, and a micro-batch for each pipeline"
     stages = _both_ways(pairs)
     if mode == "direct":
-        return Shape(
+        return ScheduleModel(
             name="chimera", mode=mode, pairs=pairs, stages=stages, legal=legal, rule=rule,
             bubble=_chimera_bubble(pairs),
             messages=lambda D, N: (3 * D - 5) + (2 * D - 4) * (N / D - 1),
             in_flight=lambda D, N, worker: np.minimum(N, D - D / (2 * pairs) + _inward(D, pairs, worker)),
         )  # fmt: skip
     if mode == "doubling":
-        return Shape(
+        return ScheduleModel(
             name="chimera", mode=mode, pairs=pairs, stages=stages, legal=legal, rule=rule, round=2,
             bubble=lambda D, N, f, i, w: (
                 np.where(_divides(2 * D, N), D / (2 * pairs) - 1, np.maximum(0.0, 0.75 * D / pairs - 1))
@@ -136,7 +136,7 @@ def _chimera(mode: str, pairs: int) -> Shape:
             messages=lambda D, N: (3 * D - 5 if pairs == 1 else 3 * D / pairs - 3) * N / (2 * D),
             in_flight=lambda D, N, worker: np.minimum(N, 2 * D - D / (2 * pairs) + _inward(D, pairs, worker)),
         )  # fmt: skip
-    return Shape(
+    return ScheduleModel(
         name="chimera", mode=mode, pairs=pairs, stages=stages, legal=legal, rule=rule, halves=True,
         bubble=lambda D, N, f, i, w: (
             ((D / (4 * pairs) - 0.5) * _gaps(pairs, N / D) + 0.3 * (np.ceil(np.asarray(N) / D) * D - N)) * (f + i + w)
@@ -146,20 +146,20 @@ def _chimera(mode: str, pairs: int) -> Shape:
     )  # fmt: skip
 
 
-SHAPES: tuple[Shape, ...] = (
-    Shape(
+SHAPES: tuple[ScheduleModel, ...] = (
+    ScheduleModel(
         name="gpipe",
         bubble=lambda D, N, f, i, w: (D - 1) * (f + i + w),
         messages=lambda D, N: 2 * (D - 1),
         in_flight=lambda D, N, worker: N,
     ),
-    Shape(
+    ScheduleModel(
         name="1f1b",
         bubble=lambda D, N, f, i, w: (D - 1) * (f + i + w),
         messages=lambda D, N: np.maximum(2 * (D - 1), 2 * (D - 1) * N / D + 2 * (D - 2)),
         in_flight=lambda D, N, worker: np.minimum(N, D - worker),
     ),
-    Shape(
+    ScheduleModel(
         name="interleaved", chunks=2, stages=lambda D, worker: (worker, D + worker),
         legal=_rounds, rule="interleaved needs micro-batches in equal rounds of at least the workers",
         bubble=lambda D, N, f, i, w: ((D - 1) + _shortfall(D, N)) * (f + i + w) / 2,
@@ -168,7 +168,7 @@ SHAPES: tuple[Shape, ...] = (
             N, (2 * (D - 1 - worker) + np.asarray(N) / np.maximum(1, np.asarray(N) // D) + 1) / 2
         ),
     ),
-    Shape(
+    ScheduleModel(
         name="gems", stages=_both_ways(1),
         legal=lambda D, N: np.full(np.shape(N), D % 2 == 0) & (np.asarray(N) >= 2),
         rule="gems needs an even number of workers, and a micro-batch for each of its two pipelines",
@@ -176,7 +176,7 @@ SHAPES: tuple[Shape, ...] = (
         messages=lambda D, N: (D - 1) * (N + 1),
         in_flight=lambda D, N, worker: np.minimum(N, 1),
     ),
-    Shape(
+    ScheduleModel(
         # Its waves do not fit into each other: past one round it waits as long as 1F1B, and holds more.
         name="hanayo", chunks=2, stages=lambda D, worker: (worker, 2 * D - 1 - worker),
         legal=lambda D, N: np.asarray(N) <= D,
@@ -185,12 +185,12 @@ SHAPES: tuple[Shape, ...] = (
         messages=lambda D, N: 4 * D - 4 + np.minimum(2 * (N - 1), 4),
         in_flight=lambda D, N, worker: (N + np.minimum(N, 2 * worker + 1)) / 2,
     ),
-    Shape(
+    ScheduleModel(
         name="zb-h1", split=True, round=2, bubble=_split_wait,
         messages=lambda D, N: 4 * (D - 1),
         in_flight=lambda D, N, worker: np.minimum(N, D),
     ),
-    Shape(
+    ScheduleModel(
         name="zb-h2", split=True, round=2,
         bubble=lambda D, N, f, i, w: np.maximum(
             (D - 1) * f, (D - 1) * (f + i) - np.minimum(np.asarray(N) // 2, D - 1) * w
@@ -198,12 +198,12 @@ SHAPES: tuple[Shape, ...] = (
         messages=lambda D, N: np.where(N >= 2 * D - 1, D - 1, 2 * (D - 1)),
         in_flight=lambda D, N, worker: np.minimum(N, 2 * D - 1),
     ),
-    Shape(
+    ScheduleModel(
         name="zbv", split=True, round=2, chunks=2, stages=lambda D, worker: (worker, 2 * D - 1 - worker), bubble=_v_wait,
         messages=lambda D, N: 5 * D - 7,
         in_flight=lambda D, N, worker: np.minimum(N, D),
     ),
-    Shape(
+    ScheduleModel(
         name="dualpipe", split=True, round=2, stages=_both_ways(1),
         legal=lambda D, N: _twice(D, N) & (D % 2 == 0) & _divides(2, N),
         rule="dualpipe needs an even number of workers, and an even number of micro-batches of at least twice that",
@@ -211,7 +211,7 @@ SHAPES: tuple[Shape, ...] = (
         messages=lambda D, N: 2.5 * D - 3,
         in_flight=lambda D, N, worker: np.minimum(N, D + 1),
     ),
-    Shape(
+    ScheduleModel(
         name="dualpipev", split=True, round=2, chunks=2, stages=lambda D, worker: (worker, 2 * D - 1 - worker),
         legal=_twice, rule="dualpipev needs at least twice as many micro-batches as workers",
         bubble=lambda D, N, f, i, w: (D - 1) * np.maximum(f, f + i - w) / 2,
@@ -219,7 +219,7 @@ SHAPES: tuple[Shape, ...] = (
         in_flight=lambda D, N, worker: np.minimum(N, D + 0.5),
     ),
     *(_chimera(mode, pairs) for mode in ("direct", "doubling", "halving") for pairs in (1, 2, 4)),
-    Shape(
+    ScheduleModel(
         name="chimera-zb", split=True, pairs=1, stages=_both_ways(1),
         legal=lambda D, N: (np.asarray(N) >= 2) & (D % 2 == 0),
         rule="chimera-zb needs an even number of workers, and two micro-batches",
@@ -232,7 +232,7 @@ SHAPES: tuple[Shape, ...] = (
 )  # fmt: skip
 
 # A pipeline of one worker: micro-batches are gradient accumulation.
-ALONE = Shape(
+ALONE = ScheduleModel(
     name="1f1b",
     bubble=lambda D, N, f, i, w: 0.0 * f,
     messages=lambda D, N: 0.0,
@@ -240,5 +240,5 @@ ALONE = Shape(
 )
 
 
-def shapes(workers: int) -> tuple[Shape, ...]:
+def shapes(workers: int) -> tuple[ScheduleModel, ...]:
     return SHAPES if workers > 1 else (ALONE,)

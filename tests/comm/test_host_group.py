@@ -8,18 +8,18 @@ import pytest
 import torch.distributed as dist
 
 from cubeloom import UserError
-from cubeloom.comm import Aside, CommunicationError
+from cubeloom.comm import CommunicationError, HostGroup
 from cubeloom.launch import RankPool
 
 pytestmark = pytest.mark.timeout(60)
 
 
 def _wait_for_one_that_does_not_come() -> None:
-    aside = Aside(patience=0.5)
-    aside.gather(None)
+    host_group = HostGroup(patience=0.5)
+    host_group.gather(None)
     if dist.get_rank() == 1:
         time.sleep(30)
-    aside.gather(None)
+    host_group.gather(None)
 
 
 def test_nobody_is_waited_for_longer_than_patience() -> None:
@@ -32,7 +32,7 @@ def _fail(who: tuple[int, ...], refused: bool) -> None:
         if dist.get_rank() in who:
             raise UserError("no room") if refused else OSError("no room")
 
-    Aside().agree(work)
+    HostGroup().agree(work)
 
 
 def test_what_fails_on_one_rank_fails_on_all_and_names_it(ranks: RankPool) -> None:
@@ -46,7 +46,7 @@ def test_what_fails_on_one_rank_fails_on_all_and_names_it(ranks: RankPool) -> No
 
 
 def _follow() -> int:
-    return Aside().follow_first(dist.get_rank)
+    return HostGroup().follow_first(dist.get_rank)
 
 
 def test_all_follow_rank_0(ranks: RankPool) -> None:
