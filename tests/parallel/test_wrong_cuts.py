@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import runpy
 from collections.abc import Callable, Mapping
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -321,6 +323,16 @@ def remembering(x: Tensor, _: Tensor, model: Any) -> Tensor:
     model.calls += 1
     model.last = x
     return x
+
+
+def test_the_page_shows_what_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "cube.md").read_text()
+    found = re.search(r"## What is checked.*?```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL)
+    assert found is not None
+    file = tmp_path / "my_model.py"
+    file.write_text(found[1])
+    runpy.run_path(str(file))
+    assert capsys.readouterr().out == found[2]
 
 
 # --- the models of the house ---

@@ -9,8 +9,8 @@ Each rank's loss is the mean over its own samples, and the loss of the batch is 
 z: so every sum is divided by their number. `parameter.grad` never holds a partial sum. What autograd itself adds to it, such
 as the gradient of a penalty on the parameter, is whole on every rank and is left as it is.
 
-Inside `accumulating()` the reduction is left to a later pass, or to `reduce`. Inside `defer_weight_grads()` weight gradients are
-only noted: `run_deferred` computes them, `reduce` reduces them (or `start_reduce` for some, and `finish_reduce` for all).
+Inside `accumulating()` the reduction is left to a later pass, or to `reduce`. Inside `defer_weight_grads()` weight gradients
+are only noted: `run_deferred` computes them, `reduce` reduces them (or `start_reduce` for some, and `finish_reduce` for all).
 """
 
 from __future__ import annotations

@@ -101,8 +101,8 @@ class EdgeSpec(LayerSpec):
 
     - colwise: from features that every rank has whole to features on the side;
     - rowwise: from features on the side to few features, such as colours, that every rank of the side has whole;
-    - rowwise_scatter: a small one, such as a skip connection's, from features on the side to features on the side: each rank has
-      all output features of its part of the input's, and their sum is scattered by features;
+    - rowwise_scatter: a small one, such as a skip connection's, from features on the side to features on the side: each rank
+      has all output features of its part of the input's, and their sum is scattered by features;
     - grouped: a convolution in groups, of which each rank has whole ones.
     """
 
