@@ -21,7 +21,8 @@ from rich.table import Table
 
 from cubeloom.comm.ledger import plain
 from cubeloom.launch import RankPool
-from cubeloom.parallel import ParallelConfig, resolve, step_volume
+from cubeloom.parallel import ParallelConfig, step_volume
+from cubeloom.parallel.resolution import specs_of
 from cubeloom.tools.baselines import (
     Scheme,
     Shape,
@@ -94,7 +95,7 @@ def count(planes: tuple[int, ...]) -> list[Counted]:
 
 
 def judge_scheme(scheme: Scheme, runs: list[Passes]) -> Counted:
-    specs = resolve(skeleton(SMALL), SMALL.cut(), scheme.grid, scheme.rest, SMALL.batch)
+    specs = specs_of(skeleton(SMALL), SMALL.cut())
     by_axis = step_volume(specs, ParallelConfig.exact(scheme.grid, scheme.rest, SMALL.batch, DTYPE.itemsize))
     predicted = scheme.moved(SMALL, DTYPE.itemsize)
     agree = all(run.moved() == predicted and run.by_axis() == by_axis for run in runs)

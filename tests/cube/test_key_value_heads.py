@@ -22,6 +22,7 @@ from cubeloom.parallel import (
     Cut,
     CutError,
     Expand,
+    Given,
     ParallelConfig,
     ShardingPolicy,
     apply,
@@ -32,6 +33,7 @@ from cubeloom.parallel import (
 from cubeloom.parallel.arranged import arrangement_of, lie_of
 from cubeloom.parallel.arrangement import Run, grouped
 from cubeloom.parallel.layers import Attention
+from cubeloom.parallel.layout import Layout
 from cubeloom.parallel.parameter import local_of
 from cubeloom.parallel.specs import LinearSpec, shared_copies
 from cubeloom.pipeline import generate
@@ -156,7 +158,9 @@ def gradients_of(grid: Grid, rest: ShardingPolicy, passes: int) -> list[tuple[st
         plain, model = Biased(2, 4), Biased(2, 4)
     fill = initial_values(plain, 0, torch.float64)
     materialise(plain, fill)
-    state = apply(model, biased_cut(2, 4), network, Batch(4, 4), fill, rest)
+    rows_cut = ("data", "z", "y") if rest.activations == "sharded" else ("data", "z")
+    given = Given(torch.empty(16, 24), Layout.of(rows=rows_cut, features="x"))
+    state = apply(model, biased_cut(2, 4), network, Batch(4, 4), fill, rest, example=lambda _: {"x": given})
     x = torch.linspace(-1, 1, 16 * 24, dtype=torch.float64).sin().view(16, 24)
     here, rows = network.coordinates, 16 // grid.y
     mine = x[here["y"] * rows : (here["y"] + 1) * rows] if rest.activations == "sharded" else x

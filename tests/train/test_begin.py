@@ -13,7 +13,7 @@ from jobs import job
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.train import claim
+from cubeloom.train import run_lock
 from cubeloom.train.job import Job
 from cubeloom.train.job.settings import OptimizerSettings
 from cubeloom.train.loop import train
@@ -79,10 +79,10 @@ def test_a_claim_of_another_machine_is_waited_for(tmp_path: Path, monkeypatch: p
     lock.write_text("process 7 on a machine that died")
     with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        monkeypatch.setattr(claim, "LEASE", 0.0)
+        monkeypatch.setattr(run_lock, "LEASE", 0.0)
         with pytest.raises(UserError, match="process 7 on a machine that died is training there"):
             check_unlocked(tmp_path)
-        monkeypatch.setattr(claim, "LEASE", 60.0)
+        monkeypatch.setattr(run_lock, "LEASE", 60.0)
         noticed = threading.Timer(0.5, fcntl.flock, (file, fcntl.LOCK_UN))
         noticed.start()
         check_unlocked(tmp_path)

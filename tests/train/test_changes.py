@@ -15,7 +15,7 @@ from jobs import job
 from cubeloom import UserError
 from cubeloom.base.grid import Grid
 from cubeloom.launch import RankPool
-from cubeloom.train import diary, trainer
+from cubeloom.train import metrics_logger, trainer
 from cubeloom.train.checkpoint import load_checkpoint
 from cubeloom.train.data import Request, prepare
 from cubeloom.train.job import Job, check
@@ -109,7 +109,7 @@ def _train_without_a_report(made: Job) -> Ended:
         raise UserError("the disk is full")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(diary, "write_report", fail)
+        patch.setattr(metrics_logger, "write_report", fail)
         return train(made)
 
 
