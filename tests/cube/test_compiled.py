@@ -21,8 +21,8 @@ from cubeloom.parallel import Batch, ShardingPolicy, apply, initial_values, reso
 from cubeloom.parallel import compiled as compiled_layers
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.layers import Contract, Cut, Expand
-from cubeloom.parallel.layers.products import Matmul
 from cubeloom.parallel.parameter import local_of
+from cubeloom.parallel.products import Matmul
 from cubeloom.parallel.resolution import specs_of
 from cubeloom.parallel.state import CubeState
 from cubeloom.pipeline import generate

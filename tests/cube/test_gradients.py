@@ -34,9 +34,9 @@ from cubeloom.parallel import (
     materialise,
 )
 from cubeloom.parallel.gradients import Gradients, WeightGradient
-from cubeloom.parallel.layers.products import add_to
 from cubeloom.parallel.layout import Layout
 from cubeloom.parallel.parameter import block_of, local_of
+from cubeloom.parallel.products import add_to
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime import Pipeline
 from grids import rest_is_long

@@ -16,8 +16,8 @@ from cubeloom import Grid
 from cubeloom.comm import Network, devices
 from cubeloom.models import build, cut_of
 from cubeloom.parallel import Batch, ShardingPolicy, apply, initial_values
-from cubeloom.parallel.layers.products import add_product
 from cubeloom.parallel.parameter import local_of
+from cubeloom.parallel.products import add_product
 from on_a_gpu import NEEDS_GPU, GpuRanks
 
 pytestmark = NEEDS_GPU

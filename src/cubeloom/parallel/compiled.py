@@ -22,9 +22,9 @@ from cubeloom.parallel.deferred_wgrad import TOKENS, DeferredWgradBlock, within
 from cubeloom.parallel.feed_forward import fused_class
 from cubeloom.parallel.gradients import WeightGradient
 from cubeloom.parallel.layers.head import CubeHead
-from cubeloom.parallel.layers.products import Matmul
 from cubeloom.parallel.parameter import check_unchanged, local_of, version_of
-from cubeloom.parallel.specs import DropoutSpec, FeedForwardSpec, LayerSpec, LinearSpec, NormSpec
+from cubeloom.parallel.products import Matmul
+from cubeloom.parallel.specs import AttentionSpec, DropoutSpec, FeedForwardSpec, LayerSpec, LinearSpec, NormSpec
 from cubeloom.parallel.state import CubeState
 
 BACKEND = "inductor"
@@ -69,7 +69,9 @@ def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _is_plain(spec: LayerSpec) -> bool:
     if isinstance(spec, LinearSpec):
         return spec.shares is None
-    return isinstance(spec, NormSpec | FeedForwardSpec) or (isinstance(spec, DropoutSpec) and spec.probability == 0)
+    return isinstance(spec, NormSpec | FeedForwardSpec | AttentionSpec) or (
+        isinstance(spec, DropoutSpec) and spec.probability == 0
+    )
 
 
 def compile_local(model: nn.Module, plain: Mapping[str, nn.Module], state: CubeState) -> None:

@@ -31,8 +31,8 @@ from cubeloom.comm import Axis, Pending
 from cubeloom.parallel.arranged import Arranged
 from cubeloom.parallel.buckets import BUCKET_BYTES, Arrival, Buckets, Receiver, Reduction, sum_copies
 from cubeloom.parallel.config import GradientDtype
-from cubeloom.parallel.layers.products import add_to
 from cubeloom.parallel.parameter import like, local_of
+from cubeloom.parallel.products import add_to
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from cubeloom.parallel.check.tracked import (
 )
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.layers.declared import Declared, written
-from cubeloom.parallel.layers.products import Convolution
 from cubeloom.parallel.layout import Axes, Layout
+from cubeloom.parallel.products import Convolution
 from cubeloom.parallel.specs import (
     ConcatSpec,
     CopyToRegionSpec,

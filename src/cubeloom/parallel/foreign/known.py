@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from cubeloom.base import torch_private
 from cubeloom.parallel.cut import CutError
-from cubeloom.parallel.layers.products import Convolution, Convolve, Matmul, Product, add_product
+from cubeloom.parallel.products import Convolution, Convolve, Matmul, Product, add_product
 
 # These types and no others: a subclass may compute something else.
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from cubeloom.parallel.foreign.placed import Placed
 from cubeloom.parallel.layers.alike import all_parts_of, own_part_of
 from cubeloom.parallel.layers.linear import CubeLinear
-from cubeloom.parallel.layers.products import Product
+from cubeloom.parallel.products import Product
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.weight import Weight
 

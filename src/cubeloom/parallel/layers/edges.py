@@ -17,8 +17,8 @@ from cubeloom.parallel.layers.alike import all_parts_of, own_part_of
 from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
 from cubeloom.parallel.layers.loss import Mean, share_of
 from cubeloom.parallel.layers.norm import at_least_float32
-from cubeloom.parallel.layers.products import Convolution, Matmul, Product, product_of, sizes
 from cubeloom.parallel.parameter import own_part
+from cubeloom.parallel.products import Convolution, Matmul, Product, product_of, sizes
 from cubeloom.parallel.specs import (
     ConcatSpec,
     CopyToRegionSpec,

@@ -16,8 +16,8 @@ from cubeloom.parallel.collective import Collective
 from cubeloom.parallel.gradients import Gradients, WeightGradient
 from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
 from cubeloom.parallel.layers.indices import check_indices
-from cubeloom.parallel.layers.products import add_to
 from cubeloom.parallel.parameter import own_part
+from cubeloom.parallel.products import add_to
 from cubeloom.parallel.specs import EmbeddingSpec, TableSpec
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.weight import Weight

@@ -23,7 +23,7 @@ from cubeloom.parallel.gradients import Gradients, WeightGradient
 from cubeloom.parallel.layers.classes import Classes
 from cubeloom.parallel.layers.head_rows import Steps, put_target
 from cubeloom.parallel.layers.linear import CubeLinear
-from cubeloom.parallel.layers.products import Product, add_product, add_to
+from cubeloom.parallel.products import Product, add_product, add_to
 from cubeloom.parallel.specs import LinearSpec
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.weight import Weight

@@ -23,9 +23,9 @@ from cubeloom.parallel.collective import Collective
 from cubeloom.parallel.cut import CutError
 from cubeloom.parallel.gradients import Gradients, WeightGradient
 from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
-from cubeloom.parallel.layers.products import Convolution, Product, add_to, product_of, sizes
 from cubeloom.parallel.layers.turn import Turn
 from cubeloom.parallel.parameter import Version, check_unchanged, local_of, own_part, version_of
+from cubeloom.parallel.products import Convolution, Product, add_to, product_of, sizes
 from cubeloom.parallel.specs import LinearSpec, Side
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.weight import Weight
