@@ -6,6 +6,7 @@ import os
 import pkgutil
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ from scripts import run_script
 
 @pytest.mark.long
 def test_every_module_can_be_the_first() -> None:
-    done = run_script(__file__)
+    done = run_script(Path(__file__))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
