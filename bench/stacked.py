@@ -23,8 +23,6 @@ from cubeloom.pipeline.runtime.recorded import GraphRecord
 class Stack(nn.Module):
     """Our blocks with a light head, in pieces; the data is what the first block gets."""
 
-    read_by_loss = ("head",)
-
     def __init__(self, size: Stacked) -> None:
         super().__init__()
         self.size = size

@@ -32,7 +32,6 @@ class Decoder(nn.Module, ABC):
     norm: nn.Module
     head: nn.Linear
     loss: CrossEntropy
-    read_by_loss = ("head",)  # layers whose output the loss reads, and nobody else
 
     @abstractmethod
     def begin(self, tokens: Tensor) -> Tensor:

@@ -61,7 +61,6 @@ def specs_of(model: nn.Module, cut: Cut) -> list[LayerSpec]:
     """As `resolve`, without asking whether the sizes divide: the same on every grid."""
     _refuse_unknown(model, cut)
     pixels = pixels_of_layers(model)
-    read_by_loss: tuple[str, ...] = getattr(model, "read_by_loss", ())
     owners: dict[int, str] = {}
     found: list[LayerSpec] = []
     for name, module in model.named_modules():
@@ -78,9 +77,6 @@ def specs_of(model: nn.Module, cut: Cut) -> list[LayerSpec]:
             raise LayerError(
                 name, f"layer {name} is a {type(module).__name__}, which the cut cannot take as {written(declared)}"
             )
-        if isinstance(spec, LinearSpec):
-            # Its logits may then be computed together with the loss.
-            spec = replace(spec, with_loss=name in read_by_loss and not spec.bias and not spec.turn)
         found.append(spec)
     return _with_heads(found)
 
@@ -100,7 +96,8 @@ def _with_heads(specs: list[LayerSpec]) -> list[LayerSpec]:
         head = linears[loss.head]
         found[place] = replace(loss, classes=head.n)
         if head.n_axis == "y" and not head.turn and not loss.whole:
-            found[specs.index(head)] = replace(head, padded=True)
+            # Its logits may be computed together with the loss, where the model asks for that.
+            found[specs.index(head)] = replace(head, padded=True, with_loss=not head.bias)
         else:
             found[place] = replace(loss, classes=head.n, head=None)
     return found

@@ -67,7 +67,7 @@ def gradient_volume(parameter: Parameter, c: ParallelConfig, workers: Any = 1, z
     moved = scatter.received(numbers * c.gradient, size, c.coordinates) + gather.received(
         numbers * back, size, c.coordinates
     )
-    return ("pipe", *parameter.partial) if _several(workers) else parameter.partial, moved * parameter.when
+    return ("pipe", *parameter.partial) if workers > 1 else parameter.partial, moved * parameter.when
 
 
 def copies_volume(
@@ -95,10 +95,6 @@ def copies_volume(
     rows = sum(run.length for run in arranged.runs(start, start + length) if run.copies > 1)
     columns = prod(parameter.shape[1:]) / c.size(*(axis for _, axes in others for axis in axes))
     return cutting[:1], 2 * Fraction(arranged.copies - 1, arranged.copies) * rows * columns * c.gradient
-
-
-def _several(workers: Any) -> bool:
-    return bool(workers > 1)
 
 
 def sum_volume(elements: Any, axes: Axes, nbytes: int, c: ParallelConfig, workers: int = 1) -> Received:
