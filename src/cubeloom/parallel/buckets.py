@@ -155,10 +155,11 @@ class Buckets:
             parts, place = (axis.size, axis.index) if scattered else (1, 0)
             sizes = [local_of(parameter).numel() // parts for parameter in bucket.parameters]
             for parameter, found in zip(bucket.parameters, flat.split(sizes), strict=True):
-                length, *others = local_of(parameter).shape
+                length, *others = local_of(parameter).shape or (1,)
                 length //= parts
                 rows = slice(place * length, (place + 1) * length)
-                yield Arrival(parameter, found.view(length, *others), rows, scattered)
+                shape = (length, *others) if parameter.dim() else ()
+                yield Arrival(parameter, found.view(shape), rows, scattered)
 
     def abandon(self) -> None:
         """Wait for what is under way, for nobody."""

@@ -98,6 +98,21 @@ class Matmul:
         return bias
 
 
+class MatmulByInput(Matmul):
+    """`X[…, K] · W[K, N]`."""
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return functional.linear(x, weight.t(), bias)
+
+    def input_gradient(self, gradient: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
+        return gradient @ weight.t()
+
+    def weight_gradient(
+        self, gradient: Tensor, x: Tensor, shape: torch.Size, into: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        return add_product(into, x.flatten(0, -2).t(), gradient.flatten(0, -2), dtype)
+
+
 @dataclass(frozen=True)
 class Convolve:
     """`X[samples, K, …]` with `W[N, K, …]`, or `W[K, N, …]` where it is transposed."""
@@ -178,7 +193,15 @@ def _padding(layer: Convolution) -> tuple[int, ...]:
 
 def product_of(layer: nn.Module, groups: int = 1) -> Product:
     """What a linear or a convolution computes on local blocks."""
-    return Convolve.like(layer, groups) if isinstance(layer, Convolution) else Matmul()
+    if isinstance(layer, Convolution):
+        return Convolve.like(layer, groups)
+    return MatmulByInput() if is_conv1d(layer) else Matmul()
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """GPT-2's linear in Hugging Face, which stores its weight [K, N]."""
+    kind = type(module)
+    return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
 
 
 def sizes(name: str, module: nn.Linear | Convolution) -> tuple[int, int, int]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import prod
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from cubeloom.base import counter
+from cubeloom.base import counter, torch_private
 from cubeloom.base.initial import Initial
 from cubeloom.comm import Network
 from cubeloom.parallel.arranged import Arranged, block_values
@@ -116,12 +117,27 @@ def replace_layers(
     `known` has the parameters that this rank holds already, by name, and takes the new ones: a name is one parameter.
     """
     maker = _Maker(dict(model.named_modules()), state, fill, {} if known is None else known, holders)
+    places: dict[int, list[str]] = {}  # where each module is
+    for name, each in model.named_modules(remove_duplicate=False):
+        places.setdefault(id(each), []).append(name)
     for spec in specs:
         if isinstance(spec, FeedForwardSpec):
             continue  # its layers are replaced one by one
-        owner, _, attribute = spec.name.rpartition(".")
-        training = model.get_submodule(spec.name).training
-        setattr(model.get_submodule(owner), attribute, maker.make(spec).train(training))
+        plain = model.get_submodule(spec.name)
+        made = maker.make(spec)
+        if made is plain:
+            continue
+        made.train(plain.training)
+        # The model around it may ask for `in_features` and the like.
+        for attribute, value in vars(plain).items():
+            if not attribute.startswith("_") and not hasattr(made, attribute):
+                setattr(made, attribute, value)
+        for place in places[id(plain)]:
+            owner, _, attribute = place.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, made)
+    for module in model.modules():
+        own = torch_private.parameters_of(module)
+        own.update({kind: maker.replaced[id(each)] for kind, each in own.items() if id(each) in maker.replaced})
 
 
 @dataclass
@@ -132,6 +148,7 @@ class _Maker:
     known: dict[str, nn.Parameter]
     holders: Holders | None
     weights: dict[str, Weight] = field(default_factory=dict)
+    replaced: dict[int, nn.Parameter] = field(default_factory=dict)  # by the id of the plain one
 
     def make(self, spec: LayerSpec) -> nn.Module:
         plain, stated = self.plain[spec.name], parameters(spec, self.state.config)
@@ -147,8 +164,7 @@ class _Maker:
         name = stated.name
         if name not in self.known:
             network, arrangement = self.state.network, stated.arranged()
-            rows, *others = whole.shape
-            shape = (rows if arrangement is None else arrangement.held, *others)
+            shape = tuple(whole.shape) if arrangement is None else (arrangement.held, *whole.shape[1:])
             block, arranged = Block.of(network, shape, stated.cuts), None
             if arrangement is None:
                 values = self.fill(name, block)
@@ -159,9 +175,11 @@ class _Maker:
                 arranged = Arranged(arrangement, network, block.offset[0], copies)
             made = distribute(network, values, shape, stated.cuts)
             workers = (network.coordinates["pipe"],) if self.holders is None else self.holders(name)
-            axis, ranks = network.across(workers, *stated.partial), network.grid.data * network.grid.z
+            axis = network.across(workers, *stated.partial)
+            ranks = network.grid.data * network.grid.z * prod(network.grid.size(each) for each in stated.alike)
             reduction = Reduction(name, axis, ranks, arranged)
             self.state.gradients.register(made, reduction)
             made.requires_grad_(whole.requires_grad)
             self.known[name] = made
+        self.replaced[id(whole)] = self.known[name]
         return self.known[name]

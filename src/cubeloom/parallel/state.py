@@ -34,6 +34,7 @@ class CubeState:
     gradients: Gradients
     prefetch_order: PrefetchOrder = field(default_factory=PrefetchOrder)
     clock: Clock = field(default_factory=Clock)
+    inputs: dict[str, Any] = field(default_factory=dict)  # that several layers use, gathered once, by who gathers it
     # Of each loss in the whole batch's mean, where that is cut up.
     shares: dict[str, Tensor] = field(default_factory=dict)
     hides_weight_gradients: bool = True  # behind the input gradient's collective; not, only to see what that is worth

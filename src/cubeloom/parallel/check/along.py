@@ -155,6 +155,14 @@ def take(step: Step) -> list[Dims]:
     return [joined(step.name, [rest, index.dims], step.whole[0])]
 
 
+def looked_up(step: Step) -> list[Dims]:
+    """`embedding`: rows of a table that is whole along its entries."""
+    step.refuse_other_numbers()
+    index, table = step.inputs
+    refuse_cut(step, table, [0], "look for it in its own part")
+    return [(*index.dims, table.dims[1])]
+
+
 def planes(dimensions: int) -> Rule:
     """Pooling and the like, of the last dimensions."""
 
@@ -197,4 +205,5 @@ RULES: dict[str, Rule] = {
     },
     **dict.fromkeys(("interpolate", "upsample"), resampled),
     "cosine_similarity": cosine,
+    "embedding": looked_up,
 }

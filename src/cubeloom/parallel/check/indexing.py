@@ -63,6 +63,10 @@ def indexed(step: Step, tracked: Tracked) -> Dims:
             _refuse_cut_place(step, tracked, place)
             tensors.append((len(found), step.of(mine)))
             place += 1
+        elif isinstance(mine, list):
+            _refuse_cut_place(step, tracked, place)
+            found.append(uncut([len(mine)])[0])
+            place += 1
         elif isinstance(mine, slice):
             found.append(_sliced(step, tracked, place, mine, theirs, (sizes[0][place], sizes[1][place])))
             place += 1
@@ -89,10 +93,14 @@ def _whole_index(step: Step) -> Any:
 def _items(index: Any) -> Sequence[Any]:
     items = index if isinstance(index, tuple) else (index,)
     for item in items:
-        if not (item is None or item is Ellipsis or isinstance(item, Tensor | slice | int)) or isinstance(item, bool):
+        if not (item is None or item is Ellipsis or isinstance(item, Tensor | slice | int | list)) or isinstance(item, bool):
             raise Refused(f"an index of {type(item).__name__} into a cut tensor has no rule")
         if isinstance(item, Tensor) and is_mask(item):
             raise Refused("an index by a mask among others has no rule; torch.where has one")
+        if isinstance(item, list) and not all(isinstance(each, int) and not isinstance(each, bool) for each in item):
+            raise Refused("an index by a list of anything but numbers has no rule")
+    if sum(isinstance(item, Tensor | list) for item in items) > 1 and any(isinstance(item, list) for item in items):
+        raise Refused("an index by a list among others has no rule")
     return items
 
 

@@ -66,7 +66,7 @@ class Layers:
             self._check(title, spec, tracked, layout.on(self._sizes), needs)
         assert given is not None
         output = given.on(self._sizes)
-        return Tracked(self._lying(title, output, shape, spec), output.partial_gradient, name)
+        return Tracked(self._lying(title, output, shape, spec), output.partial_gradient, frozenset({name}))
 
     def _check(self, title: str, spec: LayerSpec, tracked: Tracked, layout: Layout, needs: bool) -> None:
         wanted = self._lying(title, layout, tracked.shape, spec)
@@ -74,7 +74,7 @@ class Layers:
         for place, (have, want) in reversed(list(enumerate(zip(tracked.dims, wanted, strict=True)))):
             if common(have, want) is None:
                 what = self._name_of(place, layout, spec, len(wanted))
-                source = f" from layer {tracked.maker}" if tracked.maker else ""
+                source = f" from layer {min(tracked.makers)}" if tracked.makers else ""
                 raise Refused(
                     f"{title} takes {what} {_said(want)}, and gets {what} {_said(have)}{source}: {tracked}, and not"
                     f" {described(wanted)}{self._hint(spec, what, have)}"

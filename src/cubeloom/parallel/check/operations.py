@@ -30,7 +30,7 @@ _METADATA = {
 _VALUES = {
     *("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__"),
     *("__contains__", "equal", "allclose", "is_nonzero", "nonzero", "argwhere", "unique", "unique_consecutive"),
-    *("masked_select", "bincount", "histc", "backward", "is_same_size"),
+    *("masked_select", "bincount", "backward", "is_same_size"),
 }
 _RANDOM = {
     *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "bernoulli", "multinomial"),

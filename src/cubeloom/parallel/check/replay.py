@@ -125,14 +125,10 @@ class Replay(Run):
 
     def _keep_results(self, step: Step, operation: Operation, results: Sequence[Tensor], found: Sequence[Dims]) -> None:
         flows = any(result.requires_grad for result in results)
-        maker = next((each.maker for each in step.inputs if not each.plain), "") if step.inputs else ""
+        makers = frozenset(name for each in step.inputs if not each.plain for name in each.makers)
         for number, (result, dims) in enumerate(zip(results, found, strict=True)):
-            own = (
-                summands(step.name, list(zip(step.inputs, step.needs_gradient, strict=True)), dims)
-                if flows
-                else frozenset()
-            )
-            tracked = Tracked(dims, own, maker)
+            own, parameters = self._summands(step, dims) if flows else (frozenset[str](), frozenset[str]())
+            tracked = Tracked(dims, own, makers, parameters)
             if operation.in_place:
                 old = self._tracked[id(result)]
                 if (old.dims, old.summands) != (tracked.dims, tracked.summands):
@@ -141,6 +137,10 @@ class Replay(Run):
                         " cut so, as torch.zeros_like makes it"
                     )
             self._keep(result, (self._place - 1, number), tracked)
+
+    def _summands(self, step: Step, dims: Dims) -> tuple[frozenset[str], frozenset[str]]:
+        """Axes along which ranks have summands of the result's gradient; and the parameters that alone it is made of."""
+        return summands(step.name, list(zip(step.inputs, step.needs_gradient, strict=True)), dims), frozenset()
 
     def layer(self, name: str, plain: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
         tensors, numbers = list[Tensor](), list[Any]()

@@ -153,7 +153,9 @@ _QUICK: dict[str, Function] = {
 @contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
     """What modules keep from one call to the next is gone afterwards: it would be without values."""
+    before: list[tuple[dict[str, Any], dict[str, Any]]]
     before = [(vars(module), dict(vars(module))) for module in model.modules()]
+    before += [(torch_private.buffers_of(module), dict(torch_private.buffers_of(module))) for module in model.modules()]
     for module in model.modules():
         torch_private.take_off_backward_hooks(module)  # no backward is run
     try:

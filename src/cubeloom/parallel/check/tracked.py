@@ -41,7 +41,8 @@ class Tracked:
 
     dims: Dims
     summands: frozenset[str] = frozenset()  # axes along which each rank has a summand of its gradient
-    maker: str = ""  # the layer that it comes from
+    makers: frozenset[str] = frozenset()  # the layers that it comes from
+    parameters: frozenset[str] = frozenset()  # those that it was computed from, and from nothing that a layer gave
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -24,3 +24,4 @@ from cubeloom.parallel.layers.linear import Contract as Contract
 from cubeloom.parallel.layers.linear import Expand as Expand
 from cubeloom.parallel.layers.loss import Loss as Loss
 from cubeloom.parallel.layers.norm import Norm as Norm
+from cubeloom.parallel.layers.traced import TracedLinear as TracedLinear

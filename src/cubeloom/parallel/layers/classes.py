@@ -15,19 +15,21 @@ from cubeloom.parallel.arrangement import Arrangement
 
 @dataclass(frozen=True)
 class Classes:
-    """`count` are those that there are; this rank's are those from `first` on."""
+    """`count` are those that there are; this rank's are those from `first` on; `part` of them, with padding, on each rank."""
 
     count: int
     first: int
+    part: int = 0
 
     @classmethod
     def of(cls, arrangement: Arrangement, axis: Axis) -> Classes:
-        return cls(arrangement.whole, axis.index * (arrangement.held // axis.size))
+        part = arrangement.held // axis.size
+        return cls(arrangement.whole, axis.index * part, part)
 
     @classmethod
     def even(cls, own: int, axis: Axis) -> Classes:
         """Where every rank of the axis has as many as this one."""
-        return cls(own * axis.size, axis.index * own)
+        return cls(own * axis.size, axis.index * own, own)
 
     def own(self, targets: Tensor, logits: int) -> tuple[Tensor, Tensor]:
         """The place of each target among this rank's logits, one that exists in any case; and whether it is there."""

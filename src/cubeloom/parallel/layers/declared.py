@@ -56,14 +56,13 @@ class Making:
     parameter: Callable[[str], nn.Parameter | None]  # `weight` or `bias`, distributed; None if there is none
     weights: dict[str, Weight] = field(default_factory=dict)  # of the layers made so far: two may share one
 
-    def weight(self, owner: str) -> Weight:
+    def weight(self, owner: str, over_z: bool = True) -> Weight:
         """One that is gathered along z for its use, if it is cut there."""
         if owner not in self.weights:
             parameter, state = self.parameter("weight"), self.state
             assert parameter is not None
-            self.weights[owner] = Weight(
-                parameter, state.network.axis("z"), state.rest.weights, state.prefetch_order, owner
-            )
+            mode = state.rest.weights if over_z else "replicated"
+            self.weights[owner] = Weight(parameter, state.network.axis("z"), mode, state.prefetch_order, owner)
         return self.weights[owner]
 
 

@@ -50,7 +50,8 @@ class CubeEmbedding(nn.Module):
     scattered by rows.
     """
 
-    def __init__(self, spec: EmbeddingSpec, state: CubeState, weight: Weight) -> None:
+    def __init__(self, spec: EmbeddingSpec, state: CubeState, weight: Weight, padding: int | None = None) -> None:
+        """`padding`: the entry that is not trained."""
         super().__init__()
         self.weight = weight.parameter
         self._gathered = weight
@@ -58,12 +59,13 @@ class CubeEmbedding(nn.Module):
         self._gradients = state.gradients
         along_y = state.network.axis("y")
         self._first = along_y.index * int(spec.held(state.config) // along_y.size)
+        self._padding = None if padding is None else padding - self._first
         self._cut = along_y.size > 1
         arranged = spec.arrangement(state.config)
         self._entries = spec.entries
         # Of a vocabulary that is whole here torch checks indices, but it would find padding.
         self._checked = self._cut or arranged is not None
-        layouts = spec.found, spec.gives(state.config)
+        layouts = spec.found, spec.rests(state.config)
         self._sum = Collective.between(layouts, state.network, spec.name, {"rows": 0, "features": -1})
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -71,7 +73,7 @@ class CubeEmbedding(nn.Module):
             check_indices(tokens, self._entries, f"{self._name}: token id")
         table = self._gathered.forward(self._name, backward_needs_it=False)
         ways = weave.place()[1]
-        call = _Call(self._gathered, self._gradients, ways, self._cut)
+        call = _Call(self._gathered, self._gradients, ways, self._cut, self._padding)
         rows = _Lookup.apply(self.weight, tokens - self._first if self._cut else tokens, table, call)
         self._gathered.read("forward", ways)
         return self._sum(rows)
@@ -118,6 +120,7 @@ class _Call:
     gradients: Gradients
     ways: int  # strands that use it alike
     cut: bool = False  # other ranks have the rest of its entries
+    padding: int | None = None  # the entry that is not trained, among this rank's
 
 
 class _Lookup(torch.autograd.Function):
@@ -142,6 +145,8 @@ class _Lookup(torch.autograd.Function):
 
         def product(into: Tensor | None) -> Tensor:
             rows = gradient.masked_fill(outside[0], 0) if outside else gradient
+            if call.padding is not None:
+                rows = rows.masked_fill((index == call.padding).unsqueeze(-1), 0)
             # Not index_add_: on a GPU it adds in an order that changes, so that replicas of a table would drift apart.
             wide = rows.to(call.gradients.dtype_of(ctx.parameter))
             return add_to(into, torch.ops.aten.embedding_dense_backward(wide, index, ctx.entries, -1, False))

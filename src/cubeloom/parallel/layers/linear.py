@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from cubeloom.comm import Pending
 from cubeloom.parallel import weave
-from cubeloom.parallel.collective import Collective
+from cubeloom.parallel.collective import Collective, Started
 from cubeloom.parallel.cut import CutError
 from cubeloom.parallel.gradients import Gradients, WeightGradient
 from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
 from cubeloom.parallel.layers.turn import Turn
 from cubeloom.parallel.parameter import Version, check_unchanged, local_of, own_part, version_of
-from cubeloom.parallel.products import Convolution, Product, add_to, product_of, sizes
+from cubeloom.parallel.products import Convolution, Convolve, Product, add_to, product_of, sizes
 from cubeloom.parallel.specs import LinearSpec, Side
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.weight import Weight
@@ -126,7 +126,8 @@ class CubeLinear(nn.Module):
         along_k = state.network.axis(spec.k_axis)
         inputs, outputs = spec.spread_in(state.config), spec.spread_out(state.config)
         # What is summed comes out of this layer's own matmuls: Y in the forward, dX in the backward.
-        of, dims, name = state.network, {"rows": 0, "features": -1}, spec.name
+        of, name = state.network, spec.name
+        dims = {"rows": 0, "features": 1 if isinstance(product, Convolve) else -1}
         self._input = Collective.between(spec.input(inputs), of, f"{name} input", dims, inplace=True)
         self._output = Collective.between(spec.output(outputs), of, f"{name} output", dims, inplace=True)
         self._regather = state.rest.inputs == "regathered" and inputs != "replicated" and along_n.size > 1
@@ -142,11 +143,15 @@ class CubeLinear(nn.Module):
         self._turn = Turn(name, of, spec.k_axis) if spec.turn else None
         self._own_classes = spec.own_classes(state.config, along_n.index)
 
+    def _start(self, x: Tensor, source: Tensor) -> Started:
+        """Begin to make the input what the product uses; `source` is the tensor that the layer was called with."""
+        return self._input.start(x)
+
     def forward(self, x: Tensor) -> Tensor:
-        kind = x.device.type
+        kind, source = x.device.type, x
         if torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))  # before it travels
-        started = self._input.start(x)
+        started = self._start(x, source)
         # Made between the two nodes of the input's collective: so in the backward the weight gradient is computed while
         # the input gradient travels.
         regather = self._input if self._regather else None

@@ -98,7 +98,7 @@ class CubeCrossEntropy(nn.Module):
     def _sum(self, logits: Tensor, targets: Tensor, counted: Tensor, classes: Classes) -> Tensor:
         assert self._vocabulary is not None
         smoothing, origin = self._smoothing, self._origin
-        return _VocabularyCrossEntropy.apply(logits, targets, counted, smoothing, self._vocabulary, classes, origin)
+        return VocabularyCrossEntropy.apply(logits, targets, counted, smoothing, self._vocabulary, classes, origin)
 
     def _mean(self, total: Tensor, count: Tensor) -> Tensor:
         mean = Mean.apply(total, count, self._everybody, self._ranks, self._origin)
@@ -144,7 +144,7 @@ class Mean(torch.autograd.Function):
         return (gradient * (ctx.ranks / ctx.count)).masked_fill(ctx.count == 0, 0), None, None, None, None
 
 
-class _VocabularyCrossEntropy(torch.autograd.Function):
+class VocabularyCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,

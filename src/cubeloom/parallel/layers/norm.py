@@ -19,7 +19,8 @@ from cubeloom.comm import Axis, Pending
 from cubeloom.parallel import weave
 from cubeloom.parallel.collective import placeholder
 from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
-from cubeloom.parallel.specs import ImageNormSpec, NormSpec, Side
+from cubeloom.parallel.parameter import own_part
+from cubeloom.parallel.specs import ImageNormSpec, NormSpec, Side, TracedNormSpec
 from cubeloom.parallel.state import CubeState
 
 
@@ -70,25 +71,39 @@ def _pixels(seen: Seen) -> int:
 
 
 class CubeNorm(nn.Module):
+    """Of features that lie over these axes. Weight and bias lie over the first one, and every rank uses its part of them."""
+
     def __init__(
         self,
-        spec: NormSpec,
+        spec: NormSpec | TracedNormSpec,
         state: CubeState,
         weight: nn.Parameter | None,
         bias: nn.Parameter | None,
         eps: float | None,
+        axes: tuple[Side, ...] = ("x",),
+        offset: float = 0.0,
     ) -> None:
         super().__init__()
         self.weight = weight
         self.bias = bias
         self._state = state
         self._eps = eps
-        self._axis = state.network.axis("x")
+        self._axis = state.network.axis(*sorted(axes))
+        self._own_features = own_part(state.network.axis(axes[1])) if len(axes) > 1 else None
+        self._offset = offset
         self._centred = spec.centred
         self._origin = spec.name
 
+    def _local(self, parameter: nn.Parameter | None) -> Tensor | None:
+        if parameter is None:
+            return None
+        local = self._state.local(parameter)
+        return local if self._own_features is None else self._own_features(local)
+
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = (None if each is None else self._state.local(each) for each in (self.weight, self.bias))
+        weight, bias = self._local(self.weight), self._local(self.bias)
+        if weight is not None and self._offset:
+            weight = weight + self._offset
         eps = torch.finfo(x.dtype).eps if self._eps is None else self._eps  # None is torch's default for RMSNorm
         if self._axis.size == 1:
             if self._centred:

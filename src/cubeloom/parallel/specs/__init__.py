@@ -26,6 +26,13 @@ from cubeloom.parallel.specs.spec import parameters as parameters
 from cubeloom.parallel.specs.spec import rows_of as rows_of
 from cubeloom.parallel.specs.spec import stream as stream
 from cubeloom.parallel.specs.spec import there_and_back as there_and_back
+from cubeloom.parallel.specs.traced import Call as Call
+from cubeloom.parallel.specs.traced import TracedEmbeddingSpec as TracedEmbeddingSpec
+from cubeloom.parallel.specs.traced import TracedLinearSpec as TracedLinearSpec
+from cubeloom.parallel.specs.traced import TracedLossSpec as TracedLossSpec
+from cubeloom.parallel.specs.traced import TracedNormSpec as TracedNormSpec
+from cubeloom.parallel.specs.traced import WholeParameter as WholeParameter
+from cubeloom.parallel.specs.traced import WholeSpec as WholeSpec
 from cubeloom.parallel.specs.whole import ConcatSpec as ConcatSpec
 from cubeloom.parallel.specs.whole import CopyToRegionSpec as CopyToRegionSpec
 from cubeloom.parallel.specs.whole import DropoutSpec as DropoutSpec

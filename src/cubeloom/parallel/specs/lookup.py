@@ -36,6 +36,10 @@ class EmbeddingSpec(LayerSpec):
         return (Layout.of(rows=ROWS),)
 
     def gives(self, c: ParallelConfig) -> Layout:
+        return self.rests(c)
+
+    def rests(self, c: ParallelConfig) -> Layout:
+        """The stream that it begins."""
         return stream("x", c.sharded)
 
     @property

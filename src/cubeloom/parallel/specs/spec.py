@@ -84,6 +84,8 @@ class Parameter:
     partial: Axes  # the axes over which the gradient is summed once a step
     when: Any = True
     arranged: Callable[[], Arrangement | None] = _as_it_is  # how its rows lie, where not as in the whole tensor
+    alike: Axes = ()  # of `partial`, those whose ranks have the same gradient: it is averaged over them
+    trained: bool = True  # whether a step makes a gradient of it
 
     def numbers(self, c: ParallelConfig) -> Any:
         """How many a rank holds."""

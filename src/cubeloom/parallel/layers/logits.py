@@ -1,0 +1,155 @@
+"""Logits whose classes lie on an axis, and which look whole: they are gathered only for who needs them whole.
+
+A cross-entropy, inside or outside of the model, is computed from the parts, as `layers.loss` does it. What only arranges rows
+or changes the type leaves the parts as they are. Anything else gathers them first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cubeloom.comm import Axis, Network
+from cubeloom.parallel.layers.alike import all_parts_of
+from cubeloom.parallel.layers.classes import Classes
+from cubeloom.parallel.layers.indices import check_indices
+from cubeloom.parallel.layers.loss import Mean, VocabularyCrossEntropy
+
+_SAME = {"float", "double", "half", "bfloat16", "contiguous", "clone", "type_as"}
+_VIEWS = {"view", "reshape"}
+
+
+class CutLogits(Tensor):
+    """`[…, N]` to look at; `part` is this rank's `[…, N/axis]`."""
+
+    part: Tensor
+    network: Network
+    axis: Axis
+    classes: Classes
+    origin: str
+
+    @staticmethod
+    def of(part: Tensor, network: Network, axis: Axis, classes: Classes, origin: str) -> CutLogits:
+        # No memory, and no graph of its own: shape, dtype and device are those of the whole.
+        looks = part.detach().new_empty(()).expand(*part.shape[:-1], classes.count)
+        made: CutLogits = looks.as_subclass(CutLogits)
+        made.part, made.network, made.axis, made.classes, made.origin = part, network, axis, classes, origin
+        return made
+
+    def arranged(self, part: Tensor) -> CutLogits:
+        """The same classes of other rows, or in another type."""
+        return CutLogits.of(part, self.network, self.axis, self.classes, self.origin)
+
+    def whole(self) -> Tensor:
+        """Gathered: in the backward each rank takes its own classes."""
+        padding = self.classes.part - self.part.shape[-1]
+        part = functional.pad(self.part, (0, padding)) if padding else self.part
+        return all_parts_of(part, self.axis, -1, f"{self.origin} leave").narrow(-1, 0, self.classes.count)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "").strip("_")
+        first = args[0] if args else next(iter(kwargs.values()), None)
+        if isinstance(first, CutLogits):
+            if name in ("get", "repr", "str", "size", "dim", "numel", "stride", "is_floating_point", "len"):
+                if name == "get" and getattr(function, "__self__", None) is Tensor.requires_grad:
+                    return first.part.requires_grad
+                with torch._C.DisableTorchFunctionSubclass():
+                    return function(*args, **kwargs)
+            found = _arranged(name, function, first, args[1:], kwargs)
+            if found is not None:
+                return found
+            if function is functional.cross_entropy:
+                found = cut_cross_entropy(*args, **kwargs)
+                if found is not None:
+                    return found
+        return function(*_wholes(args), **_wholes(kwargs))
+
+
+def _arranged(
+    name: str, function: Callable[..., Any], logits: CutLogits, rest: Sequence[Any], kwargs: dict[str, Any]
+) -> CutLogits | None:
+    """The same of the part, where classes stay as they are."""
+    count = logits.classes.count
+    part = logits.part
+    if name in _SAME or (name == "to" and not any(isinstance(each, torch.device) for each in rest)):
+        changed = function(part, *_wholes(rest), **kwargs)
+    elif name in _VIEWS:
+        sizes = tuple(rest[0]) if len(rest) == 1 and isinstance(rest[0], list | tuple) else tuple(rest)
+        if not sizes or not isinstance(sizes[-1], int) or sizes[-1] not in (count, -1):
+            return None
+        looks = torch.empty(logits.shape, device="meta").view(sizes)
+        if looks.shape[-1] != count:
+            return None
+        changed = part.reshape(*looks.shape[:-1], part.shape[-1])
+    elif name == "getitem":
+        if looks_changed(logits.shape, rest[0]):
+            return None
+        changed = part[rest[0]]
+    elif name == "flatten":
+        looks = torch.empty(logits.shape, device="meta").flatten(*rest, **kwargs)
+        if looks.shape[-1] != count or looks.dim() < 2:
+            return None
+        changed = part.reshape(*looks.shape[:-1], part.shape[-1])
+    else:
+        return None
+    return logits.arranged(changed)
+
+
+def looks_changed(shape: torch.Size, index: Any) -> bool:
+    """Whether an index does anything to the last dimension."""
+    items = index if isinstance(index, tuple) else (index,)
+    used = sum(1 for item in items if item is not None and item is not Ellipsis)
+    if any(isinstance(item, Tensor) and item.dtype == torch.bool for item in items):
+        return True
+    if used < len(shape) and not (Ellipsis in [item for item in items if not isinstance(item, Tensor)] and used):
+        return False
+    last = items[-1]
+    return not (isinstance(last, slice) and last == slice(None)) and last is not Ellipsis
+
+
+def _wholes(value: Any) -> Any:
+    if isinstance(value, CutLogits):
+        return value.whole()
+    if isinstance(value, tuple | list):
+        return type(value)(map(_wholes, value))
+    if isinstance(value, dict):
+        return {name: _wholes(each) for name, each in value.items()}
+    return value
+
+
+def cut_cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor | None:
+    """The mean over all targets of the batch, the same on every rank; None of logits that are whole, or must be for it."""
+    plain = reduction == "mean" and weight is None and size_average is None and reduce is None
+    if not isinstance(input, CutLogits) or not plain or input.dim() != 2 or target.is_floating_point():
+        return None
+    logits, part, axis, grid = input, input.part, input.axis, input.network.grid
+    counted = target != ignore_index
+    if axis.size == 1:
+        total = functional.cross_entropy(
+            part, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="sum"
+        )
+    else:
+        check_indices(target, logits.classes.count, f"{logits.origin}: target", ignore_index)
+        total = VocabularyCrossEntropy.apply(
+            part, target, counted, label_smoothing, axis, logits.classes, f"{logits.origin} loss"
+        )
+    count = counted.sum().to(total.dtype)
+    everybody, ranks = logits.network.axis("data", "z"), grid.data * grid.z
+    return Mean.apply(total, count, everybody, ranks, f"{logits.origin} loss")

@@ -1,0 +1,226 @@
+"""The layers of a model that was traced: features are cut at rest, rows are all those of a rank of data and z."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.base import torch_private
+from cubeloom.parallel.collective import Collective, Started
+from cubeloom.parallel.gradients import WeightGradient
+from cubeloom.parallel.layers.alike import all_parts_of, own_part_of
+from cubeloom.parallel.layers.classes import Classes
+from cubeloom.parallel.layers.declared import Making, make_layer
+from cubeloom.parallel.layers.embedding import CubeEmbedding
+from cubeloom.parallel.layers.linear import CubeLinear
+from cubeloom.parallel.layers.logits import CutLogits
+from cubeloom.parallel.layers.norm import CubeNorm
+from cubeloom.parallel.products import Product, add_to, product_of
+from cubeloom.parallel.specs import TracedEmbeddingSpec, TracedLinearSpec, TracedNormSpec, WholeSpec
+from cubeloom.parallel.state import CubeState
+from cubeloom.parallel.weight import Weight
+
+
+@dataclass
+class SharedInput:
+    """A tensor that several layers take, as their products use it: made by the first that is called with it."""
+
+    layers: int = 0
+    _source: weakref.ref[Tensor] | None = None
+    _whole: Tensor | None = None
+    _left: int = 0
+
+    def of(self, source: Tensor) -> Tensor | None:
+        if self._source is None or self._source() is not source:
+            return None
+        whole, self._left = self._whole, self._left - 1
+        if not self._left:
+            self._source = self._whole = None
+        return whole
+
+    def keep(self, source: Tensor, whole: Tensor) -> None:
+        if self.layers > 1:
+            self._source, self._whole, self._left = weakref.ref(source), whole, self.layers - 1
+
+    def __deepcopy__(self, memo: dict[int, object]) -> SharedInput:
+        memo[id(self)] = made = SharedInput(self.layers)
+        return made
+
+
+class _Ready(Started):
+    """What another layer has made already."""
+
+    def __init__(self, collective: Collective, whole: Tensor) -> None:
+        super().__init__(collective)
+        self._whole = whole
+
+    def finish(self) -> Tensor:
+        return self._whole
+
+
+class _Kept(Started):
+    """What is kept for the layers that come."""
+
+    def __init__(self, started: Started, shared: SharedInput, source: Tensor) -> None:
+        super().__init__(started.collective)
+        self._started, self._shared, self._of = started, shared, source
+
+    def finish(self) -> Tensor:
+        whole = self._started.finish()
+        self._shared.keep(self._of, whole)
+        return whole
+
+
+class TracedLinear(CubeLinear):
+    """`[…, K]` whole, `[…, K/k]` or `[…, K/(k·n)]` -> `[…, N/(n·k)]`, `[…, N/n]` or `[…, N]` whole."""
+
+    def __init__(
+        self, spec: TracedLinearSpec, state: CubeState, weight: Weight, bias: nn.Parameter | None, product: Product
+    ) -> None:
+        super().__init__(spec, state, weight, bias, product)
+        along_k, along_n = (state.network.axis(axis) for axis in (spec.k_axis, spec.n_axis))
+        self._enters = along_k if spec.enters else None
+        self._along_n = along_n
+        self._given = spec.given
+        self._features = spec.n
+        self._dim = 1 if spec.rank is not None else -1
+        self._shared: SharedInput = state.inputs.setdefault(spec.joins or spec.name, SharedInput())
+        self._shared.layers += len(spec.calls) and 1
+        arranged = spec.arrangement(state.config)
+        self._classes = Classes.even(spec.n // along_n.size, along_n) if arranged is None else Classes.of(arranged, along_n)
+        self._state = state
+        if spec.given == "whole":
+            self._own_classes = None  # parts are gathered with their padding, and cut off behind
+
+    def _start(self, x: Tensor, source: Tensor) -> Started:
+        whole = self._shared.of(source)
+        if whole is not None:
+            return _Ready(self._input, whole)
+        if self._enters is not None:
+            x = own_part_of(x, self._enters, self._dim, f"{self._name} enter")
+        return _Kept(self._input.start(x), self._shared, source)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if self._given == "whole":
+            y = all_parts_of(y, self._along_n, self._dim, f"{self._name} leave")
+            return y if y.shape[self._dim] == self._features else y.narrow(self._dim, 0, self._features)
+        network = self._state.network
+        if self._given == "lazy" and self._along_n.size * network.grid.data * network.grid.z > 1:
+            return CutLogits.of(y, network, self._along_n, self._classes, self._name)
+        return y
+
+
+class TracedEmbedding(CubeEmbedding):
+    def __init__(self, spec: TracedEmbeddingSpec, state: CubeState, weight: Weight) -> None:
+        super().__init__(spec, state, weight, spec.padding)
+        self._scale, self._leaves = spec.scale, state.network.axis("x") if spec.leaves else None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows = super().forward(tokens)
+        if self._scale != 1:
+            rows = rows * torch.tensor(self._scale, dtype=rows.dtype)
+        return rows if self._leaves is None else all_parts_of(rows, self._leaves, -1, f"{self._name} leave")
+
+
+@make_layer.register
+def _(spec: TracedLinearSpec, making: Making) -> nn.Module:
+    weight = making.weight(spec.shares or spec.name, bool(spec.over_z(making.state.config)))
+    return TracedLinear(spec, making.state, weight, making.parameter("bias"), product_of(making.plain))
+
+
+@make_layer.register
+def _(spec: TracedEmbeddingSpec, making: Making) -> nn.Module:
+    return TracedEmbedding(spec, making.state, making.weight(spec.shares or spec.name))
+
+
+@make_layer.register
+def _(spec: TracedNormSpec, making: Making) -> nn.Module:
+    parameters = making.parameter("weight"), making.parameter("bias")
+    return CubeNorm(spec, making.state, *parameters, spec.eps, spec.axes, spec.offset)
+
+
+@make_layer.register
+def _(spec: WholeSpec, making: Making) -> nn.Module:
+    """The plain module: who reads a parameter of it gets the whole of it, inside autograd; `parameters()` has the distributed one."""
+    module, state = making.plain, making.state
+    reads = _Reads(state)
+    for each in spec.own:
+        parameter = making.parameter(each.name)
+        assert parameter is not None
+        torch_private.parameters_of(module)[each.name] = parameter
+        if spec.over_z(each, state.config):
+            reads.weights[each.name] = Weight(
+                parameter, state.network.axis("z"), state.rest.weights, state.prefetch_order, f"{spec.name}.{each.name}"
+            )
+    kind = type(module)
+    properties: dict[str, Any] = {each.name: property(reads.reader(each.name)) for each in spec.own}
+    module.__class__ = type(kind.__name__, (kind,), {**properties, "forward": reads.forward(kind)})
+    return module
+
+
+@dataclass
+class _Reads:
+    """How a module that is left whole reads its parameters: once in each forward, however often it asks."""
+
+    state: CubeState
+    weights: dict[str, Weight] = field(default_factory=dict)
+    _read: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by module, in its forward
+
+    def reader(self, name: str) -> Any:
+        def read(module: nn.Module) -> Tensor:
+            known = self._read.get(id(module), {})
+            if name not in known:
+                known[name] = self._whole(module, name)
+            return known[name]
+
+        return read
+
+    def _whole(self, module: nn.Module, name: str) -> Tensor:
+        parameter = torch_private.parameters_of(module)[name]
+        assert parameter is not None
+        if name not in self.weights:
+            return self.state.local(parameter)
+        weight = self.weights[name]
+        whole = weight.forward(f"{id(module)}.{name}", backward_needs_it=False)
+        weight.read("forward", 1)
+        return _Gathered.apply(parameter, whole, weight, self.state)
+
+    def forward(self, kind: type[nn.Module]) -> Any:
+        def forward(module: nn.Module, *arguments: Any, **named: Any) -> Any:
+            outer = self._read.get(id(module))
+            self._read[id(module)] = {}
+            try:
+                return kind.forward(module, *arguments, **named)
+            finally:
+                if outer is None:
+                    del self._read[id(module)]
+                else:
+                    self._read[id(module)] = outer
+
+        return forward
+
+
+class _Gathered(torch.autograd.Function):
+    """A parameter that z cuts, gathered: its gradient is scattered back."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: nn.Parameter, whole: Tensor, weight: Weight, state: CubeState) -> Tensor:
+        ctx.parameter, ctx.weight, ctx.gradients = parameter, weight, state.gradients
+        ctx.use = state.gradients.use(parameter)
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
+        gradients, parameter = ctx.gradients, ctx.parameter
+
+        def product(into: Tensor | None) -> Tensor:
+            return add_to(into, gradient.to(gradients.dtype_of(parameter), copy=True))
+
+        gradients.weight_gradient(WeightGradient(parameter, "whole", product, ctx.weight.scatter))
+        ctx.use.done()
+        return None, None, None, None

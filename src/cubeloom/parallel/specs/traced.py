@@ -1,0 +1,330 @@
+"""Layers of a model that nobody wrote a cut for: features alone are cut at rest, and rows are all those of a rank of data and z.
+
+An operation between layers may so take its sizes from any tensor: samples and sequences are whole everywhere.
+
+| features rest | layout | for |
+|---|---|---|
+| both  | [rows, N/(y·x)] | attention by whole heads, what lies within an MLP |
+| one   | [rows, N/y]     | the stream, on x |
+| whole | [rows, N]       | what an operation between layers needs whole; its gradient is the same on all ranks |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Literal
+
+from cubeloom.parallel.config import REPLICATED, ParallelConfig, choose
+from cubeloom.parallel.layout import Axes, Layout
+from cubeloom.parallel.specs.linear import LinearSpec, Spread, gradient_scatter, weight_transfers
+from cubeloom.parallel.specs.lookup import EmbeddingSpec
+from cubeloom.parallel.specs.spec import (
+    ROWS,
+    LayerSpec,
+    Parameter,
+    Product,
+    Rule,
+    Side,
+    Touched,
+    Transfer,
+    divides,
+    other,
+    stream,
+    there_and_back,
+)
+
+FeatureRest = Literal["both", "one", "lazy", "whole"]
+PLANE: Axes = ("x", "y")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of a layer: rows of one rank's samples, as many as there are tokens or pixels; whether dX is wanted."""
+
+    rows_in: Any
+    rows_out: Any
+    gradient: bool = True
+
+
+def _whole(side: Side) -> tuple[Layout, Layout]:
+    """Features on a side, and whole."""
+    return Layout.of(rows=ROWS, features=side), Layout.of(rows=ROWS, features=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedLinearSpec(LinearSpec):
+    """`taken` and `given`: how its features rest before and after it. `joins`: the layer that gathers the same input for it."""
+
+    calls: tuple[Call, ...]
+    taken: FeatureRest
+    given: FeatureRest
+    joins: str | None = None
+    rank: int | None = None  # dimensions of its input, where features are not the last
+
+    @property
+    def leaves(self) -> bool:
+        """Its output is gathered."""
+        return self.given == "whole"
+
+    @property
+    def enters(self) -> bool:
+        """Of whole features each rank takes its own."""
+        return self.taken == "whole"
+
+    def over_z(self, c: ParallelConfig) -> Any:
+        """Whether z cuts the weight."""
+        first, axis = (self.k, self.k_axis) if self.transposed else (self.held(c), self.n_axis)
+        return c.weights_cut & (first % c.size(axis, "z") == 0)
+
+    def _own(self, c: ParallelConfig) -> ParallelConfig:
+        return replace(c, weights=choose(self.over_z(c), c.weights, REPLICATED))
+
+    def spread_in(self, c: ParallelConfig) -> Spread:
+        return "features" if self.taken == "both" else "replicated"
+
+    def spread_out(self, c: ParallelConfig) -> Spread:
+        return "features" if self.given == "both" else "replicated"
+
+    def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
+        return (_whole(self.side)[1] if self.enters else self.input(self.spread_in(c))[0],)
+
+    def gives(self, c: ParallelConfig) -> Layout:
+        return _whole(self.n_axis)[1] if self.leaves else self.output(self.spread_out(c))[1]
+
+    def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
+        rest, used = self.weight(cut=True)
+        for call in self.calls:
+            x, y = c.samples * call.rows_in * self.k, c.samples * call.rows_out * self.held(c)
+            if self.joins is None:
+                ends = [_whole(self.k_axis)[::-1]] if self.enters else []
+                for source, target in [*ends, self.input(self.spread_in(c))]:
+                    yield Transfer("F", source, target, x)
+                    yield Transfer("I", target.gradient, source.gradient, x, when=call.gradient)
+            yield from there_and_back(*self.output(self.spread_out(c)), y)
+            if self.leaves:
+                yield Transfer("F", *_whole(self.n_axis), y)
+            for each in weight_transfers(rest, used, self.k * self.held(c) * self.kernel_numel, self._own(c)):
+                yield replace(each, when=each.when & (call.gradient or each.phase != "I"))
+
+    def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
+        for each in super().parameters(self._own(c)):
+            if not each.name.endswith(".bias"):
+                yield each
+                continue
+            # Where features rest on both axes each rank of the other one uses its own part of the bias.
+            across = other(self.bias_axis)
+            alike = () if self.given == "both" else (across,)
+            yield replace(each, partial=(*ROWS, across), alike=alike, when=each.when)
+
+    def products(self, c: ParallelConfig) -> Iterator[Product]:
+        for call in self.calls:
+            k, n = self.k / c.size(self.k_axis), self.held(c) / c.size(self.n_axis)
+            yield Product(c.samples_of * call.rows_out, k, n, self.kernel_numel)
+
+    def touched(self, c: ParallelConfig) -> Touched:
+        rows = sum(call.rows_out for call in self.calls)
+        nbytes = c.samples_of * rows * self.n / c.size(self.n_axis) * c.item
+        return Touched(5 * nbytes, 3 * nbytes)
+
+    def saved(self, c: ParallelConfig) -> Any:
+        rows = 0 if self.joins else sum(call.rows_in for call in self.calls)
+        return c.samples_of * rows * self.k / c.size(self.k_axis) * c.item
+
+    def flops(self, sequence: int) -> float:
+        return 2.0 * self.k * self.n * self.kernel_numel * sum(call.rows_out for call in self.calls)
+
+    def rules(self, c: ParallelConfig) -> Iterator[Rule]:
+        label = "features of a linear over x and y"
+        yield from divides(label, "input features", self.k, c, self.k_axis)
+        if self.given == "both":
+            yield from divides(label, "output features", self.n, c, "x", "y")
+        elif not self.padded:
+            yield from divides(label, "output features", self.n, c, self.n_axis)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedEmbeddingSpec(EmbeddingSpec):
+    """Vocabulary over y, features over x; `scale` multiplies what is found, and the row `padding` is not trained."""
+
+    calls: tuple[Call, ...]
+    given: FeatureRest
+    scale: float = 1.0
+    padding: int | None = None
+    shares: str | None = None  # the layer whose weight it uses
+
+    @property
+    def leaves(self) -> bool:
+        return self.given == "whole"
+
+    def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
+        return (Layout.of(rows=ROWS),)
+
+    def gives(self, c: ParallelConfig) -> Layout:
+        return _whole("x")[1] if self.leaves else self.rests(c)
+
+    def rests(self, c: ParallelConfig) -> Layout:
+        return stream("x", False)
+
+    def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
+        rest, used = self._weight(cut=True)
+        elements = self.held(c) * self.features
+        for call in self.calls:
+            rows = c.samples * call.rows_out * self.features
+            yield Transfer("F", self.found, stream("x", False), rows)
+            if self.leaves:
+                yield Transfer("F", *_whole("x"), rows)
+            yield Transfer("F", rest, used, elements, when=c.weights_cut, of_weight=True)
+            yield gradient_scatter(rest, used, elements, c.weights_cut)
+
+    def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
+        for each in super().parameters(c):
+            yield replace(each, name=f"{self.shares or self.name}.weight")
+
+    def touched(self, c: ParallelConfig) -> Touched:
+        nbytes = c.samples_of * self._rows * self.features / c.x * c.item
+        return Touched(forward=2 * nbytes, weight_grad=3 * nbytes, operators=3)
+
+    def saved(self, c: ParallelConfig) -> Any:
+        return 9 * c.samples_of * self._rows
+
+    @property
+    def _rows(self) -> Any:
+        return sum(call.rows_out for call in self.calls)
+
+    def rules(self, c: ParallelConfig) -> Iterator[Rule]:
+        yield from divides("hidden size over x", "features", self.features, c, "x")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedNormSpec(LayerSpec):
+    """LayerNorm (centred) or RMSNorm of features that lie over these axes; its weight is the parameter plus `offset`."""
+
+    axes: tuple[Side, ...]
+    features: int
+    centred: bool
+    weight: bool
+    bias: bool
+    eps: float
+    calls: tuple[Call, ...]
+    offset: float = 0.0
+
+    def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
+        return (self.gives(c),)
+
+    def gives(self, c: ParallelConfig) -> Layout:
+        return Layout.of(rows=ROWS, features=self.axes)
+
+    def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
+        whole, axes = Layout.of(parts=None, rows=ROWS), tuple(sorted(self.axes))
+        summed = Layout(whole.dims, partial=frozenset(axes))
+        for call in self.calls:
+            rows = c.samples * call.rows_in
+            if self.centred:  # mean and spread of each part, gathered; in the backward two numbers a row, summed
+                yield Transfer("F", whole.with_dims(parts=axes), whole, 2 * c.size(*axes) * rows, "statistic")
+            else:
+                yield Transfer("F", summed, whole, rows, "statistic")
+            yield Transfer("I", summed, whole, (2 if self.centred else 1) * rows, "statistic", when=call.gradient)
+
+    def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
+        # Of features that lie over two axes each rank of the second one uses its own part of what the first one leaves.
+        first, across = self.axes[0], other(self.axes[0])
+        alike = () if across in self.axes else (across,)
+        for kind, there in (("weight", self.weight), ("bias", self.bias)):
+            if there:
+                partial, layout = (*ROWS, across), Layout.of(first=first)
+                yield Parameter(f"{self.name}.{kind}", (self.features,), layout, partial, alike=alike)
+
+    def touched(self, c: ParallelConfig) -> Touched:
+        nbytes = self._numbers(c) * choose(c.size(*self.axes) > 1, 6 * c.statistic, 2 * c.item)
+        return Touched(nbytes, 2 * nbytes, operators=4)
+
+    def saved(self, c: ParallelConfig) -> Any:
+        return self._numbers(c) * c.item
+
+    def _numbers(self, c: ParallelConfig) -> Any:
+        return c.samples_of * sum(call.rows_in for call in self.calls) * self.features / c.size(*self.axes)
+
+    def rules(self, c: ParallelConfig) -> Iterator[Rule]:
+        yield from divides("features of a norm", "features", self.features, c, *self.axes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedLossSpec(LayerSpec):
+    """A cross-entropy inside the model: of logits whose classes lie over `axis`, in numbers of `nbytes`; or of whole ones."""
+
+    axis: Side | None
+    rows: int
+    nbytes: int
+    smoothing: float = 0.0
+
+    def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
+        size = Fraction(self.nbytes, c.item)
+        if self.axis is not None:
+            summed = Layout.of(rows=ROWS, partial=self.axis)
+            elements = c.samples * self.rows * size
+            yield Transfer("F", summed, Layout.of(rows=ROWS), elements)  # the largest logit
+            yield Transfer("F", summed, Layout.of(rows=ROWS), (3 if self.smoothing else 2) * elements)
+        yield Transfer("F", Layout.of(partial=ROWS), Layout.of(), 2 * size)
+
+    def touched(self, c: ParallelConfig) -> None:
+        return None
+
+    def saved(self, c: ParallelConfig) -> Any:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class WholeParameter:
+    """`differing`: axes whose ranks use it for other features, so that each has a summand of its gradient."""
+
+    name: str
+    shape: tuple[int, ...]
+    differing: Axes = ()
+    trained: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeSpec(LayerSpec):
+    """A module whose parameters each rank of the plane uses whole. At rest z cuts them; a forward gathers them, `times` a step."""
+
+    kind: str
+    why: str
+    own: tuple[WholeParameter, ...]
+    times: int = 1
+    forward_flops: float = 0.0  # of a rank's samples
+
+    def over_z(self, parameter: WholeParameter, c: ParallelConfig) -> Any:
+        rows = parameter.shape[0] if parameter.shape else 1
+        return c.weights_cut & (rows % c.z == 0) & (c.z > 1) & (len(parameter.shape) > 1)
+
+    def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
+        for each in self.own:
+            rest, used = Layout.of(first="z"), Layout.of(first=None, partial_gradient=ROWS)
+            elements = 1
+            for size in each.shape:
+                elements *= size
+            when = self.over_z(each, c)
+            for _ in range(self.times):
+                yield Transfer("F", rest, used, elements, when=when, of_weight=True)
+                if each.trained:
+                    yield gradient_scatter(rest, used, elements, when)
+
+    def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
+        for each in self.own:
+            alike = tuple(axis for axis in PLANE if axis not in each.differing)
+            cut = self.over_z(each, c)
+            name, shape = f"{self.name}.{each.name}".removeprefix("."), each.shape or (1,)
+            # Ranks that compute the same average it: rounding on a GPU is not repeated, and replicas would drift apart.
+            yield Parameter(name, shape, Layout.of(first="z"), ("data", *PLANE), cut, alike=alike, trained=each.trained)
+            yield Parameter(name, shape, Layout.of(first=None), (*ROWS, *PLANE), 1 - cut, alike=alike, trained=each.trained)
+
+    def touched(self, c: ParallelConfig) -> None:
+        return None
+
+    def saved(self, c: ParallelConfig) -> Any:
+        return 0.0
+
+    def flops(self, sequence: int) -> float:
+        return self.forward_flops

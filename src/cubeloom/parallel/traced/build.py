@@ -1,0 +1,147 @@
+"""From what was found to the spec of every layer: those that are cut, and modules whose parameters stay whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from cubeloom.base import torch_private
+from cubeloom.parallel.specs import (
+    LayerSpec,
+    Side,
+    TracedEmbeddingSpec,
+    TracedLinearSpec,
+    TracedLossSpec,
+    TracedNormSpec,
+    WholeParameter,
+    WholeSpec,
+)
+from cubeloom.parallel.traced.known import Linear, Norm, Table
+from cubeloom.parallel.traced.placing import Placed
+from cubeloom.parallel.traced.run import Found
+
+
+def specs_of(model: nn.Module, found: Found, tied: dict[str, str]) -> list[LayerSpec]:
+    cut = {name: each for name, each in found.placed.items() if not each.left_whole}
+    return [*_layers(cut, tied), *_losses(found), *_whole(model, found, set(cut))]
+
+
+def _layers(cut: dict[str, Placed], tied: dict[str, str]) -> Iterator[LayerSpec]:
+    gatherers: dict[tuple[object, ...], str] = {}  # of the inputs of each call, who gathers them
+    for name, placed in cut.items():
+        calls = tuple(use.call for use in placed.uses)
+        match placed.known:
+            case Linear() as known:
+                key = (placed.side, placed.taken, *(use.source for use in placed.uses))
+                first = gatherers.setdefault(key, name)
+                yield TracedLinearSpec(
+                    name=name,
+                    k=known.k,
+                    n=known.n,
+                    side=placed.side,
+                    bias=known.bias,
+                    kernel_numel=known.kernel_numel,
+                    transposed=known.transposed,
+                    shares=tied.get(name),
+                    padded=placed.given in ("lazy", "whole") and known.dim == -1 and not known.transposed,
+                    calls=calls,
+                    taken=placed.taken,
+                    given=placed.given,
+                    joins=None if first == name else first,
+                    rank=known.rank,
+                )
+            case Table() as table:
+                yield TracedEmbeddingSpec(
+                    name=name,
+                    entries=table.entries,
+                    features=table.features,
+                    calls=calls,
+                    given=placed.given,
+                    scale=table.scale,
+                    padding=table.padding,
+                    shares=tied.get(name),
+                )
+            case Norm() as norm:
+                both: tuple[Side, ...] = ("y", "x") if placed.side == "y" else ("x", "y")
+                yield TracedNormSpec(
+                    name=name,
+                    axes=both if placed.given == "both" else both[:1],
+                    features=norm.features,
+                    centred=norm.centred,
+                    weight=norm.weight,
+                    bias=norm.bias,
+                    eps=norm.eps,
+                    offset=norm.offset,
+                    calls=calls,
+                )
+
+
+def _losses(found: Found) -> Iterator[LayerSpec]:
+    for number, loss in enumerate(found.losses):
+        head = None if loss.head is None else found.placed[loss.head]
+        axis: Side | None = None if head is None else "y" if head.side == "x" else "x"
+        nbytes = loss.nbytes if loss.head is not None else 8
+        yield TracedLossSpec(
+            name=f"{loss.head or 'cross_entropy'} loss {number}",
+            axis=axis,
+            rows=loss.rows,
+            nbytes=nbytes,
+            smoothing=loss.smoothing,
+        )
+
+
+def _whole(model: nn.Module, found: Found, cut: set[str]) -> Iterator[LayerSpec]:
+    """The other modules with parameters of their own. A parameter that several have is the first one's."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    taken = {id(each) for name in cut for each in model.get_submodule(name).parameters()}
+    for name, module in model.named_modules():
+        parameters = torch_private.parameters_of(module)
+        own = {kind: each for kind, each in parameters.items() if each is not None and id(each) not in taken}
+        if name in cut or not own:
+            continue
+        taken |= set(map(id, own.values()))
+        placed = found.placed.get(name)
+        yield WholeSpec(
+            name=name,
+            kind=type(module).__name__,
+            why=_why(name, module, found),
+            own=tuple(
+                WholeParameter(
+                    kind,
+                    tuple(each.shape),
+                    tuple(sorted(found.partial.get(names[id(each)], frozenset()) if placed is None else placed.differing)),
+                    each.requires_grad and (placed is not None or names[id(each)] in found.partial),
+                )
+                for kind, each in own.items()
+            ),
+            times=len(placed.uses) if placed is not None else found.calls.get(name, 0),
+            forward_flops=_flops(placed),
+        )
+
+
+def _flops(placed: Placed | None) -> float:
+    if placed is None or not isinstance(placed.known, Linear):
+        return 0.0
+    known = placed.known
+    return 2.0 * known.k * known.n * known.kernel_numel * sum(use.call.rows_out for use in placed.uses)
+
+
+def _why(name: str, module: nn.Module, found: Found) -> str:
+    placed = found.placed.get(name)
+    if placed is None:
+        return f"{type(module).__name__} is no linear, convolution, table or norm" if name else "they are the model's own"
+    if isinstance(placed.known, Norm):
+        return "it normalises features that are whole"
+    return found.choices.why(name) or "the grid does not divide its features"
+
+
+def tied_layers(model: nn.Module) -> dict[str, str]:
+    """Layers that have the weight of one before them."""
+    owners: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        weight = torch_private.parameters_of(module).get("weight")
+        if weight is not None and owners.setdefault(id(weight), name) != name:
+            found[name] = owners[id(weight)]
+    return found

@@ -1,0 +1,203 @@
+"""Which modules of a model are linears, convolutions, tables or norms that have a form on the cube, whoever wrote them.
+
+A norm of somebody's own is recognised by what it computes: it is tried on a few numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cubeloom.base import torch_private
+from cubeloom.parallel.cut import CutError
+from cubeloom.parallel.products import Convolution, Convolve, is_conv1d
+
+# These types and no others: a subclass may compute something else.
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_LARGEST_EPS = 1e-2
+_CLOSE = 1e-5  # most norms compute in float32
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear, or a convolution with `kernel_numel` numbers for each pair of features."""
+
+    k: int
+    n: int
+    bias: bool
+    kernel_numel: int = 1
+    transposed: bool = False  # the weight is stored [K, N, …]
+    dim: int = -1  # the dimension of its input and output that is features
+    rank: int | None = None  # how many dimensions its input must have, or any number from two up
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows looked up by index, times `scale`."""
+
+    entries: int
+    features: int
+    padding: int | None = None  # the row that is not trained
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Norm:
+    """LayerNorm (centred) or RMSNorm of the last dimension; its weight is the parameter plus `offset`."""
+
+    features: int
+    centred: bool
+    weight: bool
+    bias: bool
+    eps: float
+    offset: float = 0.0
+
+
+Known = Linear | Table | Norm
+
+
+def known(module: nn.Module) -> Known | None:
+    """What it is, if it has a form here."""
+    if torch_private.has_hooks(module):
+        return None
+    return _linear(module) or _table(module) or _norm(module)
+
+
+def _linear(module: nn.Module) -> Linear | None:
+    if isinstance(module, nn.Linear) and (type(module).forward is nn.Linear.forward or _computes_linear(module)):
+        return Linear(module.in_features, module.out_features, module.bias is not None)
+    if is_conv1d(module):
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        return Linear(weight.shape[0], weight.shape[1], bias=True, transposed=True)
+    if not isinstance(module, Convolution) or type(module) not in _CONVOLUTIONS or module.groups > 1:
+        return None
+    try:
+        Convolve.like(module)
+    except CutError:
+        return None
+    return Linear(
+        module.in_channels,
+        module.out_channels,
+        module.bias is not None,
+        prod(module.kernel_size),
+        module.transposed,
+        dim=1,
+        rank=len(module.kernel_size) + 2,
+    )
+
+
+def _computes_linear(module: nn.Linear) -> bool:
+    """Whether a linear with a forward of its own computes what torch's does."""
+    tried = _with_values(module)
+    x = torch.linspace(-2, 3, 2 * module.in_features, dtype=torch.float64).sin().view(2, -1)
+    found = _computed(tried, x)
+    with torch.no_grad():
+        expected = nn.Linear.forward(tried, x)  # type: ignore[arg-type]
+    return found is not None and found.shape == expected.shape and torch.allclose(found, expected)
+
+
+def _table(module: nn.Module) -> Table | None:
+    if not isinstance(module, nn.Embedding) or module.max_norm is not None:
+        return None
+    if module.scale_grad_by_freq or module.sparse:
+        return None
+    scale = 1.0 if type(module).forward is nn.Embedding.forward else _scale(module)
+    if scale is None:
+        return None
+    return Table(module.num_embeddings, module.embedding_dim, module.padding_idx, scale)
+
+
+def _scale(module: nn.Embedding) -> float | None:
+    """By what an embedding of somebody's own multiplies its rows."""
+    tried = _with_values(module)
+    index = torch.arange(min(3, module.num_embeddings))
+    found = _computed(tried, index)
+    if found is None:
+        return None
+    plain = tried.get_parameter("weight").detach()[index]
+    if found.shape != plain.shape:
+        return None
+    scale = float(found.flatten()[0] / plain.flatten()[0])
+    return scale if torch.allclose(found, plain * scale, rtol=_CLOSE) else None
+
+
+def _norm(module: nn.Module) -> Norm | None:
+    own = {name: each for name, each in torch_private.parameters_of(module).items() if each is not None}
+    if list(module.children()) or not set(own) <= {"weight", "bias"} or any(each.dim() != 1 for each in own.values()):
+        return None
+    features = _features(module, own)
+    if features is None or any(each.numel() != features for each in own.values()):
+        return None
+    tried = _with_values(module)
+    x = torch.linspace(-2, 3, 3 * features, dtype=torch.float64).sin().view(3, features) * 0.01 + 0.003
+    found = _computed(tried, x)
+    if found is None or found.shape != x.shape:
+        return None
+    values = dict(tried.named_parameters())
+    for centred, eps, offset in product((False, True), _epsilons(module), (0.0, 1.0)):
+        norm = Norm(features, centred, "weight" in own, "bias" in own, eps, offset if "weight" in own else 0.0)
+        if torch.allclose(found.double(), _of(norm, x, values), rtol=_CLOSE, atol=_CLOSE / 10):
+            return norm
+    return None
+
+
+def _of(norm: Norm, x: Tensor, values: dict[str, nn.Parameter]) -> Tensor:
+    weight = values["weight"].detach() + norm.offset if norm.weight else None
+    if norm.centred:
+        return functional.layer_norm(x, x.shape[-1:], weight, values["bias"].detach() if norm.bias else None, norm.eps)
+    y = functional.rms_norm(x, x.shape[-1:], weight, norm.eps)
+    return y + values["bias"].detach() if norm.bias else y
+
+
+def _features(module: nn.Module, own: dict[str, nn.Parameter]) -> int | None:
+    if own:
+        return next(iter(own.values())).numel()
+    shape = getattr(module, "normalized_shape", None)
+    return shape[0] if isinstance(shape, tuple | list) and len(shape) == 1 else None
+
+
+def _epsilons(module: nn.Module) -> Iterator[float]:
+    """What the module may add to a variance: any small number that it has."""
+    found = [value for value in vars(module).values() if isinstance(value, float) and 0 <= value <= _LARGEST_EPS]
+    yield from dict.fromkeys([*found, 1e-5, 1e-6, 1e-12, 0.0, torch.finfo(torch.float64).eps])
+
+
+def _with_values(module: nn.Module) -> nn.Module:
+    """A copy on the CPU, in double precision, whose parameters are numbers that tell one another apart."""
+    memo: dict[int, object] = {}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        for each in module.parameters():
+            memo[id(each)] = nn.Parameter(torch.rand(each.shape, dtype=torch.float64) + 0.5)
+        for buffer in module.buffers():
+            if buffer.is_meta:
+                memo[id(buffer)] = torch.ones(buffer.shape, dtype=buffer.dtype)
+        return deepcopy(module, memo).eval()
+
+
+def _computed(module: nn.Module, x: Tensor) -> Tensor | None:
+    try:
+        with torch.device("cpu"), torch.no_grad():
+            found = module.forward(x)
+    except Exception:  # it takes something else
+        return None
+    return found if isinstance(found, Tensor) else None
+
+
+def held_elsewhere(module: nn.Module) -> str | None:
+    """An attribute that holds parameters where they could not be replaced, as torch's recurrent layers have."""
+    for name, value in vars(module).items():
+        if name in ("_parameters", "_modules"):
+            continue
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+        if any(isinstance(each, nn.Parameter) for each in inner):
+            return name
+    return None

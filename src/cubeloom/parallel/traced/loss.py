@@ -1,0 +1,83 @@
+"""The loss of a foreign model is the mean over the rank's own samples; this makes it that of the whole batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from cubeloom.parallel.layers.logits import cut_cross_entropy
+from cubeloom.parallel.layers.loss import Mean
+from cubeloom.parallel.state import CubeState
+
+# Losses that divide by the number of targets that are not ignored, which differs from rank to rank.
+COUNTING = ("cross_entropy", "nll_loss")
+
+
+def mean_over_batch(loss: Tensor, state: CubeState, targets: int | Tensor = 1) -> Tensor:
+    """The mean over the samples of all ranks of data and z, the same number on every rank; call `backward` on it.
+
+    `targets`: of how many targets `loss` is the mean, where ranks have different numbers of them (ignored tokens, say). A rank
+    without any, whose mean is NaN, adds nothing; without any on all ranks the mean is NaN, as torch's, and gradients are 0.
+    """
+    wide = loss.double()
+    count = torch.as_tensor(targets, dtype=torch.float64, device=wide.device)
+    wide = torch.where(count > 0, wide, 0.0)
+    everybody = state.network.axis("data", "z")
+    return Mean.apply(wide * count, count, everybody, everybody.size, "loss").to(loss.dtype)
+
+
+def average_losses(module: nn.Module, state: CubeState) -> None:
+    """From now on a cross-entropy inside the module's forward is the mean over all targets of the whole batch."""
+    if state.network.grid.data * state.network.grid.z == 1:
+        return
+    kind = type(module)
+
+    @functools.wraps(kind.forward)
+    def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
+        with _CountedLosses(state):
+            return kind.forward(self, *arguments, **named)
+
+    module.__class__ = type(kind.__name__, (kind,), {"forward": forward})
+
+
+class _CountedLosses(TorchFunctionMode):
+    def __init__(self, state: CubeState) -> None:
+        super().__init__()
+        self._state = state
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function is functional.cross_entropy and (found := cut_cross_entropy(*args, **kwargs)) is not None:
+            return found  # of the whole batch already
+        result = function(*args, **kwargs)
+        if function is functional.cross_entropy or function is functional.nll_loss:
+            count = _targets(*args, **kwargs)
+            return result if count is None else mean_over_batch(result, self._state, count)
+        return result
+
+
+def _targets(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor | None:
+    """What torch divides the sum of the losses by; None where it divides by nothing."""
+    if reduction != "mean" or size_average is False or reduce is False:
+        return None
+    if target.is_floating_point():  # probabilities of classes
+        return target.new_tensor(target.numel() // input.shape[1 if input.dim() > 1 else 0])
+    counted = target != ignore_index
+    return counted.sum() if weight is None else weight[target.masked_fill(~counted, 0)].mul(counted).sum()

@@ -1,0 +1,141 @@
+"""A model that was traced, as a value that can be read and applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from cubeloom.base.errors import UserError
+from cubeloom.base.grid import Grid
+from cubeloom.comm import Network
+from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
+from cubeloom.parallel.cut import CutError
+from cubeloom.parallel.replace import Fill, replace_layers
+from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, TracedLossSpec, WholeSpec, parameters
+from cubeloom.parallel.state import CubeState
+from cubeloom.parallel.traced.build import specs_of, tied_layers
+from cubeloom.parallel.traced.known import held_elsewhere, known
+from cubeloom.parallel.traced.loss import average_losses
+from cubeloom.parallel.traced.report import table
+from cubeloom.parallel.traced.run import mixing_of_samples, place
+from cubeloom.parallel.traced.values import own_values, place_buffers, refuse_different_values
+from cubeloom.parallel.volume import Volume, step_volume
+
+REST = ShardingPolicy(activations="replicated")
+_CUBE = ("x", "y", "z")
+
+
+@dataclass(frozen=True)
+class Traced:
+    """How each layer of a model lies on a grid, for a batch like the example's."""
+
+    model: str
+    grid: Grid
+    specs: tuple[LayerSpec, ...]
+    item: int  # bytes of a number
+    flops_between: tuple[float, float]  # of products between layers, of one rank's samples: in all, and on a rank
+
+    @property
+    def config(self) -> ParallelConfig:
+        """One sample, whatever it is, on each rank of data and z."""
+        return ParallelConfig.exact(self.grid, REST, Batch(self.grid.data * self.grid.z, 1), self.item)
+
+    def volume(self) -> Volume:
+        """Bytes that a rank receives along each axis in one forward and backward."""
+        return step_volume(self.specs, self.config)
+
+    def parameters(self) -> dict[str, Parameter]:
+        config = self.config
+        return {name: each for spec in self.specs for name, each in parameters(spec, config).items()}
+
+    @property
+    def numbers(self) -> int:
+        """In all parameters."""
+        return int(sum(prod(each.shape) for each in self.parameters().values()))
+
+    @property
+    def held(self) -> int:
+        """Numbers of parameters that one rank has."""
+        return int(sum(each.numbers(self.config) for each in self.parameters().values()))
+
+    @property
+    def cut_share(self) -> float:
+        """The share of the parameters that every axis of the cube cuts."""
+        axes = {axis for axis in _CUBE if self.grid.size(axis) > 1}
+        cut = sum(prod(each.shape) for each in self.parameters().values() if axes <= each.cuts.keys())
+        return float(cut / self.numbers)
+
+    @property
+    def flops_share(self) -> float:
+        """The share of the FLOPs of a forward that one rank computes."""
+        linears = [spec for spec in self.specs if isinstance(spec, TracedLinearSpec)]
+        whole = [spec for spec in self.specs if isinstance(spec, WholeSpec)]
+        cut = sum(spec.flops(1) for spec in linears)
+        alike = sum(spec.flops(1) for spec in whole)
+        own = cut / (self.grid.x * self.grid.y) + alike + self.flops_between[1]
+        return own / max(cut + alike + self.flops_between[0], 1.0) / (self.grid.data * self.grid.z)
+
+    def apply(self, model: nn.Module, network: Network, fill: Fill | None = None) -> CubeState:
+        """Cut the model over the network's ranks, in place; on every rank. Without `fill` blocks are the module's own values."""
+        if network.grid.sizes != self.grid.sizes:
+            raise UserError(f"this model was traced for the grid {self.grid}, and the network is {network.grid}")
+        if fill is None:
+            refuse_different_values(model, network)
+        state = CubeState.of(network, REST)
+        fill = fill or own_values(model)
+        layers = [spec for spec in self.specs if not isinstance(spec, TracedLossSpec)]
+        replace_layers(model, layers, state, fill)
+        place_buffers(model, network, fill)
+        average_losses(model, state)
+        network.models.add(model)
+        return state
+
+    def __str__(self) -> str:
+        return "\n".join(table(self.model, self.specs, self.config, self.cut_share, self.flops_share, self.volume()))
+
+
+def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callable[[str], None] | None = None) -> Traced:
+    """Look at a model while it computes `example`, the keyword arguments of a forward of one rank's samples.
+
+    Raises CutError where a rank's samples would give something else than they do among all.
+    """
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        raise UserError(f"this {type(model).__name__} is cut already")
+    for name, each in model.named_modules():
+        if (where := held_elsewhere(each)) is not None:
+            raise CutError(f"{name} ({type(each).__name__}) holds its parameters in {where} too, where they cannot be cut")
+    kinds = {name: kind for name, each in model.named_modules() if name and (kind := known(each)) is not None}
+    inputs = {name: _on_host(each) for name, each in example.items()}
+    sizes = {axis: grid.size(axis) for axis in ("x", "y")}
+    tied = tied_layers(model)
+    found = place(model, kinds, sizes, inputs, tied, say)
+    if grid.data * grid.z > 1:
+        several, samples = _several(inputs)
+        if samples > 1 and (why := mixing_of_samples(model, kinds, sizes, several, tied, found.choices, samples)):
+            raise CutError(
+                f"{type(model).__name__} on {grid}: data and z cut samples, and this model would compute something else of some"
+                f" samples than of all: {why}"
+            )
+    item = next((parameter.element_size() for parameter in model.parameters()), 4)
+    return Traced(type(model).__name__, grid, tuple(specs_of(model, found, tied)), item, found.flops)
+
+
+def _on_host(value: Any) -> Any:
+    return value.cpu() if isinstance(value, Tensor) and not value.is_meta else value
+
+
+def _several(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """At least two samples, and how many."""
+    samples = next((each.shape[0] for each in inputs.values() if isinstance(each, Tensor) and each.dim()), 0)
+    if samples != 1:
+        return dict(inputs), samples
+    return {
+        name: torch.cat([each, each]) if isinstance(each, Tensor) and each.dim() and each.shape[0] == 1 else each
+        for name, each in inputs.items()
+    }, 2

@@ -1,0 +1,212 @@
+"""Where the layers of a model lie that nobody has written a cut for: the model is run as a rank, and each layer takes what it gets.
+
+A linear that gets features on x gives features on y, and the other way round: so what was cut once stays cut until an operation
+between layers needs it whole. That operation is refused as in any check, and what it was given is then given in another way:
+
+    features over both axes     [rows, N/(y·x)]   whole heads on each rank
+    features over one           [rows, N/y]
+    whole, but not gathered yet [rows, N]         logits, whose loss is computed from the parts
+    whole                       [rows, N]         gathered
+
+and the model is run once more, until nothing is refused. Layers whose names differ in numbers alone are treated alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from cubeloom.parallel.check.step import Refused
+from cubeloom.parallel.check.tracked import Dim, Dims, Factor, Tracked, described, size_of, uncut
+from cubeloom.parallel.cut import pattern_of
+from cubeloom.parallel.specs import Call, Side, other
+from cubeloom.parallel.specs.traced import FeatureRest
+from cubeloom.parallel.traced.known import Known, Linear, Norm, Table
+
+Shape = tuple[int, ...]
+PLANE = ("x", "y")
+Way = tuple[Side, FeatureRest]  # the side that the features come from, and how they rest afterwards
+# In which order ways are given up: what is most cut first.
+_LEVELS: dict[FeatureRest, int] = {"both": 0, "one": 1, "lazy": 4, "whole": 5}
+_STREAM = 3
+
+
+@dataclass
+class Use:
+    """One call of a layer, with rows of a rank; `source` is the same where the input is the same tensor."""
+
+    call: Call
+    source: int
+
+
+@dataclass
+class Placed:
+    """How a layer lies: from which side of the plane its features come, and how they rest before and after it.
+
+    `differing`: axes of which ranks have other parts of the rows of a layer that is left whole.
+    """
+
+    known: Known
+    side: Side
+    taken: FeatureRest
+    given: FeatureRest
+    left_whole: bool = False
+    differing: tuple[str, ...] = ()
+    uses: list[Use] = field(default_factory=list)
+
+    def lies_as(self, other: Placed) -> bool:
+        return self._lies == other._lies
+
+    @property
+    def _lies(self) -> tuple[object, ...]:
+        return self.side, self.taken, self.given, self.left_whole, self.differing
+
+    @property
+    def level(self) -> int:
+        """How much it has been given up."""
+        stream = self.given == "one" and not (isinstance(self.known, Linear) and self.side == "x")
+        return _STREAM if stream else _LEVELS[self.given]
+
+
+@dataclass
+class Choices:
+    """What was tried already, by pattern of names: it only ever grows."""
+
+    barred: dict[str, dict[Way, str]] = field(default_factory=dict)  # with why
+
+    def bar(self, name: str, way: Way, why: str) -> None:
+        self.barred.setdefault(pattern_of(name), {})[way] = why
+
+    def is_barred(self, name: str, way: Way) -> bool:
+        return way in self.barred.get(pattern_of(name), {})
+
+    def why(self, name: str) -> str:
+        """Why it does not lie as it was tried last."""
+        return next(reversed(self.barred.get(pattern_of(name), {"": ""}).values()))
+
+
+class Placing:
+    """The rule of layers in a rank's run that decides as it goes. `tied`: layers that have a table's weight."""
+
+    def __init__(
+        self, known: Mapping[str, Known], sizes: Mapping[str, int], choices: Choices, tied: Mapping[str, str]
+    ) -> None:
+        self._known, self._sizes, self._choices, self._tied = known, sizes, choices, tied
+        self.placed: dict[str, Placed] = {}
+
+    def __call__(self, name: str, inputs: Sequence[Tracked], needed: Sequence[bool], shape: Shape) -> Tracked:
+        if len(inputs) != 1:
+            raise Refused(f"layer {name} is called with {len(inputs)} tensors")
+        (tracked,) = inputs
+        match self._known[name]:
+            case Linear() as linear:
+                placed, dims = self._linear(name, linear, tracked, shape)
+            case Table() as table:
+                placed, dims = self._table(name, table, tracked, shape)
+            case Norm() as norm:
+                placed, dims = _norm(name, norm, tracked, shape)
+        self._keep(name, placed, tracked, needed[0], shape)
+        makers = tracked.makers if isinstance(placed.known, Norm) else frozenset({name})
+        return Tracked(dims, frozenset(), makers if _axes(dims) else frozenset())
+
+    def _keep(self, name: str, placed: Placed, tracked: Tracked, gradient: bool, shape: Shape) -> None:
+        before = self.placed.setdefault(name, placed)
+        if not before.lies_as(placed):
+            raise Refused(f"layer {name} is called twice, with features that lie differently")
+        place = _feature_place(placed.known, len(shape))
+        features = 1 if isinstance(placed.known, Table) else tracked.shape[place]
+        call = Call(prod(tracked.shape) // features, prod(shape) // shape[place], gradient)
+        before.uses.append(Use(call, id(tracked)))
+
+    def _linear(self, name: str, linear: Linear, tracked: Tracked, shape: Shape) -> tuple[Placed, Dims]:
+        place = _feature_place(linear, len(shape))
+        cut = _axes(tracked.dims)
+        if len(tracked.dims) < 2 or linear.rank not in (None, len(shape)):
+            if cut:
+                raise Refused(f"layer {name} gets {len(tracked.dims)} dimensions")
+            return Placed(linear, "x", "whole", "whole", left_whole=True), self._dims(tracked, shape, place, ())
+        _refuse_cut_rows(name, tracked, place)
+        for side, taken, given in self._ways(linear, tracked.dims[place]):
+            if name in self._tied and (side != "x" or linear.transposed) or self._choices.is_barred(name, (side, given)):
+                continue
+            axes = self._given_axes(other(side), given)
+            if self._divides(linear, given, other(side), *axes):
+                return Placed(linear, side, taken, given), self._dims(tracked, shape, place, axes)
+        if cut:
+            raise Refused(f"layer {name}, {linear.k} to {linear.n} features, cannot be cut as {tracked} lies")
+        return Placed(linear, "x", "whole", "whole", left_whole=True), self._dims(tracked, shape, place, ())
+
+    def _ways(self, linear: Linear, dim: Dim) -> Iterator[tuple[Side, FeatureRest, FeatureRest]]:
+        if len(dim) > 1:
+            raise Refused(f"it gets features that lie as {described([dim])}")
+        sources: dict[tuple[str, ...], list[tuple[Side, FeatureRest]]] = {
+            ("x",): [("x", "one")],
+            ("y",): [("y", "one")],
+            ("y", "x"): [("y", "both")],
+            (): [("x", "whole"), ("y", "whole")],
+        }
+        givens: tuple[FeatureRest, ...] = ("both", "one", "lazy", "whole")
+        found = [
+            (side, taken, given)
+            for side, taken in sources.get(_axes([dim]), [])
+            for given in givens
+            if linear.k % self._sizes[side] == 0 and (given != "both" or side == "x")
+        ]
+        return iter(sorted(found, key=lambda each: _LEVELS[each[2]]))
+
+    def _given_axes(self, side: Side, given: FeatureRest) -> tuple[Side, ...]:
+        return {"both": (side, other(side)), "one": (side,), "lazy": (), "whole": ()}[given]
+
+    def _divides(self, linear: Linear, given: FeatureRest, *axes: str) -> bool:
+        """Outputs that look whole are padded where the weight's rows are its outputs."""
+        if given in ("lazy", "whole") and linear.dim == -1 and not linear.transposed:
+            return True
+        return linear.n % prod(self._sizes[axis] for axis in dict.fromkeys(axes)) == 0
+
+    def _table(self, name: str, table: Table, tracked: Tracked, shape: Shape) -> tuple[Placed, Dims]:
+        if _axes(tracked.dims):
+            raise Refused(f"layer {name} looks up {tracked}, of which a rank has a part")
+        if table.features % self._sizes["x"]:
+            return Placed(table, "y", "whole", "whole", left_whole=True), self._dims(tracked, shape, -1, ())
+        if self._choices.is_barred(name, ("y", "one")):
+            return Placed(table, "y", "whole", "whole"), self._dims(tracked, shape, -1, ())
+        return Placed(table, "y", "whole", "one"), self._dims(tracked, shape, -1, ("x",))
+
+    def _dims(self, tracked: Tracked, shape: Shape, place: int, axes: Sequence[Side]) -> Dims:
+        """Rows lie as those of the input."""
+        dims = list(uncut(shape))
+        for at, (dim, size) in enumerate(zip(tracked.dims, shape, strict=False)):
+            if at != place % len(shape) and size_of(dim) == size:
+                dims[at] = dim
+        if axes:
+            dims[place] = (Factor(shape[place], tuple((axis, self._sizes[axis]) for axis in axes)),)
+        return tuple(dims)
+
+
+def _norm(name: str, norm: Norm, tracked: Tracked, shape: Shape) -> tuple[Placed, Dims]:
+    last = tracked.dims[-1]
+    axes = _axes([last])
+    if norm.features != shape[-1] or len(last) > 1:
+        raise Refused(f"layer {name} normalises {norm.features} features of {tracked}")
+    if not axes:  # alike on all ranks, or of whole heads
+        differing = tuple(sorted(_axes(tracked.dims)))
+        return Placed(norm, "x", "whole", "whole", left_whole=True, differing=differing), tracked.dims
+    _refuse_cut_rows(name, tracked, len(shape) - 1)
+    rest: FeatureRest = "both" if len(axes) > 1 else "one"
+    return Placed(norm, "x" if axes[0] == "x" else "y", rest, rest), tracked.dims
+
+
+def _axes(dims: Sequence[Dim]) -> tuple[str, ...]:
+    """Of the plane: samples may be cut in any case."""
+    return tuple(axis for dim in dims for factor in dim for axis, _ in factor.cutting if axis in ("x", "y"))
+
+
+def _feature_place(known: Known, count: int) -> int:
+    return 1 if isinstance(known, Linear) and known.dim == 1 else count - 1
+
+
+def _refuse_cut_rows(name: str, tracked: Tracked, features: int) -> None:
+    rows = [dim for place, dim in enumerate(tracked.dims) if place != features]
+    if _axes(rows):
+        raise Refused(f"layer {name} gets {tracked}, whose rows are cut")
