@@ -1,8 +1,11 @@
-"""Parameters whose rows are not those of the whole tensor: their blocks are filled from it, and read back as parts of it."""
+"""Parameters whose rows are not those of the whole tensor: their blocks are filled from it, and read back as parts of it.
+
+Where a weight is stored transposed the rows that are arranged are its columns: `Arrangement.dim` says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,8 +27,10 @@ class Arranged:
 
     def copied(self, gradient: Tensor, rows: slice) -> list[Tensor]:
         """Of the gradient of these rows of the block: the parts of which other ranks have summands, in memory of its own."""
-        runs = self.arrangement.runs(self.first + rows.start, self.first + rows.stop)
-        return [gradient[run.start : run.stop] for run in runs if run.copies > 1]
+        dim = self.arrangement.dim
+        first = self.first + (rows.start if dim == 0 else 0)
+        runs = self.arrangement.runs(first, first + gradient.shape[dim])
+        return [gradient.narrow(dim, run.start, run.length) for run in runs if run.copies > 1]
 
 
 def arrangement_of(tensor: Tensor, network: Network) -> Arrangement | None:
@@ -47,11 +52,17 @@ class Lie:
     whole: tuple[int, ...]
     offset: tuple[int, ...]  # of the rows, in what is held
     runs: tuple[Run, ...]  # by row of what is looked at
+    dim: int = 0  # that these rows are
 
     def offset_of(self, run: Run) -> tuple[int, ...]:
         """Of a run that is no padding, in the whole tensor."""
         assert run.first is not None
-        return (run.first, *self.offset[1:])
+        return (*self.offset[: self.dim], run.first, *self.offset[self.dim + 1 :])
+
+    def parts(self, local: Tensor) -> Iterator[tuple[Run, Tensor]]:
+        """The runs, and what each is of the tensor that lies so."""
+        for run in self.runs:
+            yield run, local.narrow(self.dim, run.start, run.length)
 
 
 def lie_of(tensor: Tensor, network: Network, rows: slice | None = None) -> Lie:
@@ -60,22 +71,29 @@ def lie_of(tensor: Tensor, network: Network, rows: slice | None = None) -> Lie:
     if not block.shape:
         return Lie((), (), ())  # a single number
     first, length = (0, block.local[0]) if rows is None else (rows.start, rows.stop - rows.start)
-    offset = (block.offset[0] + first, *block.offset[1:])
+    offset, local = (block.offset[0] + first, *block.offset[1:]), (length, *block.local[1:])
     arrangement = arrangement_of(tensor, network)
     if arrangement is None:
         return Lie(block.shape, offset, (Run(0, length, offset[0]),))
-    runs = arrangement.runs(offset[0], offset[0] + length)
-    return Lie((arrangement.whole, *block.shape[1:]), offset, tuple(runs))
+    dim = arrangement.dim
+    runs = arrangement.runs(offset[dim], offset[dim] + local[dim])
+    return Lie(_with(block.shape, dim, arrangement.whole), offset, tuple(runs), dim)
+
+
+def _with(sizes: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
+    return (*sizes[:dim], size, *sizes[dim + 1 :])
 
 
 def block_values(fill: Callable[[str, Block], Tensor], name: str, block: Block, arrangement: Arrangement) -> Tensor:
     """The values of a block of what is held; `fill` is asked for blocks of the whole tensor."""
-    whole = (arrangement.whole, *block.shape[1:])
+    dim = arrangement.dim
+    whole = _with(block.shape, dim, arrangement.whole)
 
     def rows(first: int, length: int) -> Tensor:
-        return fill(name, Block(whole, (first, *block.offset[1:]), (length, *block.local[1:])))
+        return fill(name, Block(whole, _with(block.offset, dim, first), _with(block.local, dim, length)))
 
-    runs = arrangement.runs(block.offset[0], block.offset[0] + block.local[0])
+    runs = arrangement.runs(block.offset[dim], block.offset[dim] + block.local[dim])
     parts = {run: rows(run.first, run.length) for run in runs if run.first is not None}
     like = next(iter(parts.values())) if parts else rows(0, 1)  # of a block that is only padding the dtype is wanted
-    return torch.cat([parts[run] if run in parts else like.new_zeros(run.length, *like.shape[1:]) for run in runs])
+    padding = (like.new_zeros(_with(block.local, dim, run.length)) for run in runs if run not in parts)
+    return torch.cat([parts[run] if run in parts else next(padding) for run in runs], dim)

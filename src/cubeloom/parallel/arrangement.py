@@ -1,4 +1,6 @@
-"""How the rows of a tensor are arranged before a grid cuts them, where those of the whole tensor would not do. Values only.
+"""How the outputs of a tensor are arranged before a grid cuts them, where those of the whole would not do. Values only.
+
+Outputs are the rows of a weight, and where it is stored transposed its columns: read columns for rows then.
 
 A grid cuts rows evenly. Users, checkpoints and the serial model know a *whole* tensor; what the ranks of a cube *hold*
 together may have other rows: some of the whole's, some copies of them, and padding, which is zero and stays zero.
@@ -6,12 +8,15 @@ together may have other rows: some of the whole's, some copies of them, and padd
     whole  [383, K]                    on y=2·z=2
     held   [384, K]                    383 rows of the whole, one of padding; each rank has 96 of the 384
 
+    whole  [q | k | v, K]              on y=2, of three sections
+    held   [q0 | k0 | v0 | q1 | k1 | v1, K]    each rank has its half of every section
+
 What a rank's block means in the whole tensor is a short list of `Run`s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -39,6 +44,7 @@ class Arrangement:
 
     whole: int
     segments: tuple[Run, ...]
+    dim: int = 0  # of the tensor, that these rows are
 
     @classmethod
     def of(cls, whole: int, segments: Iterator[Run]) -> Arrangement:
@@ -78,6 +84,25 @@ def padded(rows: int, parts: int) -> Arrangement | None:
     """Padded at the end, so that it can be cut into so many parts; None where it can be cut as it is."""
     missing = -rows % parts
     return Arrangement.of(rows, iter([Run(0, rows, 0), Run(0, missing, None)])) if missing else None
+
+
+def sectioned(sizes: Sequence[int], parts: int, copies: Sequence[int]) -> Arrangement | None:
+    """Of sections one behind another: each of so many parts is a part of every section, in order; None where that is the whole.
+
+    Of a section with copies as many parts, one behind another, have the same rows. The first of them counts.
+    """
+    if parts == 1 or len(sizes) == 1:
+        return None
+
+    def segments() -> Iterator[Run]:
+        for part in range(parts):
+            before = 0
+            for size, shared in zip(sizes, copies, strict=True):
+                length = size * shared // parts
+                yield Run(0, length, before + part // shared * length, shared, counts=part % shared == 0)
+                before += size
+
+    return Arrangement.of(sum(sizes), segments())
 
 
 def grouped(heads: int, queries: int, width: int, copies: int) -> Arrangement:

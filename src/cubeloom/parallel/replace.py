@@ -164,16 +164,18 @@ class _Maker:
         name = stated.name
         if name not in self.known:
             network, arrangement = self.state.network, stated.arranged()
-            shape = tuple(whole.shape) if arrangement is None else (arrangement.held, *whole.shape[1:])
-            block, arranged = Block.of(network, shape, stated.cuts), None
+            shape = list(whole.shape)
+            if arrangement is not None:
+                shape[arrangement.dim] = arrangement.held
+            block, arranged = Block.of(network, tuple(shape), stated.cuts), None
             if arrangement is None:
                 values = self.fill(name, block)
             else:
                 values = block_values(self.fill, name, block, arrangement)
-                first = next(axis for axis, dim in stated.cuts.items() if dim == 0)
+                first = next(axis for axis, dim in stated.cuts.items() if dim == arrangement.dim)
                 copies = None if arrangement.copies == 1 else network.neighbours(first, arrangement.copies)
-                arranged = Arranged(arrangement, network, block.offset[0], copies)
-            made = distribute(network, values, shape, stated.cuts)
+                arranged = Arranged(arrangement, network, block.offset[arrangement.dim], copies)
+            made = distribute(network, values, block.shape, stated.cuts)
             workers = (network.coordinates["pipe"],) if self.holders is None else self.holders(name)
             axis = network.across(workers, *stated.partial)
             ranks = network.grid.data * network.grid.z * prod(network.grid.size(each) for each in stated.alike)

@@ -78,7 +78,21 @@ def specs_of(model: nn.Module, cut: Cut) -> list[LayerSpec]:
                 name, f"layer {name} is a {type(module).__name__}, which the cut cannot take as {written(declared)}"
             )
         found.append(spec)
+    _refuse_shared_sections(found)
     return _with_heads(found)
+
+
+def _refuse_shared_sections(specs: list[LayerSpec]) -> None:
+    """A weight whose outputs lie in sections for one layer would lie so for the other, too."""
+    known = {spec.name: spec for spec in specs}
+    for spec in specs:
+        owner = known.get(getattr(spec, "shares", None) or "")
+        if owner is not None and getattr(owner, "sections", ()) != getattr(spec, "sections", ()):
+            raise LayerError(
+                spec.name,
+                f"layer {spec.name} uses the weight of {owner.name}, and the cut gives only one of them, or other, sections:"
+                " give both the same",
+            )
 
 
 def _with_heads(specs: list[LayerSpec]) -> list[LayerSpec]:
@@ -94,6 +108,8 @@ def _with_heads(specs: list[LayerSpec]) -> list[LayerSpec]:
                 f"has: {', '.join(name for name, each in linears.items() if each.n_axis == 'y')}"
             )
         head = linears[loss.head]
+        if head.sections:
+            raise CutError(f"layer {head.name} is the head of {loss.name}: its outputs are classes, without sections")
         found[place] = replace(loss, classes=head.n)
         if head.n_axis == "y" and not head.turn and not loss.whole:
             # Its logits may be computed together with the loss, where the model asks for that.

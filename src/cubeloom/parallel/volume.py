@@ -77,24 +77,30 @@ def copies_volume(
 
     A rank may have none of them: z and, with ZeRO-1, replicas cut rows further. `workers`: those that hold the parameter.
     """
-    (_, cutting), *others = parameter.layout.dims
     arranged = parameter.arranged()
     if arranged is None or arranged.copies == 1:
-        return cutting[:1], 0
+        return (), 0
     start, length = 0, arranged.held
+    cutting = parameter.layout.dims[arranged.dim][1]
     for axis in cutting:
         length //= int(c.size(axis))
         start += int(c.coordinates[axis]) * length
+    others = prod(size for dim, size in enumerate(parameter.shape) if dim != arranged.dim)
+    others //= int(
+        c.size(*(axis for dim, (_, axes) in enumerate(parameter.layout.dims) if dim != arranged.dim for axis in axes))
+    )
     replicas = len(workers) * int(c.size(*parameter.partial))
-    if zero and length % replicas == 0:
-        place = workers.index(int(c.coordinates["pipe"])) if len(workers) > 1 else 0
-        for axis in parameter.partial:
-            place = place * int(c.size(axis)) + int(c.coordinates[axis])
-        length //= replicas
-        start += place * length
+    if zero and parameter.rows(c) % replicas == 0:
+        if arranged.dim:
+            others //= replicas
+        else:
+            place = workers.index(int(c.coordinates["pipe"])) if len(workers) > 1 else 0
+            for axis in parameter.partial:
+                place = place * int(c.size(axis)) + int(c.coordinates[axis])
+            length //= replicas
+            start += place * length
     rows = sum(run.length for run in arranged.runs(start, start + length) if run.copies > 1)
-    columns = prod(parameter.shape[1:]) / c.size(*(axis for _, axes in others for axis in axes))
-    return cutting[:1], 2 * Fraction(arranged.copies - 1, arranged.copies) * rows * columns * c.gradient
+    return cutting[:1], 2 * Fraction(arranged.copies - 1, arranged.copies) * rows * others * c.gradient
 
 
 def sum_volume(elements: Any, axes: Axes, nbytes: int, c: ParallelConfig, workers: int = 1) -> Received:

@@ -61,8 +61,8 @@ def _by_copies(
     arrangement = arrangement_of(parameter, network)
     if arrangement is None or arrangement.copies == 1:
         return [piece]
-    runs = lie_of(parameter, network, rows).runs
-    return [GradShard(piece.gradient[run.start : run.stop], piece.holders * run.copies) for run in runs]
+    parts = lie_of(parameter, network, rows).parts(piece.gradient)
+    return [GradShard(part, piece.holders * run.copies) for run, part in parts]
 
 
 def _uncut(parameter: nn.Parameter) -> list[str]:

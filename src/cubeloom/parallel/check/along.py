@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 from cubeloom.parallel.check.pointwise import joined, pointwise
-from cubeloom.parallel.check.step import Refused, Rule, Step, place_of, places_of, refuse_cut
-from cubeloom.parallel.check.tracked import Dims, Tracked, uncut
+from cubeloom.parallel.check.step import Refused, Rule, Shape, Span, Step, place_of, places_of, refuse_cut, spans
+from cubeloom.parallel.check.tracked import Dims, Tracked, is_cut, uncut
 
 # Where each function takes its dimension, counting the tensor as the first argument; all dimensions by default.
 _REDUCTIONS = {
@@ -127,11 +128,26 @@ def split(step: Step) -> list[Dims]:
     count = len(tracked.dims)
     at = {"select": 1, "narrow": 1}.get(step.name, 2)
     place = place_of(step.argument(at, "dim", default=0), count)
-    refuse_cut(step, tracked, [place], _consequence(step.name))
-    step.refuse_other_numbers()
     if step.name == "select":
+        refuse_cut(step, tracked, [place], _consequence(step.name))
+        step.refuse_other_numbers()
         return [(*tracked.dims[:place], *tracked.dims[place + 1 :])]
-    return _replaced(step, tracked, [place])
+    if not is_cut(tracked.dims[place]):
+        step.refuse_other_numbers()
+        return _replaced(step, tracked, [place])
+    if step.name == "narrow" and len(step.args) < 4:
+        raise Refused(f"narrow of {tracked} along dimension {place} takes all its numbers by place, without names")
+    whole, own = _taken(step, step.whole, place, step.whole_numbers), None
+    if step.local is not None:
+        own = _taken(step, step.local, place, step.numbers)
+    found = spans(step, tracked, place, whole, own, _consequence(step.name))
+    return [(*tracked.dims[:place], dim, *tracked.dims[place + 1 :]) for dim in found]
+
+
+def _taken(step: Step, results: Sequence[Shape], place: int, numbers: Sequence[Any]) -> list[Span]:
+    """What results of these shapes are, of the dimension that they are taken of: one behind another, or as `narrow` says."""
+    first = numbers[1] if step.name == "narrow" else 0
+    return list(pairwise(accumulate((shape[place] for shape in results), initial=first)))
 
 
 def take(step: Step) -> list[Dims]:

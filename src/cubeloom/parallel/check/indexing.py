@@ -9,8 +9,8 @@ from torch import Tensor
 
 from cubeloom.parallel.check.operations import is_mask
 from cubeloom.parallel.check.pointwise import joined
-from cubeloom.parallel.check.step import Refused, Rule, Step, alike, parts_in_words
-from cubeloom.parallel.check.tracked import Dim, Dims, Tracked, is_cut, local_shape, parts_of, size_of, uncut
+from cubeloom.parallel.check.step import Refused, Rule, Step, alike, parts_in_words, spans
+from cubeloom.parallel.check.tracked import Dim, Dims, Tracked, cut_out, is_cut, local_shape, parts_of, size_of, uncut
 
 
 def get(step: Step) -> list[Dims]:
@@ -108,6 +108,9 @@ def _sliced(step: Step, tracked: Tracked, place: int, mine: Any, theirs: Any, si
     whole, own = (range(*item.indices(size)) for item, size in zip((theirs, mine), sizes, strict=True))
     if (whole, own) == (range(sizes[0]), range(sizes[1])):
         return tracked.dims[place]
+    dim = tracked.dims[place]
+    if is_cut(dim) and whole.step == own.step == 1 and cut_out(dim, whole.start, whole.stop) is not None:
+        return spans(step, tracked, place, [(whole.start, whole.stop)], [(own.start, own.stop)], "take its own part")[0]
     _refuse_cut_place(step, tracked, place)
     if whole != own:
         step.refuse_other_numbers()

@@ -12,10 +12,10 @@ from cubeloom.parallel.check.step import Refused
 from cubeloom.parallel.check.tracked import (
     Dim,
     Dims,
-    Factor,
     Tracked,
     common,
     described,
+    in_sections,
     is_cut,
     named,
 )
@@ -53,6 +53,8 @@ class Layers:
         self._modules, self._kinds, self._sizes = modules, kinds, sizes
         self._specs = {spec.name: spec for spec in specs}
         self._stated = {spec.name: (spec.takes(config), spec.gives(config)) for spec in specs}
+        linears = [spec for spec in specs if isinstance(spec, LinearSpec)]
+        self._sections = {spec.name: tuple(map(int, spec.held_sections(config))) for spec in linears if spec.sections}
 
     def __call__(self, name: str, inputs: Sequence[Tracked], needed: Sequence[bool], shape: Shape) -> Tracked:
         spec, module = self._specs[name], self._modules[name]
@@ -66,7 +68,8 @@ class Layers:
             self._check(title, spec, tracked, layout.on(self._sizes), needs)
         assert given is not None
         output = given.on(self._sizes)
-        return Tracked(self._lying(title, output, shape, spec), output.partial_gradient, frozenset({name}))
+        dims = self._lying(title, output, shape, spec, self._sections.get(name, ()))
+        return Tracked(dims, output.partial_gradient, frozenset({name}))
 
     def _check(self, title: str, spec: LayerSpec, tracked: Tracked, layout: Layout, needs: bool) -> None:
         wanted = self._lying(title, layout, tracked.shape, spec)
@@ -94,8 +97,8 @@ class Layers:
             " them: only layers that the cut takes as ColwiseFromReplicated() may use it"
         )
 
-    def _lying(self, title: str, layout: Layout, shape: Shape, spec: LayerSpec) -> Dims:
-        """The layout as dimensions of a tensor of this shape."""
+    def _lying(self, title: str, layout: Layout, shape: Shape, spec: LayerSpec, sections: tuple[int, ...] = ()) -> Dims:
+        """The layout as dimensions of a tensor of this shape, whose features are these sections."""
         places = dict(_places(layout, spec, self._modules[spec.name], len(shape)))
         found: list[Dim] = []
         for place, size in enumerate(shape):
@@ -106,7 +109,8 @@ class Layers:
                 raise Refused(
                     f"{title} needs its {name}, {size} here, cut over {named(cutting)}, which is {parts} parts"
                 )
-            found.append(() if size == 1 else (Factor(size, cutting),))
+            of_sections = sections and place in places and place > 0
+            found.append(in_sections(sections if of_sections else [size], cutting))
         return tuple(found)
 
     def _name_of(self, place: int, layout: Layout, spec: LayerSpec, count: int) -> str:
@@ -138,7 +142,7 @@ def _places(layout: Layout, spec: LayerSpec, module: nn.Module, count: int) -> l
 def _said(dim: Dim) -> str:
     if not is_cut(dim):
         return "whole"
-    if len(dim) > 1 or dim[0].ratio > 1:
+    if len(dim) > 1 or dim[0].ratio > 1 or dim[0].sections:
         return f"cut as {' x '.join(map(str, dim))}"
     return f"cut over {named(dim[0].cutting)}"
 

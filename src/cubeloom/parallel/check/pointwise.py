@@ -77,7 +77,9 @@ def _said(dim: Dim) -> str:
         return "whole"
     if any(factor.ratio > 1 for factor in dim):
         return f"made of the size of 1/{parts_of(dim)}"
-    return f"cut over {axes_of(dim)}" if len(dim) == 1 else f"cut as {' x '.join(map(str, dim))}"
+    return (
+        f"cut over {axes_of(dim)}" if len(dim) == 1 and not dim[0].sections else f"cut as {' x '.join(map(str, dim))}"
+    )
 
 
 def loss_without_reduction(step: Step) -> list[Dims]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cubeloom.parallel.check.tracked import Dims, Tracked, axes_of, is_cut, parts_of
+from cubeloom.parallel.check.tracked import Dim, Dims, Tracked, axes_of, cut_out, is_cut, parts_of
 
 Shape = tuple[int, ...]
 
@@ -94,6 +94,36 @@ def refuse_cut(step: Step, tracked: Tracked, dims: Sequence[int], consequence: s
                 f"{step.name} over dimension {place} of {tracked}, which {parts_in_words(dim)}: each of {parts_of(dim)} ranks"
                 f" would {consequence}"
             )
+
+
+# From one place of a dimension to before another.
+Span = tuple[int, int]
+
+
+def spans(
+    step: Step, tracked: Tracked, place: int, whole: Sequence[Span], own: Sequence[Span] | None, consequence: str
+) -> list[Dim]:
+    """What is taken of a dimension, of the whole and of a rank's own part: all of it, or whole sections.
+
+    Where nothing cuts the dimension it is anything, and alike on the rank.
+    """
+    dim = tracked.dims[place]
+    found = [cut for each in whole if (cut := cut_out(dim, *each)) is not None]
+    if len(found) < len(whole):
+        refuse_cut(step, tracked, [place], consequence)
+    parts = parts_of(dim)
+    expected = [(start // parts, stop // parts) for start, stop in whole]
+    if own is None or list(own) != expected:
+        taken = "torch refuses it on a rank" if own is None else f"a rank takes {_in_words(own)} of its part"
+        raise Refused(
+            f"{step.name} takes {_in_words(whole)} of dimension {place} of {tracked} in the serial model, and {taken}, where"
+            f" that is {_in_words(expected)}: make these numbers from the size that the tensor has"
+        )
+    return found
+
+
+def _in_words(some: Sequence[Span]) -> str:
+    return " and ".join(f"{start} to {stop}" for start, stop in some)
 
 
 def place_of(dim: int, count: int) -> int:

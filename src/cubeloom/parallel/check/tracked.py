@@ -1,5 +1,7 @@
 """Which part of a tensor a rank has: for each dimension an ordered list of factors, each cut over some axes of the grid.
 
+A factor of several sections lies one behind another, and a rank has its equal part of every section: `[q | k | v]`.
+
 A dimension has several factors where two were merged: `[samples/z] x [heads/y]`, flattened, is `samples/z · heads/y`, which no
 contiguous block is, and which can be split again. In its normal spec a dimension has as few factors as it can have.
 """
@@ -7,7 +9,8 @@ contiguous block is, and which can be split again. In its normal spec a dimensio
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
 
 Cutting = tuple[tuple[str, int], ...]  # axes and their sizes, outermost first
@@ -20,6 +23,7 @@ class Factor:
     size: int
     cutting: Cutting = ()
     ratio: int = 1
+    sections: tuple[int, ...] = ()  # of unequal sizes; of equal ones it is two factors
 
     @property
     def parts(self) -> int:
@@ -28,6 +32,8 @@ class Factor:
     def __str__(self) -> str:
         if self.ratio > 1:
             return f"{self.size} (alike, 1/{self.ratio} on a rank)"
+        if self.sections:
+            return f"({' | '.join(map(str, self.sections))})/{named(self.cutting)}"
         return f"{self.size}/{named(self.cutting)}" if self.cutting else str(self.size)
 
 
@@ -97,6 +103,33 @@ def described(dims: Dims) -> str:
     return f"[{', '.join(' x '.join(map(str, dim)) or '1' for dim in dims)}]"
 
 
+def in_sections(sizes: Sequence[int], cutting: Cutting) -> Dim:
+    """A dimension of sections one behind another, of each of which a rank has an equal part."""
+    if not cutting or len(sizes) == 1:
+        return normal([Factor(sum(sizes), cutting)])
+    if len(set(sizes)) == 1:
+        return normal([Factor(len(sizes)), Factor(sizes[0], cutting)])
+    return (Factor(sum(sizes), cutting, sections=tuple(sizes)),)
+
+
+def cut_out(dim: Dim, start: int, stop: int) -> Dim | None:
+    """From `start` to before `stop` of the whole dimension, where that is whole sections; None where it is not.
+
+    Of a rank's own part it is from `start / parts` to `stop / parts` then.
+    """
+    if (start, stop) == (0, size_of(dim)) or not is_cut(dim):
+        return dim if is_cut(dim) else uncut([stop - start])[0]
+    first, rest = dim[0], dim[1:]
+    if first.sections and not rest:
+        ends = list(accumulate(first.sections, initial=0))
+        if start in ends and stop in ends and start < stop:
+            return in_sections(first.sections[ends.index(start) : ends.index(stop)], first.cutting)
+    size = size_of(rest)
+    if first.parts == 1 and rest and not (start % size or stop % size) and start < stop:
+        return normal([Factor((stop - start) // size), *rest])
+    return None
+
+
 def normal(factors: Iterable[Factor]) -> Dim:
     """The same dimension in as few factors as it can have."""
     found: list[Factor] = []
@@ -113,6 +146,10 @@ def normal(factors: Iterable[Factor]) -> Dim:
 
 def _merged(outer: Factor, inner: Factor) -> Factor | None:
     size = outer.size * inner.size
+    if outer.sections or inner.sections:
+        if inner.cutting or inner.ratio > 1 or inner.sections:
+            return None
+        return Factor(size, outer.cutting, sections=tuple(each * inner.size for each in outer.sections))
     if outer.ratio > 1 or inner.ratio > 1:
         return Factor(size, (), outer.ratio * inner.ratio) if outer.ratio > 1 and inner.ratio > 1 else None
     # A contiguous block of the outer factor is one of the product, if the inner one is whole or the block is a single one.
@@ -126,6 +163,10 @@ def split(factor: Factor, outer: int) -> tuple[Factor, Factor] | None:
     if factor.size % outer:
         return None
     rest = factor.size // outer
+    if factor.sections:
+        if any(each % (rest * factor.parts) for each in factor.sections):
+            return None
+        return replace(factor, size=outer, sections=tuple(each // rest for each in factor.sections)), Factor(rest)
     if factor.ratio > 1:
         return _split_alike(factor, outer, rest, factor.ratio)
     if outer % factor.parts == 0:
@@ -159,7 +200,8 @@ def common(first: Dim, second: Dim) -> Dim | None:
             if outer is None or other is None:
                 return None
             (one, left[:0]), (two, right[:0]) = outer, other
-        if one.parts != two.parts or (one.cutting != two.cutting and one.ratio == two.ratio == 1):
+        alike = one.ratio > 1 or two.ratio > 1
+        if one.parts != two.parts or ((one.cutting, one.sections) != (two.cutting, two.sections) and not alike):
             return None
         found.append(two if one.ratio > 1 else one)
     return normal(found)

@@ -43,6 +43,9 @@ class Expand(Declared):
     it, and its heads are those of its input.
     `queries`: each of the heads is a key and a value that so many queries share, `[head, queries + 2, head_dim]`. Where the
     axis that cuts heads has more ranks than there are, a head's queries are divided, and each rank has a copy of key and value.
+    `sections`: the sizes of what the outputs are, one behind another, such as gates and values of a gated MLP. Each rank has
+    its equal part of every section, in their order. With `heads` each section is so many heads; with `queries` too, they are
+    all queries, all keys and all values.
     """
 
     heads: int | None = None
@@ -51,6 +54,7 @@ class Expand(Declared):
     turn: bool = False
     stream: Side = "x"
     queries: int | None = None
+    sections: tuple[int, ...] = ()
 
     def spec(self, name: str, module: nn.Module, seen: Seen) -> LinearSpec | None:
         return _spec(name, module, seen, "x", self, self.sharded_input, self.sharded_output)
@@ -60,14 +64,16 @@ class Expand(Declared):
 class Contract(Declared):
     """A linear or convolution from features on y to features on x: a row-parallel linear with the output cut as well.
 
-    `heads` and `queries` as in Expand, of its input. Where the `stream` of activations lies on y, it comes first and an expand
-    second: then its heads are those of its output. `turn`: afterwards redistribute, so that features lie on y again.
+    `sections` as in Expand; `heads` and `queries` too, of its input. Where the `stream` of activations lies on y, it comes
+    first and an expand second: then its heads are those of its output. `turn`: afterwards redistribute, so that features lie
+    on y again.
     """
 
     heads: int | None = None
     turn: bool = False
     stream: Side = "x"
     queries: int | None = None
+    sections: tuple[int, ...] = ()
 
     def spec(self, name: str, module: nn.Module, seen: Seen) -> LinearSpec | None:
         return _spec(name, module, seen, "y", self, False, False)
@@ -89,6 +95,8 @@ def _spec(
             raise CutError(
                 f"layer {name}: {features} features are not {lies} with heads={kind.heads} and queries={kind.queries}"
             )
+    if kind.sections:
+        _check_sections(name, n, kind, of_heads=kind.heads is not None and side == kind.stream)
     # Heads lie on the side that the stream does not: they are the output's if features come from the stream.
     heads_in, heads_out = (kind.heads is not None and (side == kind.stream) is out for out in (False, True))
     return LinearSpec(
@@ -104,10 +112,29 @@ def _spec(
         shares=seen.shares,
         heads=kind.heads,
         queries=kind.queries,
+        sections=tuple(kind.sections),
         head_axis="y" if kind.stream == "x" else "x",
         always_in=always_in or heads_in,
         always_out=always_out or heads_out or kind.turn,
     )
+
+
+def _check_sections(name: str, n: int, kind: Expand | Contract, of_heads: bool) -> None:
+    sections = tuple(kind.sections)
+    if sum(sections) != n or min(sections) < 1:
+        raise CutError(f"layer {name}: sections={sections} are {sum(sections)} output features, and it has {n}")
+    if kind.turn:
+        raise CutError(f"layer {name}: sections={sections} are on its outputs, which turn=True would redistribute")
+    if not of_heads or kind.heads is None:
+        return
+    if kind.queries is None:
+        if any(size % kind.heads for size in sections):
+            raise CutError(f"layer {name}: sections={sections} are not heads={kind.heads} equal heads each")
+    elif (unit := n // (kind.queries + 2)) and sections != (legal := (n - 2 * unit, unit, unit)):
+        raise CutError(
+            f"layer {name}: with heads={kind.heads} and queries={kind.queries} its {n} output features are all queries, all "
+            f"keys and all values, sections={legal}, and not {sections}"
+        )
 
 
 class CubeLinear(nn.Module):

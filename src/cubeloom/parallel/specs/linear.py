@@ -12,12 +12,12 @@ What one pass moves, in words per rank on the grid (gm, gk, gn) (Table 4.1 of th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 from cubeloom.base.grid import Grid
-from cubeloom.parallel.arrangement import Arrangement, grouped, padded
+from cubeloom.parallel.arrangement import Arrangement, grouped, padded, sectioned
 from cubeloom.parallel.config import FREED, KEPT, Batch, ParallelConfig, ShardingPolicy, choose
 from cubeloom.parallel.layout import Axes, Layout
 from cubeloom.parallel.specs.spec import (
@@ -45,6 +45,9 @@ class LinearSpec(LayerSpec):
     """`heads`: the features on the side of attention are so many equal groups, which must stay whole.
 
     Where heads suffice for the whole plane, that side rests cut further by features; otherwise by rows, as whole sequences.
+
+    `sections`: sizes of what its outputs are, one behind another (gates and values); empty: one. Each rank has its equal part
+    of every section. With `queries` they are all queries, all keys and all values.
     """
 
     k: int
@@ -63,6 +66,7 @@ class LinearSpec(LayerSpec):
     queries: int | None = (
         None  # of each head, where heads are keys and values that they share: [head, queries + 2, head_dim]
     )
+    sections: tuple[int, ...] = ()
     padded: bool = False  # a loss's head: its outputs are padded where the grid does not divide them
     with_loss: bool = False  # computed together with the cross-entropy that reads it, where the grid allows it
 
@@ -86,19 +90,37 @@ class LinearSpec(LayerSpec):
         """Its output features as the ranks hold them together: padded, or with copies of keys and values."""
         if self.padded:
             return padded_rows(self.n, c)
+        if self.sections:
+            return sum(self.held_sections(c))
         if self.queries is None or self.heads is None or not self._heads_out:
             return self.n
         key_and_value = 2 * (self.n // (self.heads * (self.queries + 2)))
         return self.n + key_and_value * self.heads * (self.copies(c) - 1)
 
+    def held_sections(self, c: ParallelConfig) -> tuple[Any, ...]:
+        """The sizes of its sections as the ranks hold them together, with copies of keys and values."""
+        return tuple(size * copies for size, copies in zip(self.sections, self._section_copies(c), strict=True))
+
+    def _section_copies(self, c: ParallelConfig) -> tuple[Any, ...]:
+        copies = self.copies(c) if self._heads_out else 1
+        return (1, *(copies for _ in self.sections[1:]))  # of queries there are none
+
     def arrangement(self, c: ParallelConfig) -> Arrangement | None:
-        """Of the rows of its weight, and of its bias, on one decomposition; None where they lie as in the serial model."""
+        """Of its outputs, the rows of its bias, on one decomposition; None where they lie as in the serial model."""
         if self.padded:
             return padded(self.n, int(padded_parts(c)))
+        if self.sections:
+            parts = int(c.size(self.n_axis)) * (int(c.size(self.k_axis)) if self.spread_out(c) == "features" else 1)
+            return sectioned(self.sections, parts, tuple(map(int, self._section_copies(c))))
         copies = int(self.copies(c))
         if copies == 1 or self.heads is None or self.queries is None or not self._heads_out:
             return None
         return grouped(self.heads, self.queries, self.n // (self.heads * (self.queries + 2)), copies)
+
+    def _weight_arrangement(self, c: ParallelConfig) -> Arrangement | None:
+        """Of its weight, whose outputs are rows, or columns where it is transposed."""
+        found = self.arrangement(c)
+        return replace(found, dim=1) if found is not None and self.transposed else found
 
     def own_classes(self, c: ParallelConfig, place: int) -> int | None:
         """How many outputs of the rank at this place are no padding; None where all are, as of every layer but a head."""
@@ -169,11 +191,11 @@ class LinearSpec(LayerSpec):
         yield from weight_transfers(rest, used, self.k * n * self.kernel_numel, c)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
-        n, arranged = self.held(c), partial(self.arrangement, c)
+        n, arranged, of_weight = self.held(c), partial(self.arrangement, c), partial(self._weight_arrangement, c)
         first, second = (self.k, n) if self.transposed else (n, self.k)
         name, shape = f"{self.shares or self.name}.weight", (first, second, self.kernel_numel)
-        yield Parameter(name, shape, self.weight(cut=True)[0], ("data",), c.weights_cut, arranged)
-        yield Parameter(name, shape, self.weight(cut=False)[0], ROWS, 1 - c.weights_cut, arranged)
+        yield Parameter(name, shape, self.weight(cut=True)[0], ("data",), c.weights_cut, of_weight)
+        yield Parameter(name, shape, self.weight(cut=False)[0], ROWS, 1 - c.weights_cut, of_weight)
         if self.bias:
             layout, all_rows = Layout.of(first=self.bias_axis), rows_of(self.bias_axis, True)
             # Scattered by features, each rank of the other axis uses another part of the bias: a summand of its gradient.
@@ -213,6 +235,9 @@ class LinearSpec(LayerSpec):
         ):
             yield from divides(label, what, size, c, axis, when=not more or 1 - c.weights_cut)
             yield from divides(label, what, size, c, axis, *more, when=bool(more) and c.weights_cut)
+        if not self._heads_out:  # else their heads divide
+            for number, size in enumerate(self.sections):
+                yield from divides(label, f"section {number} of the output features,", size, c, self.n_axis)
         if self.turn:
             yield from divides(label, "output features", self.n, c, self.k_axis)
         for axis, always, heads in (

@@ -122,8 +122,7 @@ def _lying(local: Tensor, lie: Lie) -> list[tuple[Tensor, Where]]:
     def where(rows: Tensor, offset: tuple[int, ...]) -> Where:
         return tuple(slice(start, start + size) for start, size in zip(offset, rows.shape, strict=True))
 
-    runs = [(local[run.start : run.stop], run) for run in lie.runs]
-    return [(rows, None if run.first is None else where(rows, lie.offset_of(run))) for rows, run in runs]
+    return [(rows, None if run.first is None else where(rows, lie.offset_of(run))) for run, rows in lie.parts(local)]
 
 
 def _weight_blocks(parameters: Mapping[str, nn.Parameter], network: Network) -> Blocks:
@@ -136,9 +135,9 @@ def _digests(
     """Of the bits of each block, by its name and where it begins; copies of some rows must have the same bits, too."""
     for name, parameter in parameters.items():
         lie = lie_of(parameter, network)
-        for run in lie.runs:
+        for run, rows in lie.parts(local_of(parameter)):
             if run.first is not None:
-                yield (name, lie.offset_of(run)), _digest(local_of(parameter)[run.start : run.stop])
+                yield (name, lie.offset_of(run)), _digest(rows)
 
 
 def _gradient_blocks(

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from cubeloom.base.errors import UserError
 from cubeloom.comm import HostGroup
-from cubeloom.train.checkpoint.index import INDEX, Index, StoredBlock, StoredTensor, write_index
+from cubeloom.train.checkpoint.index import INDEX, Index, StoredBlock, StoredTensor, entry_of, write_index
 from cubeloom.train.checkpoint.shard import Shard
 from cubeloom.train.checkpoint.tensor_file import CODES, TensorFile
 
@@ -29,18 +29,23 @@ class Held(NamedTuple):
     whole: tuple[int, ...]
     offset: tuple[int, ...]
     shape: tuple[int, ...]
+    number: int = 0  # of those that this rank has of the tensor
+
+    @property
+    def entry(self) -> str:
+        return entry_of(self.name, self.number)
 
 
-def assign(shards: Mapping[str, Shard], host_group: HostGroup) -> tuple[list[str], Index | None]:
-    """Which of its shards this rank has to write, so that equal ones are written once; on rank 0 also the index of them all.
+def assign(shards: Mapping[str, Shard], host_group: HostGroup) -> tuple[dict[str, Shard], Index | None]:
+    """What of its shards this rank has to write, so that equal ones are written once; on rank 0 also the index of them all.
 
     Called by all ranks.
     """
-    held = [
-        Held(name, own.local.dtype, own.whole, own.offset, tuple(own.local.shape))
+    own = {
+        Held(name, each.local.dtype, each.whole, each.offset, tuple(each.local.shape), number): each
         for name, shard in shards.items()
-        if (own := shard.written()) is not None
-    ]
+        for number, each in enumerate(shard.written())
+    }
     found: list[Index] = []
 
     def rule(of_all: Sequence[list[Held]]) -> list[list[str]]:
@@ -48,13 +53,14 @@ def assign(shards: Mapping[str, Shard], host_group: HostGroup) -> tuple[list[str
         found.append(index)
         return names
 
-    return host_group.assign(held, rule), found[0] if found else None
+    chosen = set(host_group.assign(list(own), rule))
+    return {held.entry: each for held, each in own.items() if held.entry in chosen}, found[0] if found else None
 
 
 def write_blocks(folder: Path, rank: int, shards: Mapping[str, Shard], index: Index | None) -> list[Path]:
     """Write this rank's file, and the index where it has one; gives the files that it wrote."""
     wrote = []
-    tensors = {name: own.local for name, shard in shards.items() if (own := shard.written()) is not None}
+    tensors = {entry: shard.local for entry, shard in shards.items()}
     if tensors:
         file = TensorFile(folder / file_of(rank), tensors)
         for name, tensor in tensors.items():
@@ -75,10 +81,11 @@ def assigned(of_all: Sequence[list[Held]]) -> tuple[list[list[str]], Index]:
     """What each rank writes, and the index of it all. Of equal shards that rank writes one that has the least to write."""
     holders: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
     described: dict[tuple[str, tuple[int, ...]], Held] = {}
+    held_by: dict[tuple[int, str, tuple[int, ...]], Held] = {}
     for rank, held in enumerate(of_all):
         for each in held:
             holders[each.name, each.offset].append(rank)
-            described[each.name, each.offset] = each
+            described[each.name, each.offset] = held_by[rank, each.name, each.offset] = each
     names: list[list[str]] = [[] for _ in of_all]
     loads = [0] * len(of_all)
     blocks: dict[str, list[StoredBlock]] = defaultdict(list)
@@ -86,8 +93,9 @@ def assigned(of_all: Sequence[list[Held]]) -> tuple[list[list[str]], Index]:
         each = described[key]
         writer = min(ranks, key=lambda rank: loads[rank])
         loads[writer] += prod(each.shape) * each.dtype.itemsize
-        names[writer].append(each.name)
-        blocks[each.name].append(StoredBlock(file_of(writer), each.offset, each.shape))
+        mine = held_by[writer, each.name, each.offset]
+        names[writer].append(mine.entry)
+        blocks[each.name].append(StoredBlock(file_of(writer), each.offset, each.shape, mine.number))
     wholes = {name: (each.dtype, each.whole) for (name, _), each in described.items()}
     for name, (_, whole) in wholes.items():
         if sum(prod(block.shape) for block in blocks[name]) != prod(whole):
@@ -114,7 +122,7 @@ def read_blocks(checkpoint: Path, index: Index, wanted: Mapping[str, Shard]) -> 
 
 
 def _check_header(opened: safe_open, name: str, block: StoredBlock, dtype: torch.dtype) -> None:
-    stored = opened.get_slice(name)
+    stored = opened.get_slice(block.entry(name))
     there, here = (stored.get_dtype(), stored.get_shape()), (CODES[dtype], list(block.shape))
     if there != here:
         raise SafetensorError(f"{name} is {there} there, and {here} in {INDEX}")
@@ -124,7 +132,8 @@ def _copy(opened: safe_open, name: str, block: StoredBlock, shard: Shard) -> Non
     overlap = _overlap(block, shard)
     target = shard.local[_within(overlap, shard.offset)]
     # safetensors cuts no slices of a tensor without dimensions.
-    target.copy_(opened.get_slice(name)[_within(overlap, block.offset)] if block.shape else opened.get_tensor(name))
+    entry = block.entry(name)
+    target.copy_(opened.get_slice(entry)[_within(overlap, block.offset)] if block.shape else opened.get_tensor(entry))
 
 
 def _overlap(block: StoredBlock, shard: Shard) -> list[tuple[int, int]]:

@@ -20,11 +20,15 @@ INDEX = "index.json"
 
 @dataclass(frozen=True)
 class StoredBlock:
-    """From `offset` on, in `file` under the tensor's name."""
+    """From `offset` on, in `file` under the tensor's name: one of several blocks there, if that has `number`s."""
 
     file: str
     offset: tuple[int, ...]
     shape: tuple[int, ...]
+    number: int = 0
+
+    def entry(self, name: str) -> str:
+        return entry_of(name, self.number)
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,11 @@ class StoredTensor:
 Index = Mapping[str, StoredTensor]
 
 
+def entry_of(name: str, number: int) -> str:
+    """The name in a file of one of several blocks of a tensor."""
+    return f"{name}#{number}" if number else name
+
+
 def files_of(index: Index) -> set[str]:
     """The files that hold its tensors: a checkpoint needs those and the index, and no others."""
     return {block.file for tensor in index.values() for block in tensor.blocks}
@@ -48,7 +57,11 @@ def write_index(folder: Path, index: Index) -> None:
         name: {
             "dtype": CODES[tensor.dtype],
             "shape": tensor.shape,
-            "blocks": [{"file": block.file, "offset": block.offset, "shape": block.shape} for block in tensor.blocks],
+            "blocks": [
+                {"file": block.file, "offset": block.offset, "shape": block.shape}
+                | ({"number": block.number} if block.number else {})
+                for block in tensor.blocks
+            ],
         }
         for name, tensor in index.items()
     }
@@ -82,7 +95,8 @@ def _tensor(entry: Mapping[str, Any]) -> StoredTensor:
 
 
 def _block(entry: Mapping[str, Any], whole: tuple[int, ...]) -> StoredBlock:
-    block = StoredBlock(entry["file"], _sizes(entry["offset"]), _sizes(entry["shape"]))
+    (number,) = _sizes([entry.get("number", 0)])
+    block = StoredBlock(entry["file"], _sizes(entry["offset"]), _sizes(entry["shape"]), number)
     ends = (start + size for start, size in zip(block.offset, block.shape, strict=True))
     if not is_plain_name(block.file) or any(end > most for end, most in zip(ends, whole, strict=True)):
         raise ValueError("a block is outside of its tensor, or its file outside of the folder")

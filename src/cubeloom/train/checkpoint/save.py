@@ -89,10 +89,9 @@ def _write(
     writing = folder / f".{final.name}"
     what = f"the checkpoint {final} could not be written"
     host_group.follow_first(lambda: retried(what, lambda: _make_folder(writing)))
-    names, index = assign(shards, host_group)
+    mine, index = assign(shards, host_group)
 
     def write_mine() -> dict[str, str]:
-        mine = {name: shards[name] for name in names}
         wrote = retried(what, lambda: write_blocks(writing, network.rank, mine, index))
         # Each rank reads its own files back, so that none reads them all.
         return {file.name: checksum(file) for file in wrote}

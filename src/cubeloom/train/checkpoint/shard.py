@@ -15,14 +15,15 @@ from cubeloom.parallel.arrangement import Run
 class Shard:
     """What this rank holds, from `offset` on, of a tensor of the shape `whole`. Equal shards are written once.
 
-    `runs`: where its rows lie, unless they lie as they are from `offset` on: some may be padding, and some copies of rows that
-    another rank has.
+    `runs`: where its rows, or what its dimension `dim` has, lie, unless they lie as they are from `offset` on: some may be
+    padding, and some copies of rows that another rank has.
     """
 
     local: Tensor
     whole: tuple[int, ...]
     offset: tuple[int, ...]
     runs: tuple[Run, ...] | None = None
+    dim: int = 0
 
     @classmethod
     def of(cls, local: Tensor, whole: tuple[int, ...], offset: tuple[int, ...]) -> Shard:
@@ -32,7 +33,7 @@ class Shard:
     @classmethod
     def lying(cls, local: Tensor, lie: Lie) -> Shard:
         """The same, wherever its rows lie."""
-        return cls(local.detach(), lie.whole, lie.offset, lie.runs or None)
+        return cls(local.detach(), lie.whole, lie.offset, lie.runs or None, lie.dim)
 
     def pieces(self) -> Iterator[Shard]:
         """Shards whose rows lie as they are: all of it but padding."""
@@ -43,20 +44,23 @@ class Shard:
             if run.first is not None:
                 yield self._piece(run.start, run.length, run.first)
 
-    def written(self) -> Shard | None:
-        """What is saved of it: of rows of which there are copies, those that count. None where there is nothing to save."""
+    def written(self) -> Iterator[Shard]:
+        """What is saved of it, in as few shards as it can be: of rows of which there are copies, those that count."""
         if self.runs is None:
-            return self
-        counted = [run for run in self.runs if run.first is not None and run.counts]
-        if not counted:
-            return None
-        (start, first), length = (counted[0].start, counted[0].first), 0
-        assert first is not None
-        for run in counted:
+            yield self
+            return
+        start, first, length = 0, 0, 0
+        for run in self.runs:
+            if run.first is None or not run.counts:
+                continue
             if (run.start, run.first) != (start + length, first + length):
-                raise AssertionError(f"rows that count do not lie one behind another: {self.runs}")
+                if length:
+                    yield self._piece(start, length, first)
+                start, first, length = run.start, run.first, 0
             length += run.length
-        return self._piece(start, length, first)
+        if length:
+            yield self._piece(start, length, first)
 
     def _piece(self, start: int, length: int, first: int) -> Shard:
-        return Shard(self.local[start : start + length], self.whole, (first, *self.offset[1:]))
+        offset = (*self.offset[: self.dim], first, *self.offset[self.dim + 1 :])
+        return Shard(self.local.narrow(self.dim, start, length), self.whole, offset)
