@@ -27,7 +27,7 @@ from bench.emulated_program import programs
 from cubeloom.base.grid import Grid
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.models.gpt import GPTConfig
+from cubeloom.models import GPTConfig, OurModel
 from cubeloom.parallel import Batch, ShardingPolicy
 from cubeloom.parallel.config import WEIGHTS, Activations, Inputs, Weights
 from cubeloom.pipeline import Schedule
@@ -175,14 +175,14 @@ def predicted(d: Decomposition) -> Plan:
 
 @cache
 def _layers() -> Model:
-    return derive("emulated", MODEL)
+    return derive("emulated", OurModel(MODEL))
 
 
 def experiment(d: Decomposition, grid: Grid) -> Experiment:
     """The job that the decomposition is. Stages of a pipeline sum their gradients as soon as they have them."""
     schedule = schedule_of(d.shape, d.pipe, d.microbatches)
     return Experiment(
-        model=MODEL,
+        model=OurModel(MODEL),
         grid=grid,
         batch=Batch(SAMPLES, SEQUENCE),
         rest=ShardingPolicy(activations=d.activations, weights=d.weights, inputs=d.inputs),

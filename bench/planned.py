@@ -34,6 +34,7 @@ from cubeloom.cli.calibrate import Calibrate
 from cubeloom.comm import Network, devices
 from cubeloom.launch import RankPool
 from cubeloom.launch.share_gpu import sharing
+from cubeloom.models import OurModel
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model.derive import derive
 from cubeloom.plan.search import Answer, Plan, search
@@ -83,7 +84,7 @@ class Planned:
 def ranked(size: Size, machine: Path, ranks: int, kind: devices.Kind) -> list[tuple[Answer, Plan]]:
     """The best plan of every grid and schedule, as the planner ranks them."""
     dtype = number_type(kind)
-    model = derive("gpt", our_config(size))
+    model = derive("gpt", OurModel(our_config(size)))
     found: list[tuple[Answer, Plan]] = []
     for grid in grids(ranks, AXES):
         try:

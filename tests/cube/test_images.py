@@ -16,7 +16,7 @@ from cubeloom import Grid, UserError
 from cubeloom.base.initial import Initial, Normal
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.models import MeanSquaredError, UNetConfig, build, config, cut_of
+from cubeloom.models import MeanSquaredError, OurModel, UNetConfig, build, config, cut_of, preset
 from cubeloom.parallel import (
     Batch,
     Cut,
@@ -44,7 +44,7 @@ def experiment(model: str, grid: str, rest: Any = "sharded", ways: int = 1, **ch
     on = Grid.parse(grid)
     samples = ways * on.data * on.z * max(on.x, 1) * max(on.y, 1)
     settings = {"batch": Batch(max(2, samples), 1), "steps": 2, "rest": ShardingPolicy(activations=rest), **changes}
-    return Experiment(model=config(model), grid=on, ways=ways, **settings)
+    return Experiment(model=preset(model), grid=on, ways=ways, **settings)
 
 
 UNETS = [
@@ -146,7 +146,7 @@ def test_a_batch_norm_in_several_micro_batches_is_refused() -> None:
 def test_turns_that_a_grid_does_not_divide_are_refused() -> None:
     narrow = replace(cast(UNetConfig, config("unet-tiny")), turns=2)
     with pytest.raises(UserError, match="parts of a concatenation, 2 cannot be cut over x=4"):
-        replace(experiment("unet-tiny", "x=4"), model=narrow).specs()
+        replace(experiment("unet-tiny", "x=4"), model=OurModel(narrow)).specs()
 
 
 class PrefetchOrder(nn.Module):

@@ -14,7 +14,7 @@ from cubeloom import Grid
 from cubeloom.base.initial import Normal
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.models import AttentionCore, LlamaConfig, build, config, cut_of
+from cubeloom.models import AttentionCore, LlamaConfig, OurModel, build, config, cut_of
 from cubeloom.models.weights import save_weights
 from cubeloom.parallel import (
     Batch,
@@ -52,7 +52,7 @@ ONE, TWO = (
 def experiment(model: LlamaConfig, grid: str, rest: ShardingPolicy | None = None, **changes: Any) -> Experiment:
     on = Grid.parse(grid)
     chosen = {"batch": Batch(2 * on.data * on.z, 12), "steps": 2, "rest": rest or ShardingPolicy(), **changes}
-    return Experiment(model=model, grid=on, **chosen)
+    return Experiment(model=OurModel(model), grid=on, **chosen)
 
 
 def test_groups_of_queries_with_copies() -> None:

@@ -15,7 +15,7 @@ from cubeloom.base.grid import AXES
 from cubeloom.base.initial import Normal
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.models import BERTConfig, Config, GPTConfig, config
+from cubeloom.models import BERTConfig, Config, GPTConfig, OurModel, config, preset
 from cubeloom.parallel import (
     Batch,
     Contract,
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.timeout(120)
 def experiment(model: str | Config, grid: str | Grid, rest: ShardingPolicy | None = None, **changes: Any) -> Experiment:
     on = Grid.parse(grid) if isinstance(grid, str) else grid
     chosen = {"batch": Batch(2 * on.data * on.z, 24), "steps": 2, "rest": rest or ShardingPolicy(), **changes}
-    return Experiment(model=config(model) if isinstance(model, str) else model, grid=on, **chosen)
+    return Experiment(model=OurModel(config(model) if isinstance(model, str) else model), grid=on, **chosen)
 
 
 def in_turn(grids: list[str]) -> list[tuple[str, str, str]]:
@@ -151,7 +151,7 @@ def test_dropout_masks_do_not_depend_on_the_grid(verified: Verified, model: str,
     dropped = replace(cast(GPTConfig | BERTConfig, config(model)), dropout=0.3)
     report = verified(experiment(dropped, grid, ShardingPolicy(activations=rest)))
     holds(report)
-    without = verified(replace(report.experiment, model=config(model), grid=Grid()))
+    without = verified(replace(report.experiment, model=preset(model), grid=Grid()))
     assert abs(report.losses[0] - without.losses[0]) > 1e-6
 
 

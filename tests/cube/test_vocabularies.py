@@ -16,7 +16,7 @@ from compiling import BACKEND
 from cubeloom import Grid
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, ResNetConfig, build, config, cut_of
+from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, OurModel, ResNetConfig, build, config, cut_of
 from cubeloom.models.weights import save_weights
 from cubeloom.parallel import (
     Batch,
@@ -52,7 +52,7 @@ FEW = replace(UNTIED, vocab=5)  # on y=4 the third rank has one class, and the l
 def experiment(model: Config, grid: str, rest: ShardingPolicy | None = None, **changes: Any) -> Experiment:
     on = Grid.parse(grid)
     chosen = {"batch": Batch(2 * on.data * on.z, 12), "steps": 2, "rest": rest or ShardingPolicy(), **changes}
-    return Experiment(model=model, grid=on, **chosen)
+    return Experiment(model=OurModel(model), grid=on, **chosen)
 
 
 def test_rows_are_padded_at_the_end() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cubeloom import Grid
-from cubeloom.models import config
+from cubeloom.models import preset
 from cubeloom.parallel import Batch, ShardingPolicy
 from cubeloom.tools.verify import Experiment, verify
 from grids import MODELS, RESTS
@@ -21,7 +21,7 @@ pytestmark = NEEDS_GPU
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model(gpu_ranks: GpuRanks, model: str, rest: Any) -> None:
     single = Experiment(
-        model=config(model),
+        model=preset(model),
         grid=Grid(x=2, y=2, z=2),
         batch=Batch(4, 24),
         rest=ShardingPolicy(activations=rest),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cubeloom import Grid
-from cubeloom.models import GPTConfig, config
+from cubeloom.models import GPTConfig, OurModel, config
 from cubeloom.parallel import Batch, ShardingPolicy
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime.microbatches import portions
@@ -27,7 +27,8 @@ REPLICATED = ShardingPolicy(activations="replicated")
 
 
 def trains_as_serial(gpu_ranks: GpuRanks, grid: Grid, dtype: torch.dtype, batch: Batch, **changes: Any) -> None:
-    experiment = Experiment(**{"model": GPT, "grid": grid, "batch": batch, "steps": 2, "dtype": dtype, **changes})
+    model = OurModel(changes.pop("model", GPT))
+    experiment = Experiment(**{"model": model, "grid": grid, "batch": batch, "steps": 2, "dtype": dtype, **changes})
     report = verify(experiment, "cuda", pool=gpu_ranks(grid.world))
     if dtype is torch.bfloat16:
         assert report.loss_diff <= 0.02 and report.grad_diff <= 0.1, (report.loss_diff, report.grad_diff)

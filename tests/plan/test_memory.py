@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cubeloom.base.grid import Grid
-from cubeloom.models import Config, GPTConfig, LlamaConfig
+from cubeloom.models import Config, GPTConfig, LlamaConfig, OurModel
 from cubeloom.parallel import Batch, ShardingPolicy
 from cubeloom.parallel.config import WEIGHTS, ParallelConfig
 from cubeloom.plan.cost_model.peak import memory
@@ -58,7 +58,7 @@ class Case:
 
 @cache
 def layers(name: str) -> Model:
-    return derive(name, MODELS[name])
+    return derive(name, OurModel(MODELS[name]))
 
 
 def predicted(case: Case) -> float:
@@ -84,7 +84,7 @@ def shape_of(case: Case) -> Any:
 def rehearsed(case: Case) -> int:
     grid = Grid.parse(case.grid)
     experiment = Experiment(
-        model=MODELS[case.model], grid=grid, batch=Batch(case.samples * case.count * grid.z * grid.data, SEQUENCE),
+        model=OurModel(MODELS[case.model]), grid=grid, batch=Batch(case.samples * case.count * grid.z * grid.data, SEQUENCE),
         rest=case.rest, steps=2, dtype=case.dtype, schedule=schedule_of(shape_of(case), grid.pipe, case.count),
         recompute=case.recompute, zero=True, ways=case.ways,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from cubeloom import Grid
-from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig
+from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, OurModel
 from cubeloom.parallel import Batch, ParallelConfig, ShardingPolicy, step_volume
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime.microbatches import portions
@@ -28,7 +28,7 @@ def job(
     made = None if schedule is None else generate(schedule, on.pipe, microbatches or on.pipe)
     share = (2 if made is None else len(portions(made))) * int(rest.get("ways", 1))
     return Experiment(
-        model=model, grid=on, batch=Batch(share * on.data * on.z, 12), schedule=made, **{"steps": 2, **rest}
+        model=OurModel(model), grid=on, batch=Batch(share * on.data * on.z, 12), schedule=made, **{"steps": 2, **rest}
     )
 
 

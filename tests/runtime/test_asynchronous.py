@@ -10,7 +10,7 @@ import torch
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.models import GPTConfig, LlamaConfig, build, cut_of
+from cubeloom.models import GPTConfig, LlamaConfig, OurModel, build, cut_of
 from cubeloom.parallel import Batch, ShardingPolicy, initial_values
 from cubeloom.pipeline import Schedule, generate
 from cubeloom.pipeline.runtime import Pipeline
@@ -29,7 +29,7 @@ UNTIED = LlamaConfig(**SMALL, kv_heads=4, mlp_hidden=64, tied=False)
 def stale_as_defined(verified: Verified, grid: Grid, schedule: Schedule, **changes: Any) -> None:
     model = TIED if schedule.name == "pipedream-2bw" else UNTIED
     batch = Batch(schedule.microbatches * grid.data * grid.z, 12)
-    report = verified(Experiment(model=model, grid=grid, batch=batch, schedule=schedule, steps=2, **changes))
+    report = verified(Experiment(model=OurModel(model), grid=grid, batch=batch, schedule=schedule, steps=2, **changes))
     assert report.loss_diff <= 1e-10
     assert report.weight_diff <= 1e-10
     assert report.bytes_agree, (report.counted, report.predicted)
@@ -105,6 +105,6 @@ def _refuses_the_wrong_step() -> None:
 
 
 def test_comparisons_that_would_not_be_fair_are_refused() -> None:
-    tied = Experiment(model=TIED, grid=Grid(pipe=2), batch=Batch(4, 12), schedule=generate("pipedream", 2, 4))
+    tied = Experiment(model=OurModel(TIED), grid=Grid(pipe=2), batch=Batch(4, 12), schedule=generate("pipedream", 2, 4))
     with pytest.raises(UserError, match="ties no weights"):
         tied.specs()

@@ -13,7 +13,7 @@ from compiling import without_kernels
 from cubeloom import Grid
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, build, cut_of
+from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, OurModel, build, cut_of
 from cubeloom.parallel import Batch, ShardingPolicy, initial_values
 from cubeloom.parallel.parameter import local_of
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
@@ -38,7 +38,7 @@ BERT = BERTConfig(**SMALL, next_sentence=True)
 
 def trains_as_serial(verified: Verified, model: Config, grid: Grid, schedule: Schedule, **changes: Any) -> None:
     batch = Batch(len(portions(schedule)) * grid.data * grid.z, 12)
-    holds(verified(Experiment(model=model, grid=grid, batch=batch, schedule=schedule, **changes)))
+    holds(verified(Experiment(model=OurModel(model), grid=grid, batch=batch, schedule=schedule, **changes)))
 
 
 def all_schedules(workers: int) -> list[Schedule]:
@@ -153,7 +153,7 @@ def test_float32_is_told_from_an_error_by_its_rounding(verified: Verified) -> No
     schedule = generate("chimera-zb", 2, 4)
     report = verified(
         Experiment(
-            model=wide,
+            model=OurModel(wide),
             grid=Grid(pipe=2, data=2),
             batch=Batch(8, 12),
             schedule=schedule,

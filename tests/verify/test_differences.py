@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from cubeloom import Grid
 from cubeloom.comm import devices
-from cubeloom.models import config
+from cubeloom.models import preset
 from cubeloom.parallel import Batch
 from cubeloom.tools.verify import Experiment, runs
 from cubeloom.tools.verify import report as reports
@@ -58,7 +58,7 @@ def test_rows_in_another_order_and_padding(tmp_path: Path) -> None:
 
 
 def reported(serial: list[float], grid: list[float]) -> Report:
-    experiment = Experiment(model=config("gpt-tiny"), grid=Grid(), batch=Batch(2, 8))
+    experiment = Experiment(model=preset("gpt-tiny"), grid=Grid(), batch=Batch(2, 8))
     return _report(experiment, serial, [Outcome(losses=grid)])
 
 
@@ -110,7 +110,7 @@ def damaged(scale: float, experiment: Experiment, folder: str, kind: devices.Kin
 def test_rounding_is_told_from_errors(dtype: torch.dtype, verified: Verified, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a tolerance, so that rounding has to explain every difference."""
     monkeypatch.setattr(reports, "TOLERANCE", {dtype: 1e-18})
-    experiment = Experiment(model=config("gpt-tiny"), grid=Grid(x=2, z=2), batch=Batch(4, 8), dtype=dtype, steps=2)
+    experiment = Experiment(model=preset("gpt-tiny"), grid=Grid(x=2, z=2), batch=Batch(4, 8), dtype=dtype, steps=2)
     found = verified(experiment)
     assert found.rounding.keys() == found.differences.keys()
     explained = {what: each for what, each in found.differences.items() if each <= found.allowed(what)}

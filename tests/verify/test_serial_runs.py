@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from cubeloom import Grid
 from cubeloom.launch import RankPool
-from cubeloom.models import GPTConfig, build
+from cubeloom.models import GPTConfig, OurModel, build
 from cubeloom.models.weights import save_weights
 from cubeloom.parallel import Batch, ShardingPolicy, initial_values, materialise
 from cubeloom.pipeline import generate
@@ -22,11 +22,11 @@ from cubeloom.tools.verify.runs import WEIGHTS, gradients_of
 from serial_runs import LOSSES, Verified, described, key_of
 
 TINY = GPTConfig(vocab=32, positions=8, hidden=16, layers=2, heads=2)
-ON_X = Experiment(model=TINY, grid=Grid(x=2), batch=Batch(4, 8), steps=2)
+ON_X = Experiment(model=OurModel(TINY), grid=Grid(x=2), batch=Batch(4, 8), steps=2)
 
 # What another serial run needs, and what does not change it. Every field of an experiment is in one of them.
 OTHERS: dict[str, Any] = {
-    "model": replace(TINY, heads=4),
+    "model": OurModel(replace(TINY, heads=4)),
     "batch": Batch(8, 8),
     "steps": 3,
     "dtype": torch.float32,
@@ -82,7 +82,7 @@ def test_what_makes_a_difference_has_a_run_of_its_own(name: str, tmp_path: Path)
 
 def test_with_dropout_and_with_stale_weights_it_depends_on_more() -> None:
     """Then the serial model is a cube of one device, or has the schedule's versions of its weights."""
-    dropped = replace(ON_X, model=replace(TINY, dropout=0.1))
+    dropped = replace(ON_X, model=OurModel(replace(TINY, dropout=0.1)))
     assert key_of(dropped) != key_of(replace(dropped, rest=ShardingPolicy(gradients="model")))
     stale = [generate("pipedream-2bw", 2, microbatches) for microbatches in (2, 4)]
     keys = {key_of(replace(ON_X, grid=Grid(pipe=2, data=data), schedule=each)) for data in (1, 2) for each in stale}

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, build, config, cut_of
+from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, OurModel, build, config, cut_of
 from cubeloom.models.layers import MLP
 from cubeloom.parallel import Batch, CubeState, ShardingPolicy, apply, initial_values
 from cubeloom.parallel.parameter import local_of
@@ -36,7 +36,7 @@ BERT = BERTConfig(**SMALL, next_sentence=True)
 
 def trains_as_serial(verified: Verified, model: Config, grid: str, ways: int, **changes: Any) -> None:
     changes = {"batch": Batch(8, 12), "steps": 2, **changes}
-    holds(verified(Experiment(model=model, grid=Grid.parse(grid), ways=ways, **changes)))
+    holds(verified(Experiment(model=OurModel(model), grid=Grid.parse(grid), ways=ways, **changes)))
 
 
 # Each two of grid, ways and rest mode together.
@@ -99,7 +99,7 @@ def test_every_cube(verified: Verified, grid: str, ways: int, activations: Any) 
 
 def test_a_batch_that_cannot_be_cut_into_strands_is_refused() -> None:
     for schedule in (None, generate("1f1b", 1, 2)):
-        experiment = Experiment(model=GPT, grid=Grid(), batch=Batch(6, 12), ways=4, schedule=schedule)
+        experiment = Experiment(model=OurModel(GPT), grid=Grid(), batch=Batch(6, 12), ways=4, schedule=schedule)
         with pytest.raises(UserError, match="of 6 samples cannot be cut into"):
             experiment.specs()
 

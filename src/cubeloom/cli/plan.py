@@ -140,7 +140,7 @@ class Plan:
 
         job = self._job
         assert job is not None
-        model = derive(name, job.model.config())
+        model = derive(name, job.source())
         devices, samples = self.devices or job.grid.world, self.global_batch or job.batch.samples
         return model, devices, samples, self.sequence or job.batch.sequence
 

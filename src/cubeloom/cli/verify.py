@@ -20,7 +20,7 @@ from cubeloom.base.settings import load
 from cubeloom.comm import devices
 from cubeloom.comm.ledger import plain
 from cubeloom.launch.share_gpu import sharing
-from cubeloom.models import Config, LanguageConfig, config
+from cubeloom.models import LanguageConfig, ModelSource, OurModel, config
 from cubeloom.parallel import Batch, ShardingPolicy
 from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
@@ -131,7 +131,7 @@ class Verify:
         model, schedule = self._model(), self._schedule(grid)
         within("--ways", self.ways, most=SAMPLES)
         each = lcm(2, self.ways) if schedule is None else self.ways * len(portions(schedule))
-        if not isinstance(model, LanguageConfig):
+        if model.positions is None:
             each *= lcm(grid.x, grid.y)  # images are cut by samples
         batch = Batch(each * grid.data * grid.z if self.batch is None else self.batch, self._sequence(model))
         within("--batch", batch.samples, most=SAMPLES)
@@ -168,8 +168,8 @@ class Verify:
         on_gpu = self.device != devices.CPU
         return replace(found, compile=job.layout.compile and on_gpu, record=job.layout.record and on_gpu)
 
-    def _sequence(self, model: Config) -> int:
-        if not isinstance(model, LanguageConfig):
+    def _sequence(self, model: ModelSource) -> int:
+        if model.positions is None:
             return 1
         if not 1 <= self.sequence <= model.positions:
             raise UserError(
@@ -177,7 +177,7 @@ class Verify:
             )
         return self.sequence
 
-    def _model(self) -> Config:
+    def _model(self) -> ModelSource:
         model = config(self.model)
         for name in SIZES:
             value = getattr(self, name)
@@ -196,7 +196,7 @@ class Verify:
                 raise UserError(f"model {self.model} has no {name.replace('_', ' ')}")
             share(f"--{name.replace('_', '-')}", value)
             model = replace(model, **{name: value})
-        return model
+        return OurModel(model, self.model)
 
     def _schedule(self, grid: Grid) -> Schedule | None:
         if grid.pipe == 1 and self.schedule is None:

@@ -16,6 +16,8 @@ from cubeloom.models.layers import MeanSquaredError as MeanSquaredError
 from cubeloom.models.layers import SwiGLU as SwiGLU
 from cubeloom.models.llama import Llama as Llama
 from cubeloom.models.llama import LlamaConfig as LlamaConfig
+from cubeloom.models.our_model import OurModel as OurModel
+from cubeloom.models.our_model import preset as preset
 from cubeloom.models.presets import PRESETS as PRESETS
 from cubeloom.models.presets import Config as Config
 from cubeloom.models.presets import LanguageConfig as LanguageConfig
@@ -26,6 +28,8 @@ from cubeloom.models.presets import config as config
 from cubeloom.models.presets import names as names
 from cubeloom.models.resnet import ResNet as ResNet
 from cubeloom.models.resnet import ResNetConfig as ResNetConfig
+from cubeloom.models.source import ModelSource as ModelSource
+from cubeloom.models.source import skeleton as skeleton
 from cubeloom.models.unet import Concat as Concat
 from cubeloom.models.unet import UNet as UNet
 from cubeloom.models.unet import UNetConfig as UNetConfig

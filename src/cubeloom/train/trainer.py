@@ -9,9 +9,7 @@ from torch import Tensor
 
 from cubeloom.comm import Network, blames_others, devices
 from cubeloom.comm.recorder import Waits
-from cubeloom.models import cut_of
-from cubeloom.models.description import describe
-from cubeloom.parallel import initial_values
+from cubeloom.models import skeleton
 from cubeloom.pipeline import Updates
 from cubeloom.pipeline.runtime import Pipeline
 from cubeloom.pipeline.runtime.recorded import GraphRecord
@@ -65,13 +63,14 @@ class Trainer:
         self.job = job
         self.network = network
         self._rate = job.learning_rate
-        model = job.skeleton()
+        self._source = job.source()
+        model = skeleton(self._source)
         self.pipeline = Pipeline(
             model,
-            cut_of(model),
+            self._source.cut(model),
             network,
             job.batch,
-            initial_values(model, job.seed, job.numbers, network.device),
+            self._source.fill(model, job.seed, job.numbers, network.device),
             job.schedule.schedule(job.grid.pipe),
             job.layout.rest,
             recompute=RECOMPUTE[job.layout.recompute],
@@ -157,7 +156,7 @@ class Trainer:
             "position": self._loader.position,
             "norms": list(self._guard.norms),
             "best": self._best,
-            "model": describe(self.job.model.config()),
+            "model": self._source.describe(),
         }
         if self.job.checkpoint.asynchronous:
             self._writer.save(self.done, self.parameters, self.optimizer, progress)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom.base.grid import Grid
-from cubeloom.models import AttentionCore, Config, SwiGLU, build, config, cut_of
+from cubeloom.models import AttentionCore, ModelSource, SwiGLU, preset, skeleton
 from cubeloom.models.pieces import Piece as TorchPiece
 from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.resolution import specs_of
@@ -37,22 +37,18 @@ Seen = Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]  # shapes of each m
 _PLAIN = ParallelConfig.exact(Grid(), ShardingPolicy(activations="replicated"), Batch(1, 1), item=1)
 
 
-def derive(name: str, settings: Config | None = None) -> Model:
+def derive(name: str, source: ModelSource | None = None) -> Model:
     """The layers of a preset, or of a model of other sizes under a name of its own. Of equal pieces only one is described."""
-    preset = settings is None
-    settings = settings or config(name)
-    with torch.device("meta"):
-        model = build(settings)
-    tokens = not hasattr(model, "example")
-    sequence = int(getattr(settings, "positions", 1))
-    seen = _run(model, tokens)
-    specs = specs_of(model, cut_of(model))
-    pieces: list[TorchPiece] = model.pieces()
+    chosen = source or preset(name)
+    model = skeleton(chosen)
+    seen = _run(model, chosen)
+    specs = specs_of(model, chosen.cut(model))
+    pieces: list[TorchPiece] = model.pieces()  # type: ignore[operator]
     found = [
         Piece(
             layers=tuple(_layers(model, piece, specs, seen)),
             outputs=outputs,
-            tokens=tokens,
+            tokens=chosen.positions is not None,
             losses=sum(isinstance(s, LossSpec | SquaredLossSpec) and belongs(s.name, piece.modules) for s in specs),
         )
         for piece, outputs in zip(pieces, stage_outputs(model, specs), strict=True)
@@ -62,27 +58,27 @@ def derive(name: str, settings: Config | None = None) -> Model:
     costs = counted_costs([piece.modules for piece in pieces], specs)
     return Model(
         name=name,
-        sequence=sequence,
+        sequence=chosen.positions or 1,
         kinds=tuple(kinds),
         row=tuple(map(kinds.index, anonymous)),
         # `store` could not make others for a model that has no preset.
-        cuts={n: _ends(partition(costs, n)) for n in range(1, len(pieces) + 1) if n in STAGES or not preset},
+        cuts={n: _ends(partition(costs, n)) for n in range(1, len(pieces) + 1) if n in STAGES or source is not None},
     )
 
 
 def stages_of(name: str, count: int) -> tuple[int, ...]:
     """Where each of so many stages of a preset ends."""
-    with torch.device("meta"):
-        model = build(name)
-    specs = specs_of(model, cut_of(model))
-    return _ends(partition(counted_costs([piece.modules for piece in model.pieces()], specs), count))
+    source = preset(name)
+    model = skeleton(source)
+    specs = specs_of(model, source.cut(model))
+    return _ends(partition(counted_costs([piece.modules for piece in model.pieces()], specs), count))  # type: ignore[operator]
 
 
 def _ends(ranges: Sequence[range]) -> tuple[int, ...]:
     return tuple(each.stop for each in ranges)
 
 
-def _run(model: nn.Module, tokens: bool) -> Seen:
+def _run(model: nn.Module, source: ModelSource) -> Seen:
     """Shapes that every module without children takes and gives, for two samples, or for two sequences of four tokens."""
     seen: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
@@ -97,14 +93,9 @@ def _run(model: nn.Module, tokens: bool) -> Seen:
         for name, module in model.named_modules()
         if not list(module.children())
     ]
-    meta = torch.zeros(2, 4, dtype=torch.long, device="meta")
+    data = source.samples(Batch(2, 1 if source.positions is None else 4), 0, 0, torch.float32)
     with torch.no_grad():
-        if not tokens:
-            model(**model.example(2))  # type: ignore[operator]
-        elif getattr(model.config, "next_sentence", False):
-            model(meta, meta, next_sentence=meta[:, 0])
-        else:
-            model(meta, meta)
+        model(**{name: tensor.to("meta") for name, tensor in data.items()})
     for hook in hooks:
         hook.remove()
     return seen

@@ -30,7 +30,7 @@ def boundaries(experiment: Experiment, schedule: Schedule) -> Known:
             model = experiment.skeleton()
             one = Batch(experiment.batch.samples // len(cut) // experiment.ways, experiment.batch.sequence)
             fill = empty_values(experiment.dtype, network.device)
-            apply(model, experiment.cut(), network, one, fill, experiment.rest).clock.step = 0
+            apply(model, experiment.cut(model), network, one, fill, experiment.rest).clock.step = 0
             data = cut_up(experiment.share(0, network.coordinates), cut)[cut[0]]
             pieces: list[Piece] = model.pieces()  # type: ignore[operator]
             carry: Carry = {}

@@ -11,20 +11,19 @@ from cubeloom.base.divisors import nearest_multiples
 from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid
 from cubeloom.base.limits import within
-from cubeloom.models import Config, build, cut_of
+from cubeloom.models import ModelSource, skeleton
 from cubeloom.parallel import Batch, Cut, ShardingPolicy, resolve
 from cubeloom.parallel.specs import LayerSpec, LinearSpec
 from cubeloom.pipeline import Schedule, Updates
 from cubeloom.pipeline.runtime.build import Recompute, StagePlan, plan_stages
 from cubeloom.pipeline.runtime.recorded import check_recordable
-from cubeloom.tools.verify import data
 from cubeloom.train.job import Job
 from cubeloom.train.job.settings import RECOMPUTE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    model: Config
+    model: ModelSource
     grid: Grid
     batch: Batch
     rest: ShardingPolicy = field(default_factory=ShardingPolicy)
@@ -48,7 +47,7 @@ class Experiment:
     def of_job(cls, job: Job, *, steps: int, dtype: torch.dtype, seed: int = 0, patience: float = 120) -> Experiment:
         """The decomposition of a job."""
         return cls(
-            model=job.model.config(),
+            model=job.source(),
             grid=job.grid,
             batch=job.batch,
             rest=job.layout.rest,
@@ -65,11 +64,10 @@ class Experiment:
 
     def skeleton(self) -> nn.Module:
         """The model without values."""
-        with torch.device("meta"):
-            return build(self.model)
+        return skeleton(self.model)
 
-    def cut(self) -> Cut:
-        return cut_of(self.skeleton())
+    def cut(self, model: nn.Module) -> Cut:
+        return self.model.cut(model)
 
     def specs(self) -> list[LayerSpec]:
         """The spec of each layer on the grid; raises UserError if it cannot be cut."""
@@ -90,7 +88,8 @@ class Experiment:
 
     def layout(self, schedule: Schedule) -> StagePlan:
         """Which stages have which layers; raises UserError if the model cannot be cut so."""
-        return plan_stages(self.skeleton(), self.cut(), self.grid, self.batch, schedule, self.rest, ways=self.ways)
+        model = self.skeleton()
+        return plan_stages(model, self.cut(model), self.grid, self.batch, schedule, self.rest, ways=self.ways)
 
     def _strand_specs(self) -> list[LayerSpec]:
         within("ways", self.ways)
@@ -101,7 +100,8 @@ class Experiment:
                 f"z={self.grid.z}; it must be a multiple of {least}: {nearest_multiples(self.batch.samples, least)}"
             )
         strand = Batch(self.batch.samples // self.ways, self.batch.sequence)
-        return resolve(self.skeleton(), self.cut(), self.grid, self.rest, strand, portions=self.ways)
+        model = self.skeleton()
+        return resolve(model, self.cut(model), self.grid, self.rest, strand, portions=self.ways)
 
     @property
     def asynchronous(self) -> bool:
@@ -130,7 +130,7 @@ class Experiment:
 
     def samples(self, step: int) -> dict[str, Tensor]:
         """The global batch of a step."""
-        return data.samples(self.model, self.batch, self.seed, 0 if self.repeat else step, self.dtype)
+        return self.model.samples(self.batch, self.seed, 0 if self.repeat else step, self.dtype)
 
     def share(self, step: int, coordinates: dict[str, int]) -> dict[str, Tensor]:
         """The samples of a rank at these coordinates."""

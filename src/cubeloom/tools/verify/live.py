@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from cubeloom.base import counter
 from cubeloom.comm import Network
 from cubeloom.models.weights import stored_values
-from cubeloom.parallel import Batch, CubeState, apply, initial_values
+from cubeloom.parallel import Batch, CubeState, apply
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import Block, local_of
 from cubeloom.parallel.replace import Fill
@@ -32,7 +32,7 @@ def fill_of(experiment: Experiment, model: nn.Module, device: torch.device) -> F
     if experiment.weights is not None:
         fill = stored_values(experiment.weights, model, experiment.dtype, device)
     else:
-        fill = initial_values(model, experiment.initial_seed, experiment.dtype, device)  # type: ignore[arg-type]
+        fill = experiment.model.fill(model, experiment.initial_seed, experiment.dtype, device)
     return _nudged(fill, max(side for each in model.parameters() for side in each.shape)) if experiment.nudged else fill
 
 
@@ -129,13 +129,13 @@ def build(experiment: Experiment, network: Network, fill: Fill, known: Known | N
     step: Train
     if experiment.schedule is None:
         strand = Batch(experiment.batch.samples // experiment.ways, experiment.batch.sequence)
-        state = apply(model, experiment.cut(), network, strand, fill, experiment.rest, experiment.compile)
+        state = apply(model, experiment.cut(model), network, strand, fill, experiment.rest, experiment.compile)
         step, gradients = plainly(Weave(model, experiment.ways, state.staggers), state), state.gradients
         parameters = dict(model.named_parameters())
     else:
         pipeline = Pipeline(
             model,
-            experiment.cut(),
+            experiment.cut(model),
             network,
             experiment.batch,
             fill,

@@ -53,7 +53,7 @@ def serial_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outco
     state = None
     if experiment.drops:
         network = Network(experiment.grid, device)
-        state = apply(model, experiment.cut(), network, experiment.batch, fill, experiment.rest)
+        state = apply(model, experiment.cut(model), network, experiment.batch, fill, experiment.rest)
     else:
         materialise(model, fill)
     outcome = Outcome()

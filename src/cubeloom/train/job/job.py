@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import nn
 
 from cubeloom.base.grid import Grid
 from cubeloom.base.limits import LANES, SAMPLES, patience, within
 from cubeloom.comm import devices
-from cubeloom.models import Model, build, cut_of
+from cubeloom.models import ModelSource, skeleton
 from cubeloom.parallel import Batch
 from cubeloom.pipeline.runtime.build import StagePlan, plan_stages
 from cubeloom.train.job.rates import Rate
@@ -78,16 +79,19 @@ class Job:
         within("batch.samples", self.batch.samples, most=SAMPLES)
         within("batch.sequence", self.batch.sequence)
 
-    def skeleton(self) -> Model:
+    def source(self) -> ModelSource:
+        """The model that is trained."""
+        return self.model.source()
+
+    def skeleton(self) -> nn.Module:
         """The model without values."""
-        with torch.device("meta"):
-            return build(self.model.config())
+        return skeleton(self.source())
 
     def laid_out(self) -> StagePlan:
         """Which stages have which layers, in which form; raises UserError if the model cannot be cut so."""
-        model, schedule = self.skeleton(), self.schedule.schedule(self.grid.pipe)
-        layout = self.layout
-        return plan_stages(model, cut_of(model), self.grid, self.batch, schedule, layout.rest, ways=layout.ways)
+        source, schedule, layout = self.source(), self.schedule.schedule(self.grid.pipe), self.layout
+        model = skeleton(source)
+        return plan_stages(model, source.cut(model), self.grid, self.batch, schedule, layout.rest, ways=layout.ways)
 
     @property
     def learning_rate(self) -> Rate:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 from cubeloom.base.errors import UserError
 from cubeloom.base.grid import AXES, Grid, grids
 from cubeloom.base.limits import RANKS, within
-from cubeloom.models import cut_of
+from cubeloom.models import skeleton
+from cubeloom.models.pieces import InPieces
 from cubeloom.parallel import Batch, ParallelConfig
 from cubeloom.parallel.resolution import problems, specs_of
 from cubeloom.pipeline.runtime.microbatches import portions
@@ -36,9 +38,10 @@ class _Fits:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        model = job.skeleton()
-        self._specs = specs_of(model, cut_of(model))
-        self._pieces = len(model.pieces())
+        source = job.source()
+        model = skeleton(source)
+        self._specs = specs_of(model, source.cut(model))
+        self._pieces = len(cast(InPieces, model).pieces())
         self._known: dict[tuple[Grid, int], bool] = {}
 
     def __call__(self, grid: Grid, samples: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from cubeloom.base.errors import UserError
 from cubeloom.base.limits import of_model, share, within
-from cubeloom.models import Config, config
+from cubeloom.models import Config, ModelSource, OurModel, config
 from cubeloom.parallel import ShardingPolicy
 from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
 from cubeloom.pipeline import Schedule, Sync, family, generate, synchronised
@@ -48,6 +48,9 @@ class ModelSettings:
             elif not isinstance(value, bool):
                 within(f"model.{name}", value, most=of_model(name))
         return replace(model, **changes)
+
+    def source(self) -> ModelSource:
+        return OurModel(self.config(), self.preset)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 
 from cubeloom.base.errors import UserError
-from cubeloom.models.presets import LanguageConfig
 from cubeloom.plan.hardware import Device, Dtype, device, devices
 from cubeloom.plan.model.derive import derive
 from cubeloom.plan.model.flops import flops
@@ -28,10 +27,10 @@ _MAKERS = {"nvidia", "amd", "tesla", "instinct", "hbm2", "hbm2e", "hbm3", "hbm3e
 
 def flops_per_token(job: Job) -> float:
     """Forward and backward, from the sizes of the model's own layers."""
-    settings, sequence = job.model.config(), job.batch.sequence
-    if not isinstance(settings, LanguageConfig):
-        raise UserError(f"model.preset = {job.model.preset!r} is a model of images: it has no tokens to count by")
-    return flops(derive(job.model.preset, settings), sequence) / sequence
+    source, sequence = job.source(), job.batch.sequence
+    if source.positions is None:
+        raise UserError(f"model.preset = {source.name!r} is a model of images: it has no tokens to count by")
+    return flops(derive(source.name, source), sequence) / sequence
 
 
 def mfu(tokens_per_s: float, flops_per_token: float, peak: float | None, ranks: int) -> float | None:

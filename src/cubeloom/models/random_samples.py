@@ -1,4 +1,4 @@
-"""Samples made for a model, from seed and step alone: any grid sees the same."""
+"""Random samples for our models, from seed and step alone: any grid sees the same."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 from cubeloom.base import counter
-from cubeloom.models import BERTConfig, Config, CrossEntropy, LanguageConfig, ResNetConfig, UNetConfig
+from cubeloom.models.bert import BERTConfig
+from cubeloom.models.layers import CrossEntropy
+from cubeloom.models.presets import Config, LanguageConfig
+from cubeloom.models.resnet import ResNetConfig
+from cubeloom.models.unet import UNetConfig
 from cubeloom.parallel import Batch
 
 
-def samples(model: Config, batch: Batch, seed: int, step: int, dtype: torch.dtype) -> dict[str, Tensor]:
+def random_samples(model: Config, batch: Batch, seed: int, step: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """The global batch of a step, as the model's forward names it."""
     drawn = _Drawn(seed, step)
     match model:

@@ -1,0 +1,56 @@
+"""Our own models as a source: a configuration, and the name of the preset that it is of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.models.cuts import cut_of
+from cubeloom.models.description import describe
+from cubeloom.models.presets import Config, Model, build, config
+from cubeloom.models.random_samples import random_samples
+from cubeloom.parallel import Batch, Cut, initial_values
+from cubeloom.parallel.replace import Fill
+
+
+@dataclass(frozen=True)
+class OurModel:
+    """A `ModelSource`."""
+
+    config: Config
+    preset: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.preset or describe(self.config)["family"]
+
+    @property
+    def positions(self) -> int | None:
+        return getattr(self.config, "positions", None)
+
+    @property
+    def vocabulary(self) -> int | None:
+        return getattr(self.config, "vocab", None)
+
+    def build(self) -> Model:
+        return build(self.config)
+
+    def cut(self, model: nn.Module) -> Cut:
+        return cut_of(model)
+
+    def fill(self, model: nn.Module, seed: int, dtype: torch.dtype, device: torch.device) -> Fill:
+        return initial_values(cast(Model, model), seed, dtype, device)
+
+    def samples(self, batch: Batch, seed: int, step: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        return random_samples(self.config, batch, seed, step, dtype)
+
+    def describe(self) -> dict[str, Any]:
+        return describe(self.config)
+
+
+def preset(name: str) -> OurModel:
+    """One of the presets, as it is; raises UserError with the nearest name."""
+    return OurModel(config(name), name)
