@@ -33,6 +33,17 @@ def here(names: Mapping[int, str]) -> str:
     return ", ".join(filter(None, (module, line)))
 
 
+def module_here(names: Mapping[int, str]) -> str | None:
+    """The innermost module whose code is running."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        own = frame.f_locals.get("self")
+        if isinstance(own, nn.Module) and id(own) in names:
+            return names[id(own)]
+        frame = frame.f_back
+    return None
+
+
 def raised(error: BaseException) -> str:
     """Where an error comes from: the innermost line that is the user's."""
     frames = traceback.extract_tb(error.__traceback__)

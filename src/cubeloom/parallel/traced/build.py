@@ -48,6 +48,7 @@ def _layers(cut: dict[str, Placed], tied: dict[str, str]) -> Iterator[LayerSpec]
                     calls=calls,
                     taken=placed.taken,
                     given=placed.given,
+                    sections=placed.sections,
                     joins=None if first == name else first,
                     rank=known.rank,
                 )

@@ -15,13 +15,14 @@ from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid
 from cubeloom.comm import Network
 from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
-from cubeloom.parallel.cut import CutError
+from cubeloom.parallel.cut import CutError, pattern_of
 from cubeloom.parallel.replace import Fill, replace_layers
 from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, TracedLossSpec, WholeSpec, parameters
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced.build import specs_of, tied_layers
 from cubeloom.parallel.traced.known import held_elsewhere, known
 from cubeloom.parallel.traced.loss import average_losses
+from cubeloom.parallel.traced.patches import Patch
 from cubeloom.parallel.traced.report import table
 from cubeloom.parallel.traced.run import mixing_of_samples, place
 from cubeloom.parallel.traced.values import own_values, place_buffers, refuse_different_values
@@ -40,6 +41,7 @@ class Traced:
     specs: tuple[LayerSpec, ...]
     item: int  # bytes of a number
     flops_between: tuple[float, float]  # of products between layers, of one rank's samples: in all, and on a rank
+    patches: Mapping[str, Patch]  # by pattern of modules
 
     @property
     def config(self) -> ParallelConfig:
@@ -91,6 +93,9 @@ class Traced:
         fill = fill or own_values(model)
         layers = [spec for spec in self.specs if not isinstance(spec, TracedLossSpec)]
         replace_layers(model, layers, state, fill)
+        for name, module in model.named_modules():
+            if (patch := self.patches.get(pattern_of(name))) is not None:
+                patch.apply(module)
         place_buffers(model, network, fill)
         average_losses(model, state)
         network.models.add(model)
@@ -123,7 +128,8 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
                 f" samples than of all: {why}"
             )
     item = next((parameter.element_size() for parameter in model.parameters()), 4)
-    return Traced(type(model).__name__, grid, tuple(specs_of(model, found, tied)), item, found.flops)
+    patches = {pattern: made.patch for pattern, made in found.choices.patches.items()}
+    return Traced(type(model).__name__, grid, tuple(specs_of(model, found, tied)), item, found.flops, patches)
 
 
 def _on_host(value: Any) -> Any:

@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from math import prod
 
 from cubeloom.parallel.check.step import Refused
-from cubeloom.parallel.check.tracked import Dim, Dims, Factor, Tracked, described, size_of, uncut
+from cubeloom.parallel.check.tracked import Dim, Dims, Tracked, described, in_sections, size_of, uncut
 from cubeloom.parallel.cut import pattern_of
 from cubeloom.parallel.specs import Call, Side, other
 from cubeloom.parallel.specs.traced import FeatureRest
 from cubeloom.parallel.traced.known import Known, Linear, Norm, Table
+from cubeloom.parallel.traced.patches import Patch
 
 Shape = tuple[int, ...]
 PLANE = ("x", "y")
@@ -53,6 +54,7 @@ class Placed:
     given: FeatureRest
     left_whole: bool = False
     differing: tuple[str, ...] = ()
+    sections: tuple[int, ...] = ()
     uses: list[Use] = field(default_factory=list)
 
     def lies_as(self, other: Placed) -> bool:
@@ -69,11 +71,22 @@ class Placed:
         return _STREAM if stream else _LEVELS[self.given]
 
 
+@dataclass(frozen=True)
+class Patched:
+    """Numbers of a module that were changed, and because of how which layer lies."""
+
+    patch: Patch
+    stage: int
+    maker: tuple[str, Way]
+
+
 @dataclass
 class Choices:
     """What was tried already, by pattern of names: it only ever grows."""
 
     barred: dict[str, dict[Way, str]] = field(default_factory=dict)  # with why
+    sections: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of outputs, where they are several one behind another
+    patches: dict[str, Patched] = field(default_factory=dict)  # of modules
 
     def bar(self, name: str, way: Way, why: str) -> None:
         self.barred.setdefault(pattern_of(name), {})[way] = why
@@ -110,6 +123,10 @@ class Placing:
         makers = tracked.makers if isinstance(placed.known, Norm) else frozenset({name})
         return Tracked(dims, frozenset(), makers if _axes(dims) else frozenset())
 
+    def parts(self, placed: Placed) -> int:
+        """Into how many its outputs are cut."""
+        return prod(self._sizes[axis] for axis in self._given_axes(other(placed.side), placed.given))
+
     def _keep(self, name: str, placed: Placed, tracked: Tracked, gradient: bool, shape: Shape) -> None:
         before = self.placed.setdefault(name, placed)
         if not before.lies_as(placed):
@@ -132,7 +149,11 @@ class Placing:
                 continue
             axes = self._given_axes(other(side), given)
             if self._divides(linear, given, other(side), *axes):
-                return Placed(linear, side, taken, given), self._dims(tracked, shape, place, axes)
+                sections = self._choices.sections.get(pattern_of(name), ()) if axes else ()
+                if any(size % prod(self._sizes[axis] for axis in axes) for size in sections):
+                    continue
+                dims = self._dims(tracked, shape, place, axes, sections)
+                return Placed(linear, side, taken, given, sections=sections), dims
         if cut:
             raise Refused(f"layer {name}, {linear.k} to {linear.n} features, cannot be cut as {tracked} lies")
         return Placed(linear, "x", "whole", "whole", left_whole=True), self._dims(tracked, shape, place, ())
@@ -173,14 +194,16 @@ class Placing:
             return Placed(table, "y", "whole", "whole"), self._dims(tracked, shape, -1, ())
         return Placed(table, "y", "whole", "one"), self._dims(tracked, shape, -1, ("x",))
 
-    def _dims(self, tracked: Tracked, shape: Shape, place: int, axes: Sequence[Side]) -> Dims:
+    def _dims(
+        self, tracked: Tracked, shape: Shape, place: int, axes: Sequence[Side], sections: tuple[int, ...] = ()
+    ) -> Dims:
         """Rows lie as those of the input."""
         dims = list(uncut(shape))
         for at, (dim, size) in enumerate(zip(tracked.dims, shape, strict=False)):
             if at != place % len(shape) and size_of(dim) == size:
                 dims[at] = dim
         if axes:
-            dims[place] = (Factor(shape[place], tuple((axis, self._sizes[axis]) for axis in axes)),)
+            dims[place] = in_sections(sections or [shape[place]], tuple((axis, self._sizes[axis]) for axis in axes))
         return tuple(dims)
 
 

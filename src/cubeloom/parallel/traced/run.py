@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
@@ -23,16 +24,19 @@ from cubeloom.parallel.check.step import Refused, Step
 from cubeloom.parallel.check import pointwise
 from cubeloom.parallel.check.tracked import Dim, Dims, Factor, Tracked, common, local_shape, uncut
 from cubeloom.parallel.cut import CutError, pattern_of
-from cubeloom.parallel.traced.known import Known
-from cubeloom.parallel.traced.placing import PLANE, Choices, Placed, Placing
+from cubeloom.parallel.traced.known import Known, Linear
+from cubeloom.parallel.traced.patches import STAGES, patch_of, patched
+from cubeloom.parallel.traced.placing import PLANE, Choices, Patched, Placed, Placing, Way
 
 _MOST_TRIES = 200
+_FEW = 4  # sections that a view takes the outputs of a layer apart into
 _MOST_NUMBERS = 2**24  # of a tensor that is made for its values
 _HOST = torch.device("cpu")
 _MAKERS = {"arange", "zeros", "ones", "full", "empty", "tensor", "rand", "eye", "linspace", "scalar_tensor", "as_tensor"}
 # What may be done with logits that are not gathered: their classes stay as they are.
 _LAZY = {"float", "double", "to", "contiguous", "view", "reshape", "flatten", "getitem", "clone", "type_as", "bfloat16", "half"}
 LOSSES = ("cross_entropy",)
+_TAKES_SIZES = {"view", "reshape", "unflatten", "split", "chunk", "getitem", "expand", "narrow", "repeat"}
 _PRODUCTS = {"matmul", "bmm", "baddbmm", "scaled_dot_product_attention"}
 
 
@@ -49,9 +53,19 @@ class LossUse:
 class Misplaced(CutError):
     """An operation that needs what it is given in another way."""
 
-    def __init__(self, why: str, makers: frozenset[str], module: str) -> None:
-        super().__init__(why)
-        self.why, self.makers, self.module = why, makers, module
+    def __init__(
+        self,
+        why: str,
+        makers: frozenset[str],
+        place: str,
+        module: str | None = None,
+        sections: tuple[int, ...] = (),
+        by_numbers: bool = False,
+    ) -> None:
+        """`sections`: of what was refused, the sizes that its last dimension is taken apart into. `by_numbers`: it takes sizes."""
+        super().__init__(f"{place}: {why}" if place else why)
+        self.why, self.makers, self.place, self.module = why, makers, place, module
+        self.sections, self.by_numbers = sections, by_numbers
 
 
 class _WithConstants(Run):
@@ -179,6 +193,7 @@ class _AsRank(_WithConstants, Replay):
         tensors: list[Tensor],
         numbers: list[Any],
     ) -> Any:
+        self._operation = operation.name
         try:
             if operation.name == "setitem" and len(tensors) > 1:
                 self._specialise(*tensors[:2])
@@ -268,9 +283,10 @@ class _AsRank(_WithConstants, Replay):
         return output
 
     def refuse(self, text: str, cause: BaseException | None = None) -> Any:
-        raise Misplaced(text, self._makers_now, where.here(self.names))
+        raise Misplaced(text, self._makers_now, where.here(self.names), where.module_here(self.names))
 
     _makers_now: frozenset[str] = frozenset()
+    _operation = ""
 
     def _next(self, name: str, tensors: Sequence[Tensor]) -> Any:
         found = super()._next(name, tensors)
@@ -281,7 +297,29 @@ class _AsRank(_WithConstants, Replay):
         makers = frozenset(
             maker for each in tensors if id(each) in self._tracked for maker in self._tracked[id(each)].makers
         ) | frozenset(self._lazy[id(each)] for each in tensors if id(each) in self._lazy)
-        raise Misplaced(str(refused), makers, where.here(self.names)) from None
+        place, module = where.here(self.names), where.module_here(self.names)
+        found, by_numbers = self._sections(tensors), self._operation in _TAKES_SIZES
+        raise Misplaced(str(refused), makers, place, module, found, by_numbers) from None
+
+    def _sections(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+        """How the operation that was refused takes the last dimension of its tensor apart in the serial model."""
+        if not tensors or not 0 < self._place <= len(self._record.entries):
+            return ()
+        entry = self._record.entries[self._place - 1]
+        if not entry.input_shapes:
+            return ()
+        size = entry.input_shapes[0][-1] if entry.input_shapes[0] else 0
+        lasts = [shape[-1] for shape in entry.shapes if shape]
+        if entry.name in ("split", "chunk", "tensor_split", "split_with_sizes") and sum(lasts) == size:
+            return tuple(lasts)
+        if entry.name == "getitem" and entry.numbers and isinstance(last := entry.numbers[-1], slice):
+            start, stop, step = last.indices(size)
+            ends = sorted({0, start, stop, size})
+            return tuple(right - left for left, right in pairwise(ends)) if step == 1 else ()
+        if entry.name in ("view", "reshape", "unflatten") and len(entry.shapes[0]) > len(entry.input_shapes[0]):
+            first = entry.shapes[0][len(entry.input_shapes[0]) - 1]
+            return (size // first,) * first if 1 < first <= _FEW and size % first == 0 else ()
+        return ()
 
     def _summands(self, step: Step, dims: Dims) -> tuple[frozenset[str], frozenset[str]]:
         pairs = list(zip(step.inputs, step.needs_gradient, strict=True))
@@ -351,12 +389,14 @@ def place(
         fresh = {name: torch.empty_like(each) for name, each in inputs.items() if isinstance(each, Tensor) and each.is_meta}
         run = _AsRank(record, placing, {name: (value, Tracked(uncut(value.shape))) for name, value in fresh.items()})
         try:
-            run.finish(_run(run, {**inputs, **fresh}))
-        except Misplaced as misplaced:
+            with patched(model, {pattern: made.patch for pattern, made in choices.patches.items()}):
+                run.finish(_run(run, {**inputs, **fresh}))
+        except CutError as error:
+            misplaced = _of_last_patch(error, choices)
             if say is not None:
-                say(f"{misplaced.module} | {misplaced.why} | {sorted(set(map(pattern_of, misplaced.makers)))}")
-            if not _bar(placing, choices, misplaced):
-                raise
+                say(f"{misplaced} | {sorted(set(map(pattern_of, misplaced.makers)))} {misplaced.sections}")
+            if not _improve(model, placing, choices, misplaced):
+                raise misplaced from None
         else:
             return Found(placing.placed, choices, run.partial, run.losses, run.calls, (run.flops[0], run.flops[1]))
     raise CutError(f"no place was found for the layers of {type(model).__name__} in {_MOST_TRIES} tries")
@@ -378,9 +418,10 @@ def mixing_of_samples(
                 dims = ((Factor(samples, (("data", parts),)),), *uncut(each.shape[1:])) if cut else uncut(each.shape)
                 given[name] = torch.empty(local_shape(dims), dtype=each.dtype, device=META), Tracked(dims)
         run = _AsRank(record, Placing(known, sizes, choices, tied), given)
-        run.finish(_run(run, {**empty, **{name: tensor for name, (tensor, _) in given.items()}}))
+        with patched(model, {pattern: made.patch for pattern, made in choices.patches.items()}):
+            run.finish(_run(run, {**empty, **{name: tensor for name, (tensor, _) in given.items()}}))
     except CutError as error:
-        return str(error) if not isinstance(error, Misplaced) else f"{error.module}: {error.why}"
+        return str(error)
     return None
 
 
@@ -412,12 +453,72 @@ def _run(run: _WithConstants, inputs: Mapping[str, Any]) -> Any:
         return run.run(inputs)
 
 
-def _bar(placing: Placing, choices: Choices, misplaced: Misplaced) -> bool:
-    """Give up how the layer lies that is most cut of those that made what was refused; of several the last."""
+
+
+def _improve(model: nn.Module, placing: Placing, choices: Choices, misplaced: Misplaced) -> bool:
+    """Try another thing; False where there is none.
+
+    First what the layer's outputs are made of, then numbers that the module holds, and then how the layer lies that is most cut
+    of those that made what was refused, of several the last.
+    """
     makers = [name for name, each in placing.placed.items() if name in misplaced.makers and each.given != "whole"]
     if not makers:
-        return False
+        return _take_back(choices, misplaced)
     name = min(reversed(makers), key=lambda maker: placing.placed[maker].level)
-    placed = placing.placed[name]
-    choices.bar(name, (placed.side, placed.given), misplaced.why)
+    placed, pattern = placing.placed[name], pattern_of(name)
+    cut = placed.given in ("both", "one")
+    if cut and isinstance(placed.known, Linear) and _take_apart(choices, pattern, placed.known, misplaced.sections):
+        return True
+    way = (placed.side, placed.given)
+    if cut and misplaced.by_numbers and misplaced.module and misplaced.module == name.rpartition(".")[0]:
+        made = choices.patches.get(pattern_of(misplaced.module))
+        if _patch(model, choices, misplaced.module, placing.parts(placed), made.maker if made is not None else (name, way)):
+            return True
+    choices.bar(name, way, misplaced.why)
+    for module, made in list(choices.patches.items()):
+        if made.maker == (name, way):
+            del choices.patches[module]
     return True
+
+
+def _of_last_patch(error: CutError, choices: Choices) -> Misplaced:
+    """The model's own code refuses numbers that were changed."""
+    if isinstance(error, Misplaced):
+        return error
+    if not choices.patches:
+        raise error
+    return Misplaced(str(error), frozenset(), "", next(reversed(choices.patches)))
+
+
+def _take_back(choices: Choices, misplaced: Misplaced) -> bool:
+    """Numbers that were changed for one layer do not fit what is whole."""
+    pattern = pattern_of(misplaced.module or "")
+    if pattern not in choices.patches:
+        return False
+    name, way = choices.patches.pop(pattern).maker
+    choices.bar(name, way, misplaced.why)
+    return True
+
+
+def _take_apart(choices: Choices, pattern: str, linear: Linear, sections: tuple[int, ...]) -> bool:
+    """Together with what is known of them."""
+    if len(sections) < 2 or sum(sections) != linear.n:
+        return False
+    before = choices.sections.get(pattern, ())
+    ends = sorted({*accumulate(sections), *accumulate(before)})
+    found = tuple(right - left for left, right in pairwise([0, *ends]))
+    choices.sections[pattern] = found
+    return found != before
+
+
+def _patch(model: nn.Module, choices: Choices, name: str, parts: int, maker: tuple[str, Way]) -> bool:
+    pattern = pattern_of(name)
+    made = choices.patches.get(pattern)
+    stage = 0 if made is None else made.stage
+    while parts > 1 and stage < STAGES:
+        stage += 1
+        patch = patch_of(model.get_submodule(name), stage, parts)
+        if patch is not None and (made is None or patch != made.patch):
+            choices.patches[pattern] = Patched(patch, stage, maker)
+            return True
+    return False

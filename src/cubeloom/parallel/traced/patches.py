@@ -1,0 +1,83 @@
+"""Numbers that modules hold of their whole features, such as how many heads there are: on a rank they are those of its part.
+
+Code like `x.view(batch, sequence, self.num_heads, -1)` takes them from an attribute of the module, or of its configuration. Which
+of them to change is tried out: what is accepted computes what the serial model does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from cubeloom.parallel.cut import pattern_of
+
+_COUNTS_HEADS = re.compile(r"head")
+_COUNTS_NONE = re.compile(r"dim|size|mask|type|layer|group|per_|router|scale|index")
+STAGES = 2  # heads alone; then widths too
+
+
+@dataclass(frozen=True)
+class Patch:
+    """From these attributes of a module, and of its configuration, to what they are on a rank."""
+
+    own: Mapping[str, int]
+    config: Mapping[str, int]
+
+    def apply(self, module: nn.Module) -> None:
+        for name, value in self.own.items():
+            setattr(module, name, value)
+        if self.config:
+            config = copy(module.config)
+            for name, value in self.config.items():
+                setattr(config, name, value)
+            module.config = config
+
+
+def patch_of(module: nn.Module, stage: int, parts: int) -> Patch | None:
+    """What is tried at a stage, from 1 on; None where there is nothing to change, or it does not divide."""
+    widths = {size for each in module.modules() for size in _sizes(each)} if stage > 1 else set()
+
+    def wanted(name: str, value: Any) -> bool:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 2:
+            return False
+        return _is_count(name) or value in widths
+
+    own = {name: value for name, value in vars(module).items() if not name.startswith("_") and wanted(name, value)}
+    config = getattr(module, "config", None)
+    theirs = {} if config is None else {name: each for name, each in vars(config).items() if _is_count(name) and wanted(name, each)}
+    if not own and not theirs or any(value % parts for value in (*own.values(), *theirs.values())):
+        return None
+    return Patch(*({name: value // parts for name, value in some.items()} for some in (own, theirs)))
+
+
+def _is_count(name: str) -> bool:
+    return bool(_COUNTS_HEADS.search(name)) and not _COUNTS_NONE.search(name)
+
+
+def _sizes(module: nn.Module) -> Iterator[int]:
+    weight = getattr(module, "weight", None)
+    if weight is not None and weight.dim() == 2:
+        yield from weight.shape
+
+
+@contextmanager
+def patched(model: nn.Module, patches: Mapping[str, Patch]) -> Iterator[None]:
+    """By pattern of names, for as long as this lasts."""
+    before = []
+    for name, module in model.named_modules():
+        patch = patches.get(pattern_of(name))
+        if patch is not None:
+            before.append((vars(module), dict(vars(module))))
+            patch.apply(module)
+    try:
+        yield
+    finally:
+        for attributes, old in before:
+            attributes.clear()
+            attributes.update(old)
