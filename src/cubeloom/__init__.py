@@ -1,20 +1,45 @@
-"""Cubeloom: train neural networks that are too large for one device."""
+"""Cubeloom: train neural networks that are too large for one device.
 
+    mesh = cubeloom.init(data=2, z=2, y=2)
+    cubeloom.parallelize(model, mesh)
+
+What is named here is the public face; everything else may change. Each is imported when it is first asked for: schedules,
+drawings and plans need no torch.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from cubeloom.base.errors import UserError as UserError
 from cubeloom.base.grid import Grid as Grid
 
 if TYPE_CHECKING:
-    from cubeloom.parallel.foreign import cut as cut
+    from cubeloom.comm import Network as Network
+    from cubeloom.launch.init import init as init
+    from cubeloom.models.parallelize import parallelize as parallelize
+    from cubeloom.parallel.traced import Traced as Traced
+    from cubeloom.tools.convert.model_files import load as load
+    from cubeloom.tools.convert.model_files import save as save
+    from cubeloom.tools.convert.model_files import save_pretrained as save_pretrained
 
 __version__ = "0.1.0"
 
+_WHERE = {
+    "Network": "comm",
+    "init": "launch.init",
+    "parallelize": "models.parallelize",
+    "Traced": "parallel.traced",
+    "load": "tools.convert.model_files",
+    "save": "tools.convert.model_files",
+    "save_pretrained": "tools.convert.model_files",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """`cut` is imported when it is first asked for: it needs torch, which schedules and drawings do without."""
-    if name != "cut":
+    if name not in _WHERE:
         raise AttributeError(f"module 'cubeloom' has no attribute {name!r}")
-    from cubeloom.parallel.foreign import cut
+    return getattr(import_module(f"cubeloom.{_WHERE[name]}"), name)
 
-    return cut
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import cached_property
@@ -183,6 +183,15 @@ class Network:
         ranks, group = list(range(self.grid.world)), dist.group.WORLD
         assert group is not None
         return Axis("+".join(AXES), ranks, self.rank, [group], self._recorder, self._limit)
+
+    def shard(self, batch: Any) -> Any:
+        """This rank's samples of a batch that all ranks have, on its device: of every tensor in it, by its first dimension."""
+        return torch_private.tree_map(self._own_samples, dict(batch) if isinstance(batch, Mapping) else batch)
+
+    def _own_samples(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return (self.share(value) if value.dim() else value).to(self.device)
 
     def share(self, samples: torch.Tensor) -> torch.Tensor:
         """This rank's samples of a batch that all ranks have."""

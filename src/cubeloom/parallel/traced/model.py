@@ -42,11 +42,13 @@ class Traced:
     item: int  # bytes of a number
     flops_between: tuple[float, float]  # of products between layers, of one rank's samples: in all, and on a rank
     patches: Mapping[str, Patch]  # by pattern of modules
+    rest: ShardingPolicy = REST
+    batch: Batch | None = None  # None: one sample, whatever it is, on each rank of data and z
 
     @property
     def config(self) -> ParallelConfig:
-        """One sample, whatever it is, on each rank of data and z."""
-        return ParallelConfig.exact(self.grid, REST, Batch(self.grid.data * self.grid.z, 1), self.item)
+        batch = self.batch or Batch(self.grid.data * self.grid.z, 1)
+        return ParallelConfig.exact(self.grid, self.rest, batch, self.item)
 
     def volume(self) -> Volume:
         """Bytes that a rank receives along each axis in one forward and backward."""

@@ -43,6 +43,15 @@ class HuggingFaceFolder:
         except (SafetensorError, OSError) as error:
             raise _unreadable(file, error) from None
 
+    def block(self, name: str, slices: tuple[slice, ...]) -> Tensor:
+        """A part of a tensor, of which no more is read."""
+        file = self._files[name]
+        try:
+            with safe_open(file, "pt") as opened:
+                return opened.get_slice(name)[slices] if slices else opened.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise _unreadable(file, error) from None
+
     def _add(self, file: Path) -> None:
         try:
             with safe_open(file, "pt") as opened:

@@ -1,0 +1,160 @@
+"""`cubeloom.parallelize`: any model over a mesh, in place."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from cubeloom.base import torch_private
+from cubeloom.base.errors import UserError
+from cubeloom.comm import Network
+from cubeloom.launch.init import network_of
+from cubeloom.models.example import example_of
+from cubeloom.parallel.config import Batch, ShardingPolicy
+from cubeloom.parallel.layers import Cut
+from cubeloom.parallel.parameter import Block
+from cubeloom.parallel.replace import Fill, apply
+from cubeloom.parallel.resolution import resolve
+from cubeloom.parallel.state import CubeState
+from cubeloom.parallel.traced import Traced, trace
+from cubeloom.parallel.traced.values import own_values
+
+_HANDLE = "_cubeloom"
+Example = Mapping[str, Any]
+
+
+@dataclass
+class Handle:
+    """What is known of a model that was parallelized. `filled`: its parameters have values."""
+
+    network: Network
+    state: CubeState
+    report: Traced
+    filled: bool
+
+
+def handle_of(model: nn.Module) -> Handle:
+    handle = vars(model).get(_HANDLE)
+    if not isinstance(handle, Handle):
+        raise UserError(f"this {type(model).__name__} was not parallelized: call cubeloom.parallelize(model, mesh) first")
+    return handle
+
+
+def parallelize(
+    model: nn.Module,
+    mesh: Network | DeviceMesh,
+    *,
+    cut: Cut | None = None,
+    example: Example | None = None,
+    fill: Fill | None = None,
+    rest: ShardingPolicy | None = None,
+    batch: tuple[int, int] | None = None,
+) -> Traced:
+    """Replace the layers of a model by those of this rank, in place; returns the report of what lies where.
+
+    The model is any `nn.Module`; with values, which must be the same on all ranks, or on the meta device: then `load` fills it,
+    or `fill`. Each rank keeps its blocks only.
+
+    `cut`: how the layers lie, by name (see `docs/cube.md`); for a model of ours it is known, and any other model is traced: it
+    is run once without values on `example`, the keyword arguments of one rank's forward. Language models of Hugging Face and
+    models whose forward takes tokens need no example. `batch`: samples of a step over the whole mesh and the tokens of each,
+    for a cut that cuts samples further. `rest` is how activations and weights rest with such a cut.
+    """
+    network = network_of(mesh)
+    if network.grid.pipe > 1:
+        raise UserError(f"the grid {network.grid} has pipe={network.grid.pipe}: use cubeloom.pipeline")
+    if _HANDLE in vars(model):
+        raise UserError(f"this {type(model).__name__} is parallelized already")
+    empty = any(parameter.is_meta for parameter in model.parameters())
+    filled = not empty or fill is not None
+    fill = fill or (_without_values(model) if empty else None)
+    cut = cut or _own_cut(model)
+    if cut is None:
+        report = trace(model, network.grid, example or example_of(model))
+        state = report.apply(model, network, fill)
+    else:
+        report, state = _by_cut(model, cut, network, fill or own_values(model), rest or ShardingPolicy(), batch, example)
+    object.__setattr__(model, _HANDLE, Handle(network, state, report, filled))
+    model.register_forward_pre_hook(_refuse_empty)
+    return report
+
+
+def _refuse_empty(model: nn.Module, _: Any) -> None:
+    if not handle_of(model).filled:
+        raise UserError(
+            f"this {type(model).__name__} was built on the meta device and has no values yet: call cubeloom.load(model, folder)"
+        )
+
+
+def _own_cut(model: nn.Module) -> Cut | None:
+    from cubeloom.models.cuts import cut_of
+
+    try:
+        return cut_of(model)
+    except TypeError:
+        return None
+
+
+def _by_cut(
+    model: nn.Module,
+    cut: Cut,
+    network: Network,
+    fill: Fill,
+    rest: ShardingPolicy,
+    batch: tuple[int, int] | None,
+    example: Example | None,
+) -> tuple[Traced, CubeState]:
+    grid = network.grid
+    samples, sequence = batch or (grid.data * grid.z * grid.x * grid.y, _sequence(model))
+    whole, item = Batch(samples, sequence), next((each.element_size() for each in model.parameters()), 4)
+    maker: Callable[[int], Example] | None = None if example is None else (lambda _: example)
+    specs = resolve(model, cut, grid, rest, whole, maker)
+    state = apply(model, cut, network, whole, fill, rest, example=maker, unchecked=True)
+    return Traced(type(model).__name__, grid, tuple(specs), item, (0.0, 0.0), {}, rest, whole), state
+
+
+def _sequence(model: nn.Module) -> int:
+    return int(getattr(model, "positions_most", 1) or 1)
+
+
+def _without_values(model: nn.Module) -> Fill:
+    """Blocks that `load` will fill; buffers, which no file has, as the model computes them."""
+    values = dict(model.named_parameters(remove_duplicate=False))
+    buffers: dict[str, Tensor] = {}
+
+    def fill(name: str, block: Block) -> Tensor:
+        if name in values:
+            return torch.zeros(block.local, dtype=values[name].dtype, device="cpu")
+        if not buffers:
+            buffers.update(_computed_buffers(model))
+        return buffers[name][block.slices]
+
+    return fill
+
+
+def _computed_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """As Hugging Face's models compute those that no file has: tables of rotary positions, for instance."""
+    initialise = getattr(model, "_init_weights", None)
+    found: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        own = torch_private.buffers_of(module)
+        empty = {kind: each for kind, each in own.items() if each is not None and each.is_meta}
+        if not empty:
+            continue
+        if initialise is None or not inspect.ismethod(initialise):
+            kind = next(iter(empty))
+            raise UserError(
+                f"buffer {name}.{kind} is on the meta device, and nothing says what it holds: build the model on the CPU, or"
+                " give `parallelize` a `fill`"
+            )
+        own.update({kind: torch.zeros_like(each, device="cpu") for kind, each in empty.items()})
+        with torch.no_grad():
+            initialise(module)
+        found |= {f"{name}.{kind}".lstrip("."): each for kind in empty if (each := own[kind]) is not None}
+    return found

@@ -1,0 +1,182 @@
+"""A parallelized model to and from files, for a training loop of the user's own: `cubeloom.load`, `save`, `save_pretrained`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from cubeloom.base.errors import UserError
+from cubeloom.comm import Network
+from cubeloom.models.parallelize import handle_of
+from cubeloom.parallel.arranged import arrangement_of, block_values
+from cubeloom.parallel.parameter import Block, block_of, local_of
+from cubeloom.tools.convert.hugging_face_folder import HuggingFaceFolder, is_hugging_face, write_sums
+from cubeloom.tools.convert.safetensors_files import SafetensorsFiles
+from cubeloom.train.checkpoint import checkpoints, load_checkpoint, load_weights, save_checkpoint
+from cubeloom.train.part import Part
+
+SHARD_SIZE = 5 * 10**9
+
+
+class PlainOptimizer:
+    """One of torch's optimizers on the model's parameters as they are, as checkpoints see it."""
+
+    def __init__(self, optimizer: Optimizer | None, model: nn.Module) -> None:
+        self.optimizer = optimizer or torch.optim.SGD([torch.zeros(())])
+        given = {id(each) for group in self.optimizer.param_groups for each in group["params"]}
+        self.parts = {
+            each: Part(each, slice(0, local_of(each).shape[0] if each.dim() else 0), local_of(each))
+            for each in model.parameters()
+            if id(each) in given
+        }
+
+
+def save(model: nn.Module, folder: str | Path, *, optimizer: Optimizer | None = None, step: int | None = None) -> Path:
+    """Write a checkpoint that any mesh goes on from; called by all ranks. Gives its folder, `folder/step-…`.
+
+    `step`: how many updates were made; by default what the optimizer counts.
+    """
+    handle = handle_of(model)
+    of = PlainOptimizer(optimizer, model)
+    done = _updates(of.optimizer) if step is None else step
+    return save_checkpoint(Path(folder), done, model, of, handle.network, {"model": type(model).__name__})  # type: ignore[arg-type]
+
+
+def load(model: nn.Module, folder: str | Path, *, optimizer: Optimizer | None = None) -> int:
+    """Fill a parallelized model; called by all ranks. Each reads its own blocks only. Gives the steps that were done.
+
+    `folder`: one that `save` wrote, of which the newest checkpoint is taken, or one of Hugging Face's with safetensors.
+    """
+    handle, path = handle_of(model), Path(folder)
+    if is_hugging_face(path):
+        if optimizer is not None:
+            raise UserError(f"{path} is a Hugging Face folder, which has no state of an optimizer: load without `optimizer`")
+        handle.network.host_group.agree(lambda: _read(model, path, handle.network))
+        step = 0
+    else:
+        found = [path] if (path / "manifest.json").exists() else checkpoints(path)
+        if not found:
+            raise UserError(f"{path} has no checkpoint and is no Hugging Face folder (no config.json)")
+        of = PlainOptimizer(optimizer, model)
+        if optimizer is None:
+            load_weights(found[-1], model, of, handle.network)  # type: ignore[arg-type]
+            step = 0
+        else:
+            step = load_checkpoint(found[-1], model, of, handle.network)[0]  # type: ignore[arg-type]
+    handle.filled = True
+    return step
+
+
+def save_pretrained(model: nn.Module, folder: str | Path, dtype: torch.dtype | None = None) -> None:
+    """Write a folder that transformers loads, whole tensors one after the other; called by all ranks."""
+    handle, path = handle_of(model), Path(folder)
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "save_pretrained"):
+        raise UserError(f"{type(model).__name__} has no configuration of Hugging Face's: use cubeloom.save")
+    first = handle.network.rank == 0
+    names = _stored_names(model)
+    shapes = {name: _whole_shape(each, handle.network, dtype) for name, each in names.items()}
+    files = None
+    if first:
+        path.mkdir(parents=True, exist_ok=True)
+        config.save_pretrained(path)
+        generation = getattr(model, "generation_config", None)
+        if generation is not None:
+            generation.save_pretrained(path)
+        files = SafetensorsFiles(path, shapes, SHARD_SIZE)
+    for name, tensor in names.items():
+        whole = whole_of(tensor, handle.network)
+        if files is not None:
+            files.write(name, whole if dtype is None else whole.to(dtype))
+    if files is not None:
+        files.finish()
+        write_sums(path)
+    handle.network.barrier()
+
+
+def whole_of(tensor: Tensor, network: Network) -> Tensor:
+    """A parameter or buffer as the serial model has it; called by all ranks."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    held, arrangement = tensor.detach().full_tensor(), arrangement_of(tensor, network)
+    if arrangement is None:
+        return held
+    shape = [arrangement.whole if dim == arrangement.dim else size for dim, size in enumerate(held.shape)]
+    whole = held.new_zeros(shape)
+    for run in arrangement.segments:
+        if run.first is not None:
+            part = held.narrow(arrangement.dim, run.start, run.length)
+            whole.narrow(arrangement.dim, run.first, run.length).copy_(part)
+    return whole
+
+
+def _whole_shape(tensor: Tensor, network: Network, dtype: torch.dtype | None) -> Tensor:
+    shape, arrangement = list(tensor.shape), arrangement_of(tensor, network)
+    if arrangement is not None:
+        shape[arrangement.dim] = arrangement.whole
+    return torch.empty(shape, dtype=dtype or tensor.dtype, device="meta")
+
+
+def _stored_names(model: nn.Module) -> dict[str, Tensor]:
+    """What `state_dict` has, tied tensors once."""
+    kept = model.state_dict(keep_vars=True)
+    parameters = {name: each for name, each in model.named_parameters() if name in kept}
+    return parameters | {name: each for name, each in model.named_buffers() if name in kept}
+
+
+def _updates(optimizer: Optimizer) -> int:
+    return int(max((float(state["step"]) for state in optimizer.state.values() if "step" in state), default=0))
+
+
+def _read(model: nn.Module, path: Path, network: Network) -> None:
+    folder = HuggingFaceFolder(path)
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    parameters = {id(each): each for each in model.parameters()}
+    sources = {key: _found(folder, some) for key, some in names.items()}
+    lacking = [names[key][0] for key, source in sources.items() if source is None]
+    if lacking:
+        near = difflib.get_close_matches(lacking[0], folder.tensors, 1)
+        hint = f"; the nearest that it has is {near[0]}" if near else ""
+        more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
+        raise UserError(f"{path} is of another model: it has no {lacking[0]}{more}{hint}")
+    for key, source in sources.items():
+        assert source is not None
+        _fill(parameters[key], folder, source, network)
+
+
+def _found(folder: HuggingFaceFolder, names: list[str]) -> str | None:
+    return next((name for name in _spellings(names) if name in folder.tensors), None)
+
+
+def _spellings(names: list[str]) -> Iterator[str]:
+    """Base models are stored without the prefix that a model with a head has, and the other way round."""
+    for name in names:
+        yield name
+        yield name.partition(".")[2]
+        yield f"model.{name}"
+
+
+def _fill(parameter: nn.Parameter, folder: HuggingFaceFolder, source: str, network: Network) -> None:
+    arrangement = arrangement_of(parameter, network)
+    block = block_of(parameter, network)
+    whole = list(block.shape)
+    if arrangement is not None:
+        whole[arrangement.dim] = arrangement.whole
+    stored = tuple(folder.tensors[source].shape)
+    if stored != tuple(whole):
+        raise UserError(f"{folder.folder} is of another model: {source} is {list(stored)} there and {whole} here")
+
+    def fill(name: str, part: Block) -> Tensor:
+        return folder.block(name, part.slices)
+
+    values = fill(source, block) if arrangement is None else block_values(fill, source, block, arrangement)
+    with torch.no_grad():
+        local_of(parameter).copy_(values)
