@@ -116,7 +116,7 @@ def _by_cut(
     maker: Callable[[int], Example] | None = None if example is None else (lambda _: example)
     specs = resolve(model, cut, grid, rest, whole, maker)
     state = apply(model, cut, network, whole, fill, rest, example=maker, unchecked=True)
-    return Traced(type(model).__name__, grid, tuple(specs), item, (0.0, 0.0), {}, rest, whole), state
+    return Traced(type(model).__name__, grid, tuple(specs), item, (0.0, 0.0), {}, samples // (grid.data * grid.z), rest), state
 
 
 def _sequence(model: nn.Module) -> int:

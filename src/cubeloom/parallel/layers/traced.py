@@ -92,7 +92,7 @@ class TracedLinear(CubeLinear):
         self._shared.layers += len(spec.calls) and 1
         arranged = spec.arrangement(state.config)
         self._classes = Classes.even(spec.n // along_n.size, along_n) if arranged is None else Classes.of(arranged, along_n)
-        self._state = state
+        self._regather = False
         if spec.given == "whole":
             self._own_classes = None  # parts are gathered with their padding, and cut off behind
 
@@ -148,7 +148,7 @@ def _(spec: TracedNormSpec, making: Making) -> nn.Module:
 def _(spec: WholeSpec, making: Making) -> nn.Module:
     """The plain module: who reads a parameter of it gets the whole of it, inside autograd; `parameters()` has the distributed one."""
     module, state = making.plain, making.state
-    reads = _Reads(state)
+    reads = _Reads(state, spec.name)
     for each in spec.own:
         parameter = making.parameter(each.name)
         assert parameter is not None
@@ -168,6 +168,7 @@ class _Reads:
     """How a module that is left whole reads its parameters: once in each forward, however often it asks."""
 
     state: CubeState
+    layer: str
     weights: dict[str, Weight] = field(default_factory=dict)
     _read: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by module, in its forward
 
@@ -186,7 +187,7 @@ class _Reads:
         if name not in self.weights:
             return self.state.local(parameter)
         weight = self.weights[name]
-        whole = weight.forward(f"{id(module)}.{name}", backward_needs_it=False)
+        whole = weight.forward(f"{self.layer}.{name}", backward_needs_it=False)
         weight.read("forward", 1)
         return _Gathered.apply(parameter, whole, weight, self.state)
 

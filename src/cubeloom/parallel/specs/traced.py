@@ -41,11 +41,25 @@ PLANE: Axes = ("x", "y")
 
 @dataclass(frozen=True)
 class Call:
-    """One use of a layer: rows of one rank's samples, as many as there are tokens or pixels; whether dX is wanted."""
+    """One use of a layer: its rows of one sample, such as tokens or pixels; whether dX is wanted.
+
+    `fixed`: rows are as many for any number of samples, as those of a table of positions are.
+    """
 
     rows_in: Any
     rows_out: Any
     gradient: bool = True
+    fixed: bool = False
+
+    def all_in(self, c: ParallelConfig) -> Any:
+        """Of all ranks of data and z together."""
+        return self._samples(c) * self.rows_in
+
+    def all_out(self, c: ParallelConfig) -> Any:
+        return self._samples(c) * self.rows_out
+
+    def _samples(self, c: ParallelConfig) -> Any:
+        return c.data * c.z if self.fixed else c.samples
 
 
 def _whole(side: Side) -> tuple[Layout, Layout]:
@@ -61,6 +75,7 @@ class TracedLinearSpec(LinearSpec):
     taken: FeatureRest
     given: FeatureRest
     joins: str | None = None
+    trained: tuple[str, ...] = ("weight", "bias")
     rank: int | None = None  # dimensions of its input, where features are not the last
 
     @property
@@ -96,7 +111,7 @@ class TracedLinearSpec(LinearSpec):
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
         rest, used = self.weight(cut=True)
         for call in self.calls:
-            x, y = c.samples * call.rows_in * self.k, c.samples * call.rows_out * self.held(c)
+            x, y = call.all_in(c) * self.k, call.all_out(c) * self.held(c)
             if self.joins is None:
                 ends = [_whole(self.k_axis)[::-1]] if self.enters else []
                 for source, target in [*ends, self.input(self.spread_in(c))]:
@@ -106,31 +121,33 @@ class TracedLinearSpec(LinearSpec):
             if self.leaves:
                 yield Transfer("F", *_whole(self.n_axis), y)
             for each in weight_transfers(rest, used, self.k * self.held(c) * self.kernel_numel, self._own(c)):
-                yield replace(each, when=each.when & (call.gradient or each.phase != "I"))
+                wanted = {"F": True, "I": call.gradient, "W": "weight" in self.trained}[each.phase]
+                yield replace(each, when=each.when & wanted)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
         for each in super().parameters(self._own(c)):
             if not each.name.endswith(".bias"):
-                yield each
+                yield replace(each, trained="weight" in self.trained)
                 continue
             # Where features rest on both axes each rank of the other one uses its own part of the bias.
             across = other(self.bias_axis)
             alike = () if self.given == "both" else (across,)
-            yield replace(each, partial=(*ROWS, across), alike=alike, when=each.when)
+            trained = "bias" in self.trained
+            yield replace(each, partial=(*ROWS, across), alike=alike, when=each.when, trained=trained)
 
     def products(self, c: ParallelConfig) -> Iterator[Product]:
         for call in self.calls:
             k, n = self.k / c.size(self.k_axis), self.held(c) / c.size(self.n_axis)
-            yield Product(c.samples_of * call.rows_out, k, n, self.kernel_numel)
+            yield Product(call.all_out(c) / (c.data * c.z), k, n, self.kernel_numel)
 
     def touched(self, c: ParallelConfig) -> Touched:
-        rows = sum(call.rows_out for call in self.calls)
-        nbytes = c.samples_of * rows * self.n / c.size(self.n_axis) * c.item
+        rows = sum(call.all_out(c) for call in self.calls)
+        nbytes = rows / (c.data * c.z) * self.n / c.size(self.n_axis) * c.item
         return Touched(5 * nbytes, 3 * nbytes)
 
     def saved(self, c: ParallelConfig) -> Any:
-        rows = 0 if self.joins else sum(call.rows_in for call in self.calls)
-        return c.samples_of * rows * self.k / c.size(self.k_axis) * c.item
+        rows = 0 if self.joins else sum(call.all_in(c) for call in self.calls)
+        return rows / (c.data * c.z) * self.k / c.size(self.k_axis) * c.item
 
     def flops(self, sequence: int) -> float:
         return 2.0 * self.k * self.n * self.kernel_numel * sum(call.rows_out for call in self.calls)
@@ -153,6 +170,7 @@ class TracedEmbeddingSpec(EmbeddingSpec):
     scale: float = 1.0
     padding: int | None = None
     shares: str | None = None  # the layer whose weight it uses
+    trained: tuple[str, ...] = ("weight",)
 
     @property
     def leaves(self) -> bool:
@@ -171,27 +189,28 @@ class TracedEmbeddingSpec(EmbeddingSpec):
         rest, used = self._weight(cut=True)
         elements = self.held(c) * self.features
         for call in self.calls:
-            rows = c.samples * call.rows_out * self.features
+            rows = call.all_out(c) * self.features
             yield Transfer("F", self.found, stream("x", False), rows)
             if self.leaves:
                 yield Transfer("F", *_whole("x"), rows)
             yield Transfer("F", rest, used, elements, when=c.weights_cut, of_weight=True)
-            yield gradient_scatter(rest, used, elements, c.weights_cut)
+            if self.trained:
+                yield gradient_scatter(rest, used, elements, c.weights_cut)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
         for each in super().parameters(c):
-            yield replace(each, name=f"{self.shares or self.name}.weight")
+            yield replace(each, name=f"{self.shares or self.name}.weight", trained=bool(self.trained))
 
     def touched(self, c: ParallelConfig) -> Touched:
-        nbytes = c.samples_of * self._rows * self.features / c.x * c.item
+        nbytes = self._rows(c) * self.features / c.x * c.item
         return Touched(forward=2 * nbytes, weight_grad=3 * nbytes, operators=3)
 
     def saved(self, c: ParallelConfig) -> Any:
-        return 9 * c.samples_of * self._rows
+        return 9 * self._rows(c)
 
-    @property
-    def _rows(self) -> Any:
-        return sum(call.rows_out for call in self.calls)
+    def _rows(self, c: ParallelConfig) -> Any:
+        """Of a rank."""
+        return sum(call.all_out(c) for call in self.calls) / (c.data * c.z)
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
         yield from divides("hidden size over x", "features", self.features, c, "x")
@@ -209,6 +228,7 @@ class TracedNormSpec(LayerSpec):
     eps: float
     calls: tuple[Call, ...]
     offset: float = 0.0
+    trained: tuple[str, ...] = ("weight", "bias")
 
     def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
         return (self.gives(c),)
@@ -220,7 +240,7 @@ class TracedNormSpec(LayerSpec):
         whole, axes = Layout.of(parts=None, rows=ROWS), tuple(sorted(self.axes))
         summed = Layout(whole.dims, partial=frozenset(axes))
         for call in self.calls:
-            rows = c.samples * call.rows_in
+            rows = call.all_in(c)
             if self.centred:  # mean and spread of each part, gathered; in the backward two numbers a row, summed
                 yield Transfer("F", whole.with_dims(parts=axes), whole, 2 * c.size(*axes) * rows, "statistic")
             else:
@@ -234,7 +254,8 @@ class TracedNormSpec(LayerSpec):
         for kind, there in (("weight", self.weight), ("bias", self.bias)):
             if there:
                 partial, layout = (*ROWS, across), Layout.of(first=first)
-                yield Parameter(f"{self.name}.{kind}", (self.features,), layout, partial, alike=alike)
+                trained = kind in self.trained
+                yield Parameter(f"{self.name}.{kind}", (self.features,), layout, partial, alike=alike, trained=trained)
 
     def touched(self, c: ParallelConfig) -> Touched:
         nbytes = self._numbers(c) * choose(c.size(*self.axes) > 1, 6 * c.statistic, 2 * c.item)
@@ -244,7 +265,7 @@ class TracedNormSpec(LayerSpec):
         return self._numbers(c) * c.item
 
     def _numbers(self, c: ParallelConfig) -> Any:
-        return c.samples_of * sum(call.rows_in for call in self.calls) * self.features / c.size(*self.axes)
+        return sum(call.all_in(c) for call in self.calls) / (c.data * c.z) * self.features / c.size(*self.axes)
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
         yield from divides("features of a norm", "features", self.features, c, *self.axes)
@@ -255,7 +276,7 @@ class TracedLossSpec(LayerSpec):
     """A cross-entropy inside the model: of logits whose classes lie over `axis`, in numbers of `nbytes`; or of whole ones."""
 
     axis: Side | None
-    rows: int
+    rows: Any  # of one sample
     nbytes: int
     smoothing: float = 0.0
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
 
 from torch import nn
 
 from cubeloom.base import torch_private
 from cubeloom.parallel.specs import (
+    Call,
     LayerSpec,
     Side,
     TracedEmbeddingSpec,
@@ -18,19 +21,29 @@ from cubeloom.parallel.specs import (
     WholeSpec,
 )
 from cubeloom.parallel.traced.known import Linear, Norm, Table
-from cubeloom.parallel.traced.placing import Placed
+from cubeloom.parallel.traced.placing import Placed, Use
 from cubeloom.parallel.traced.run import Found
 
 
-def specs_of(model: nn.Module, found: Found, tied: dict[str, str]) -> list[LayerSpec]:
+def specs_of(model: nn.Module, found: Found, tied: dict[str, str], samples: int) -> list[LayerSpec]:
+    """Of an example with so many samples."""
     cut = {name: each for name, each in found.placed.items() if not each.left_whole}
-    return [*_layers(cut, tied), *_losses(found), *_whole(model, found, set(cut))]
+    return [*_layers(model, cut, tied, samples), *_losses(found, samples), *_whole(model, found, set(cut), samples)]
 
 
-def _layers(cut: dict[str, Placed], tied: dict[str, str]) -> Iterator[LayerSpec]:
+def _of_one_sample(use: Use, samples: int) -> Call:
+    if use.fixed:
+        return replace(use.call, fixed=True)
+    rows_in, rows_out = (Fraction(rows, samples) for rows in (use.call.rows_in, use.call.rows_out))
+    return replace(use.call, rows_in=rows_in, rows_out=rows_out)
+
+
+def _layers(model: nn.Module, cut: dict[str, Placed], tied: dict[str, str], samples: int) -> Iterator[LayerSpec]:
     gatherers: dict[tuple[object, ...], str] = {}  # of the inputs of each call, who gathers them
     for name, placed in cut.items():
-        calls = tuple(use.call for use in placed.uses)
+        calls = tuple(_of_one_sample(use, samples) for use in placed.uses)
+        own = model.get_submodule(name).named_parameters(recurse=False)
+        trained = tuple(kind for kind, each in own if each.requires_grad)
         match placed.known:
             case Linear() as known:
                 key = (placed.side, placed.taken, *(use.source for use in placed.uses))
@@ -46,6 +59,7 @@ def _layers(cut: dict[str, Placed], tied: dict[str, str]) -> Iterator[LayerSpec]
                     shares=tied.get(name),
                     padded=placed.given in ("lazy", "whole") and known.dim == -1 and not known.transposed,
                     calls=calls,
+                    trained=trained,
                     taken=placed.taken,
                     given=placed.given,
                     sections=placed.sections,
@@ -58,6 +72,7 @@ def _layers(cut: dict[str, Placed], tied: dict[str, str]) -> Iterator[LayerSpec]
                     entries=table.entries,
                     features=table.features,
                     calls=calls,
+                    trained=trained,
                     given=placed.given,
                     scale=table.scale,
                     padding=table.padding,
@@ -75,24 +90,26 @@ def _layers(cut: dict[str, Placed], tied: dict[str, str]) -> Iterator[LayerSpec]
                     eps=norm.eps,
                     offset=norm.offset,
                     calls=calls,
+                    trained=trained,
                 )
 
 
-def _losses(found: Found) -> Iterator[LayerSpec]:
+def _losses(found: Found, samples: int) -> Iterator[LayerSpec]:
+    last = next(reversed(found.placed), "")
     for number, loss in enumerate(found.losses):
         head = None if loss.head is None else found.placed[loss.head]
         axis: Side | None = None if head is None else "y" if head.side == "x" else "x"
         nbytes = loss.nbytes if loss.head is not None else 8
         yield TracedLossSpec(
-            name=f"{loss.head or 'cross_entropy'} loss {number}",
+            name=f"{loss.head or last}.loss{number}",
             axis=axis,
-            rows=loss.rows,
+            rows=Fraction(loss.rows, samples),
             nbytes=nbytes,
             smoothing=loss.smoothing,
         )
 
 
-def _whole(model: nn.Module, found: Found, cut: set[str]) -> Iterator[LayerSpec]:
+def _whole(model: nn.Module, found: Found, cut: set[str], samples: int) -> Iterator[LayerSpec]:
     """The other modules with parameters of their own. A parameter that several have is the first one's."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     taken = {id(each) for name in cut for each in model.get_submodule(name).parameters()}
@@ -117,15 +134,15 @@ def _whole(model: nn.Module, found: Found, cut: set[str]) -> Iterator[LayerSpec]
                 for kind, each in own.items()
             ),
             times=len(placed.uses) if placed is not None else found.calls.get(name, 0),
-            forward_flops=_flops(placed),
+            forward_flops=_flops(placed, samples),
         )
 
 
-def _flops(placed: Placed | None) -> float:
+def _flops(placed: Placed | None, samples: int) -> float:
     if placed is None or not isinstance(placed.known, Linear):
         return 0.0
     known = placed.known
-    return 2.0 * known.k * known.n * known.kernel_numel * sum(use.call.rows_out for use in placed.uses)
+    return 2.0 * known.k * known.n * known.kernel_numel * sum(use.call.rows_out for use in placed.uses) / samples
 
 
 def _why(name: str, module: nn.Module, found: Found) -> str:

@@ -24,7 +24,7 @@ from cubeloom.parallel.traced.known import held_elsewhere, known
 from cubeloom.parallel.traced.loss import average_losses
 from cubeloom.parallel.traced.patches import Patch
 from cubeloom.parallel.traced.report import table
-from cubeloom.parallel.traced.run import mixing_of_samples, place
+from cubeloom.parallel.traced.run import cut_samples, place
 from cubeloom.parallel.traced.values import own_values, place_buffers, refuse_different_values
 from cubeloom.parallel.volume import Volume, step_volume
 
@@ -42,12 +42,13 @@ class Traced:
     item: int  # bytes of a number
     flops_between: tuple[float, float]  # of products between layers, of one rank's samples: in all, and on a rank
     patches: Mapping[str, Patch]  # by pattern of modules
+    samples: int = 1  # of the example, on one rank
     rest: ShardingPolicy = REST
-    batch: Batch | None = None  # None: one sample, whatever it is, on each rank of data and z
 
     @property
     def config(self) -> ParallelConfig:
-        batch = self.batch or Batch(self.grid.data * self.grid.z, 1)
+        """For a batch like the example's on each rank of data and z."""
+        batch = Batch(self.samples * self.grid.data * self.grid.z, 1)
         return ParallelConfig.exact(self.grid, self.rest, batch, self.item)
 
     def volume(self) -> Volume:
@@ -82,8 +83,9 @@ class Traced:
         whole = [spec for spec in self.specs if isinstance(spec, WholeSpec)]
         cut = sum(spec.flops(1) for spec in linears)
         alike = sum(spec.flops(1) for spec in whole)
-        own = cut / (self.grid.x * self.grid.y) + alike + self.flops_between[1]
-        return own / max(cut + alike + self.flops_between[0], 1.0) / (self.grid.data * self.grid.z)
+        between = [flops / self.samples for flops in self.flops_between]
+        own = cut / (self.grid.x * self.grid.y) + alike + between[1]
+        return own / max(cut + alike + between[0], 1.0) / (self.grid.data * self.grid.z)
 
     def apply(self, model: nn.Module, network: Network, fill: Fill | None = None) -> CubeState:
         """Cut the model over the network's ranks, in place; on every rank. Without `fill` blocks are the module's own values."""
@@ -121,17 +123,20 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
     inputs = {name: _on_host(each) for name, each in example.items()}
     sizes = {axis: grid.size(axis) for axis in ("x", "y")}
     tied = tied_layers(model)
+    inputs, samples = _several(inputs)
     found = place(model, kinds, sizes, inputs, tied, say)
-    if grid.data * grid.z > 1:
-        several, samples = _several(inputs)
-        if samples > 1 and (why := mixing_of_samples(model, kinds, sizes, several, tied, found.choices, samples)):
-            raise CutError(
-                f"{type(model).__name__} on {grid}: data and z cut samples, and this model would compute something else of some"
-                f" samples than of all: {why}"
-            )
+    for placed in found.placed.values():
+        for use in placed.uses:
+            use.fixed = False
+    why = cut_samples(model, kinds, sizes, inputs, tied, found, samples) if samples > 1 else None
+    if why is not None and grid.data * grid.z > 1:
+        raise CutError(
+            f"{type(model).__name__} on {grid}: data and z cut samples, and this model would compute something else of some"
+            f" samples than of all: {why}"
+        )
     item = next((parameter.element_size() for parameter in model.parameters()), 4)
     patches = {pattern: made.patch for pattern, made in found.choices.patches.items()}
-    return Traced(type(model).__name__, grid, tuple(specs_of(model, found, tied)), item, found.flops, patches)
+    return Traced(type(model).__name__, grid, tuple(specs_of(model, found, tied, samples)), item, found.flops, patches, samples)
 
 
 def _on_host(value: Any) -> Any:

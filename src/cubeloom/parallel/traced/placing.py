@@ -39,6 +39,7 @@ class Use:
 
     call: Call
     source: int
+    fixed: bool = False  # rows do not depend on how many samples there are
 
 
 @dataclass
@@ -134,7 +135,7 @@ class Placing:
         place = _feature_place(placed.known, len(shape))
         features = 1 if isinstance(placed.known, Table) else tracked.shape[place]
         call = Call(prod(tracked.shape) // features, prod(shape) // shape[place], gradient)
-        before.uses.append(Use(call, id(tracked)))
+        before.uses.append(Use(call, id(tracked), fixed="data" not in tracked.axes))
 
     def _linear(self, name: str, linear: Linear, tracked: Tracked, shape: Shape) -> tuple[Placed, Dims]:
         place = _feature_place(linear, len(shape))

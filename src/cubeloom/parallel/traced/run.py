@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -133,6 +134,7 @@ class _Whole(_WithConstants, Record):
     """`between`: parameters that are used outside of the layers."""
 
     between: set[str]
+    forwards: Counter[str]  # of modules with parameters of their own
 
     def _refuse(self, operation: Operation, args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
         self.between |= {name for tensor in tensors if (name := self.name_of(tensor)) is not None}
@@ -157,7 +159,6 @@ class _AsRank(_WithConstants, Replay):
         self._rows_cut = any(tracked.axes for _, tracked in inputs.values())
         self.losses: list[LossUse] = []
         self.flops = [0.0, 0.0]  # of products between layers: of the whole, and of a rank
-        self.calls: Counter[str] = Counter()  # of modules with parameters that they use themselves
         self.partial: dict[str, frozenset[str]] = {}  # of parameters used between layers: axes of which each has a summand
 
     def of(self, tensor: Tensor) -> Tracked:
@@ -398,30 +399,42 @@ def place(
             if not _improve(model, placing, choices, misplaced):
                 raise misplaced from None
         else:
-            return Found(placing.placed, choices, run.partial, run.losses, run.calls, (run.flops[0], run.flops[1]))
+            return Found(placing.placed, choices, run.partial, run.losses, record.forwards, (run.flops[0], run.flops[1]))
     raise CutError(f"no place was found for the layers of {type(model).__name__} in {_MOST_TRIES} tries")
 
 
-def mixing_of_samples(
-    model: nn.Module, known: Mapping[str, Known], sizes: Mapping[str, int], inputs: Mapping[str, Any],
-    tied: Mapping[str, str], choices: Choices, samples: int
+def cut_samples(
+    model: nn.Module,
+    known: Mapping[str, Known],
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, Any],
+    tied: Mapping[str, str],
+    found: Found,
+    samples: int,
 ) -> str | None:
-    """Whether the model computes something else of some samples than of all: where, in words."""
+    """Run the model once more on a part of the samples: where it computes something else of them than of all, in words.
+
+    The layers then know which of their rows are as many for any number of samples.
+    """
     parts = next(each for each in range(2, samples + 1) if samples % each == 0)
     empty = {name: each.to("meta") if isinstance(each, Tensor) else each for name, each in inputs.items()}
     given: dict[str, tuple[Tensor, Tracked]] = {}
+    placing = Placing(known, sizes, found.choices, tied)
     try:
-        record, known = _recorded(model, known, empty)
+        record, _ = _recorded(model, known, empty)
         for name, each in empty.items():
             if isinstance(each, Tensor):
                 cut = each.dim() > 0 and each.shape[0] == samples
                 dims = ((Factor(samples, (("data", parts),)),), *uncut(each.shape[1:])) if cut else uncut(each.shape)
                 given[name] = torch.empty(local_shape(dims), dtype=each.dtype, device=META), Tracked(dims)
-        run = _AsRank(record, Placing(known, sizes, choices, tied), given)
-        with patched(model, {pattern: made.patch for pattern, made in choices.patches.items()}):
+        run = _AsRank(record, placing, given)
+        with patched(model, {pattern: made.patch for pattern, made in found.choices.patches.items()}):
             run.finish(_run(run, {**empty, **{name: tensor for name, (tensor, _) in given.items()}}))
     except CutError as error:
         return str(error)
+    for name, each in placing.placed.items():
+        for use, here in zip(found.placed[name].uses, each.uses, strict=True):
+            use.fixed = here.fixed
     return None
 
 
@@ -432,11 +445,28 @@ def _recorded(
     while True:
         record = _Whole(model, list(known), {name: each for name, each in inputs.items() if _is_empty(each)})
         record.between = set()
-        _run(record, inputs)
+        with _counting(model) as record.forwards:
+            _run(record, inputs)
         used = {name.rpartition(".")[0] for name in record.between}
         if not used & set(known):
             return record, dict(known)
         known = {name: each for name, each in known.items() if name not in used}
+
+
+@contextmanager
+def _counting(model: nn.Module) -> Iterator[Counter[str]]:
+    """How often each module that has parameters of its own runs."""
+    counts: Counter[str] = Counter()
+    handles = [
+        module.register_forward_pre_hook(lambda *_, name=name: counts.update([name]))
+        for name, module in model.named_modules()
+        if any(True for _ in module.parameters(recurse=False))
+    ]
+    try:
+        yield counts
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _is_empty(value: Any) -> bool:
