@@ -20,7 +20,8 @@ from cubeloom.base.settings import load
 from cubeloom.comm import devices
 from cubeloom.comm.ledger import plain
 from cubeloom.launch.share_gpu import sharing
-from cubeloom.models import LanguageConfig, ModelSource, OurModel, config
+from cubeloom.models import PRESETS, LanguageConfig, ModelSource, OurModel, config
+from cubeloom.models.named import named
 from cubeloom.parallel import Batch, ShardingPolicy
 from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
@@ -48,7 +49,7 @@ class Verify:
     """A settings file: its model, batch, grid, schedule and layout instead of the options here; --a.b=c changes them.
     A Python recipe (.py) is executed."""
     model: str = "gpt-tiny"
-    """A preset, such as gpt-tiny, llama-tiny or bert-tiny."""
+    """A preset, such as gpt-tiny, llama-tiny or bert-tiny; a Hugging Face folder; or file.py:function, which is executed."""
     grid: str = "x=2,y=2,z=2"
     """Sizes of the axes pipe, data, z, y, x; those not named are 1."""
     placement: str = ",".join(AXES)
@@ -140,7 +141,10 @@ class Verify:
             grid=grid,
             batch=batch,
             rest=ShardingPolicy(
-                activations=self.rest, weights=self.weights, inputs=self.inputs, gradients=self.gradients
+                activations=self.rest if isinstance(model, OurModel) else "replicated",
+                weights=self.weights,
+                inputs=self.inputs,
+                gradients=self.gradients,
             ),
             steps=self.steps,
             dtype=DTYPES[self.dtype],
@@ -178,6 +182,11 @@ class Verify:
         return self.sequence
 
     def _model(self) -> ModelSource:
+        if self.model not in PRESETS:
+            given = [name for name in (*SIZES, *SHARES) if getattr(self, name) is not None]
+            if given:
+                raise UserError(f"--{given[0].replace('_', '-')} is for presets: the sizes of {self.model} are its own")
+            return named(self.model)
         model = config(self.model)
         for name in SIZES:
             value = getattr(self, name)

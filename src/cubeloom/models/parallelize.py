@@ -42,7 +42,9 @@ class Handle:
 def handle_of(model: nn.Module) -> Handle:
     handle = vars(model).get(_HANDLE)
     if not isinstance(handle, Handle):
-        raise UserError(f"this {type(model).__name__} was not parallelized: call cubeloom.parallelize(model, mesh) first")
+        raise UserError(
+            f"this {type(model).__name__} was not parallelized: call cubeloom.parallelize(model, mesh) first"
+        )
     return handle
 
 
@@ -79,7 +81,9 @@ def parallelize(
         report = trace(model, network.grid, example or example_of(model))
         state = report.apply(model, network, fill)
     else:
-        report, state = _by_cut(model, cut, network, fill or own_values(model), rest or ShardingPolicy(), batch, example)
+        report, state = _by_cut(
+            model, cut, network, fill or own_values(model), rest or ShardingPolicy(), batch, example
+        )
     object.__setattr__(model, _HANDLE, Handle(network, state, report, filled))
     model.register_forward_pre_hook(_refuse_empty)
     return report
@@ -116,7 +120,9 @@ def _by_cut(
     maker: Callable[[int], Example] | None = None if example is None else (lambda _: example)
     specs = resolve(model, cut, grid, rest, whole, maker)
     state = apply(model, cut, network, whole, fill, rest, example=maker, unchecked=True)
-    return Traced(type(model).__name__, grid, tuple(specs), item, (0.0, 0.0), {}, samples // (grid.data * grid.z), rest), state
+    return Traced(
+        type(model).__name__, grid, tuple(specs), item, (0.0, 0.0), {}, samples // (grid.data * grid.z), rest
+    ), state
 
 
 def _sequence(model: nn.Module) -> int:
@@ -132,13 +138,13 @@ def _without_values(model: nn.Module) -> Fill:
         if name in values:
             return torch.zeros(block.local, dtype=values[name].dtype, device="cpu")
         if not buffers:
-            buffers.update(_computed_buffers(model))
+            buffers.update(computed_buffers(model))
         return buffers[name][block.slices]
 
     return fill
 
 
-def _computed_buffers(model: nn.Module) -> dict[str, Tensor]:
+def computed_buffers(model: nn.Module) -> dict[str, Tensor]:
     """As Hugging Face's models compute those that no file has: tables of rotary positions, for instance."""
     initialise = getattr(model, "_init_weights", None)
     found: dict[str, Tensor] = {}

@@ -18,10 +18,11 @@ from cubeloom.parallel.buckets import Reduction
 from cubeloom.parallel.check import Example
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.config import Batch, ShardingPolicy
-from cubeloom.parallel.layers.declared import Cut, Making, make_layer
+from cubeloom.parallel.cut import CutError
+from cubeloom.parallel.layers.declared import Cut, FoundCut, Making, make_layer
 from cubeloom.parallel.parameter import Block, distribute
 from cubeloom.parallel.resolution import resolve
-from cubeloom.parallel.specs import FeedForwardSpec, LayerSpec, Parameter, parameters
+from cubeloom.parallel.specs import FeedForwardSpec, LayerSpec, Parameter, TracedLossSpec, parameters
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.weight import Weight
 
@@ -58,6 +59,12 @@ def materialise(model: nn.Module, fill: Fill, modules: Iterable[str] = ("",)) ->
                 made[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
             owner, _, attribute = name.rpartition(".")
             setattr(module.get_submodule(owner), attribute, made[id(parameter)])
+        for name, buffer in list(module.named_buffers()):
+            owner, _, attribute = name.rpartition(".")
+            holder = module.get_submodule(owner)
+            if buffer.is_meta and not isinstance(holder, torch_private.AnyBatchNorm):
+                shape = tuple(buffer.shape)
+                torch_private.buffers_of(holder)[attribute] = fill(name, Block(shape, (0,) * len(shape), shape))
         for norm in module.modules():
             if isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and norm.running_mean is not None:
                 _start_running(norm, next(iter(made.values())))
@@ -90,10 +97,16 @@ def apply(
     and `unchecked`.
     """
     rest = rest or ShardingPolicy()
+    if compile and isinstance(cut, FoundCut):
+        raise CutError(
+            f"{type(model).__name__} has no cut of its own, and only models that have one can be compiled so far"
+        )
     specs = resolve(model, cut, network.grid, rest, batch, example, unchecked)
     state = CubeState.of(network, rest)
     plain = whole_blocks(model, specs, network.grid) if compile else {}
     replace_layers(model, specs, state, fill)
+    if isinstance(cut, FoundCut):
+        cut.finish(model, network.grid, batch, state, fill)
     network.models.add(model)
     if compile:
         compile_local(model, plain, state)
@@ -121,8 +134,8 @@ def replace_layers(
     for name, each in model.named_modules(remove_duplicate=False):
         places.setdefault(id(each), []).append(name)
     for spec in specs:
-        if isinstance(spec, FeedForwardSpec):
-            continue  # its layers are replaced one by one
+        if isinstance(spec, FeedForwardSpec | TracedLossSpec):
+            continue  # its layers are replaced one by one; a loss between layers is none
         plain = model.get_submodule(spec.name)
         made = maker.make(spec)
         if made is plain:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -17,7 +17,7 @@ from cubeloom.base.grid import AXES, Grid, grids
 from cubeloom.parallel.check import Example, check, where_called
 from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.cut import CutError, LayerError, lookup, pattern_of
-from cubeloom.parallel.layers.declared import Cut, Seen, written
+from cubeloom.parallel.layers.declared import Cut, Declared, FoundCut, Seen, written
 from cubeloom.parallel.specs import AttentionSpec, LayerSpec, LinearSpec, LossSpec
 
 # What decides what a layer of torch's computes, and where hooks are kept.
@@ -44,6 +44,8 @@ def resolve(
     something else on parts than on the whole. `unchecked`: the caller answers for that, such as for code that depends on
     values.
     """
+    if isinstance(cut, FoundCut):
+        return cut.specs(model, grid, batch)
     try:
         found = specs_of(model, cut)
         if any(problems(found, grid, rest, batch)):
@@ -57,7 +59,7 @@ def resolve(
     return found
 
 
-def specs_of(model: nn.Module, cut: Cut) -> list[LayerSpec]:
+def specs_of(model: nn.Module, cut: Mapping[str, Declared]) -> list[LayerSpec]:
     """As `resolve`, without asking whether the sizes divide: the same on every grid."""
     _refuse_unknown(model, cut)
     pixels = pixels_of_layers(model)
@@ -164,7 +166,7 @@ def _pixels(layer: nn.Module, tensor: Tensor) -> int:
     return math.prod(tensor.shape[1:-1] if isinstance(layer, nn.Linear) else tensor.shape[2:])
 
 
-def _refuse_unknown(model: nn.Module, cut: Cut) -> None:
+def _refuse_unknown(model: nn.Module, cut: Mapping[str, Declared]) -> None:
     names = {name for name, _ in model.named_modules()}
     known = names | {pattern_of(name) for name in names}
     for key in cut:

@@ -67,7 +67,10 @@ def gradient_volume(parameter: Parameter, c: ParallelConfig, workers: Any = 1, z
     moved = scatter.received(numbers * c.gradient, size, c.coordinates) + gather.received(
         numbers * back, size, c.coordinates
     )
-    return ("pipe", *parameter.partial) if workers > 1 else parameter.partial, moved * parameter.when * parameter.trained
+    return (
+        "pipe",
+        *parameter.partial,
+    ) if workers > 1 else parameter.partial, moved * parameter.when * parameter.trained
 
 
 def copies_volume(

@@ -21,7 +21,7 @@ from cubeloom.parallel.check.replay import replayed
 from cubeloom.parallel.check.tracked import Factor, Tracked, local_shape
 from cubeloom.parallel.config import Batch, ParallelConfig
 from cubeloom.parallel.cut import CutError, LayerError, lookup
-from cubeloom.parallel.layers.declared import Cut, Declared
+from cubeloom.parallel.layers.declared import Declared
 from cubeloom.parallel.specs import AttentionSpec, LayerSpec, LinearSpec
 
 _AXES = ("data", "z", "y", "x")
@@ -29,7 +29,7 @@ _AXES = ("data", "z", "y", "x")
 
 def check(
     model: nn.Module,
-    cut: Cut,
+    cut: Mapping[str, Declared],
     specs: Sequence[LayerSpec],
     config: ParallelConfig,
     batch: Batch,

@@ -93,7 +93,9 @@ def _whole_index(step: Step) -> Any:
 def _items(index: Any) -> Sequence[Any]:
     items = index if isinstance(index, tuple) else (index,)
     for item in items:
-        if not (item is None or item is Ellipsis or isinstance(item, Tensor | slice | int | list)) or isinstance(item, bool):
+        if not (item is None or item is Ellipsis or isinstance(item, Tensor | slice | int | list)) or isinstance(
+            item, bool
+        ):
             raise Refused(f"an index of {type(item).__name__} into a cut tensor has no rule")
         if isinstance(item, Tensor) and is_mask(item):
             raise Refused("an index by a mask among others has no rule; torch.where has one")

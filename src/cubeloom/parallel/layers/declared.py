@@ -11,8 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import singledispatch
 
-from torch import nn
+from torch import Tensor, nn
 
+from cubeloom.base.grid import Grid
+from cubeloom.parallel.config import Batch
+from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.specs import LayerSpec
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.weight import Weight
@@ -44,7 +47,21 @@ def written(declared: Declared) -> str:
     return f"{type(declared).__name__}({', '.join(given)})"
 
 
-Cut = Mapping[str, Declared]  # by module name, `*` standing for a number
+class FoundCut(ABC):
+    """In the place of a cut that somebody wrote: one that is found for a grid."""
+
+    @abstractmethod
+    def specs(self, model: nn.Module, grid: Grid, batch: Batch) -> list[LayerSpec]:
+        """Raises CutError where there is none."""
+
+    @abstractmethod
+    def finish(
+        self, model: nn.Module, grid: Grid, batch: Batch, state: CubeState, fill: Callable[[str, Block], Tensor]
+    ) -> None:
+        """What is left to do where the layers of a model, or of a stage of it, have been replaced."""
+
+
+Cut = Mapping[str, Declared] | FoundCut  # by module name, `*` standing for a number
 
 
 @dataclass(frozen=True)

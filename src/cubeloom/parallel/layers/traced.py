@@ -91,7 +91,9 @@ class TracedLinear(CubeLinear):
         self._shared: SharedInput = state.inputs.setdefault(spec.joins or spec.name, SharedInput())
         self._shared.layers += len(spec.calls) and 1
         arranged = spec.arrangement(state.config)
-        self._classes = Classes.even(spec.n // along_n.size, along_n) if arranged is None else Classes.of(arranged, along_n)
+        self._classes = (
+            Classes.even(spec.n // along_n.size, along_n) if arranged is None else Classes.of(arranged, along_n)
+        )
         self._regather = False
         if spec.given == "whole":
             self._own_classes = None  # parts are gathered with their padding, and cut off behind

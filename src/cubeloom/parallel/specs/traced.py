@@ -273,15 +273,18 @@ class TracedNormSpec(LayerSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class TracedLossSpec(LayerSpec):
-    """A cross-entropy inside the model: of logits whose classes lie over `axis`, in numbers of `nbytes`; or of whole ones."""
+    """A cross-entropy inside the model: of logits whose classes lie over `axis`, or of whole ones.
+
+    Its sums are numbers of `nbytes`; None: as wide as the model's, and float32 at least.
+    """
 
     axis: Side | None
     rows: Any  # of one sample
-    nbytes: int
+    nbytes: int | None
     smoothing: float = 0.0
 
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
-        size = Fraction(self.nbytes, c.item)
+        size = Fraction(self.nbytes or c.statistic, c.item)
         if self.axis is not None:
             summed = Layout.of(rows=ROWS, partial=self.axis)
             elements = c.samples * self.rows * size
@@ -339,7 +342,9 @@ class WholeSpec(LayerSpec):
             name, shape = f"{self.name}.{each.name}".removeprefix("."), each.shape or (1,)
             # Ranks that compute the same average it: rounding on a GPU is not repeated, and replicas would drift apart.
             yield Parameter(name, shape, Layout.of(first="z"), ("data", *PLANE), cut, alike=alike, trained=each.trained)
-            yield Parameter(name, shape, Layout.of(first=None), (*ROWS, *PLANE), 1 - cut, alike=alike, trained=each.trained)
+            yield Parameter(
+                name, shape, Layout.of(first=None), (*ROWS, *PLANE), 1 - cut, alike=alike, trained=each.trained
+            )
 
     def touched(self, c: ParallelConfig) -> None:
         return None

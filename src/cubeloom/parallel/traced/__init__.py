@@ -2,3 +2,4 @@
 
 from cubeloom.parallel.traced.model import Traced as Traced
 from cubeloom.parallel.traced.model import trace as trace
+from cubeloom.parallel.traced.tracing import Tracing as Tracing

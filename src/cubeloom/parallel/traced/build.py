@@ -24,11 +24,18 @@ from cubeloom.parallel.traced.known import Linear, Norm, Table
 from cubeloom.parallel.traced.placing import Placed, Use
 from cubeloom.parallel.traced.run import Found
 
+_DOUBLE = 8  # bytes; also of what is summed of a loss of whole logits
+
 
 def specs_of(model: nn.Module, found: Found, tied: dict[str, str], samples: int) -> list[LayerSpec]:
     """Of an example with so many samples."""
     cut = {name: each for name, each in found.placed.items() if not each.left_whole}
-    return [*_layers(model, cut, tied, samples), *_losses(found, samples), *_whole(model, found, set(cut), samples)]
+    item = next((parameter.element_size() for parameter in model.parameters()), 4)
+    return [
+        *_layers(model, cut, tied, samples),
+        *_losses(found, samples, item),
+        *_whole(model, found, set(cut), samples),
+    ]
 
 
 def _of_one_sample(use: Use, samples: int) -> Call:
@@ -94,12 +101,14 @@ def _layers(model: nn.Module, cut: dict[str, Placed], tied: dict[str, str], samp
                 )
 
 
-def _losses(found: Found, samples: int) -> Iterator[LayerSpec]:
+def _losses(found: Found, samples: int, item: int) -> Iterator[LayerSpec]:
     last = next(reversed(found.placed), "")
     for number, loss in enumerate(found.losses):
         head = None if loss.head is None else found.placed[loss.head]
         axis: Side | None = None if head is None else "y" if head.side == "x" else "x"
-        nbytes = loss.nbytes if loss.head is not None else 8
+        nbytes: int | None = _DOUBLE
+        if loss.head is not None:
+            nbytes = loss.nbytes if item == _DOUBLE else None  # of a model in double the loss may be in single
         yield TracedLossSpec(
             name=f"{loss.head or last}.loss{number}",
             axis=axis,
@@ -128,7 +137,9 @@ def _whole(model: nn.Module, found: Found, cut: set[str], samples: int) -> Itera
                 WholeParameter(
                     kind,
                     tuple(each.shape),
-                    tuple(sorted(found.partial.get(names[id(each)], frozenset()) if placed is None else placed.differing)),
+                    tuple(
+                        sorted(found.partial.get(names[id(each)], frozenset()) if placed is None else placed.differing)
+                    ),
                     each.requires_grad and (placed is not None or names[id(each)] in found.partial),
                 )
                 for kind, each in own.items()
@@ -148,7 +159,9 @@ def _flops(placed: Placed | None, samples: int) -> float:
 def _why(name: str, module: nn.Module, found: Found) -> str:
     placed = found.placed.get(name)
     if placed is None:
-        return f"{type(module).__name__} is no linear, convolution, table or norm" if name else "they are the model's own"
+        return (
+            f"{type(module).__name__} is no linear, convolution, table or norm" if name else "they are the model's own"
+        )
     if isinstance(placed.known, Norm):
         return "it normalises features that are whole"
     return found.choices.why(name) or "the grid does not divide its features"

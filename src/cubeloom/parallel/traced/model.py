@@ -17,7 +17,7 @@ from cubeloom.comm import Network
 from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.cut import CutError, pattern_of
 from cubeloom.parallel.replace import Fill, replace_layers
-from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, TracedLossSpec, WholeSpec, parameters
+from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, WholeSpec, parameters
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced.build import specs_of, tied_layers
 from cubeloom.parallel.traced.known import held_elsewhere, known
@@ -95,15 +95,18 @@ class Traced:
             refuse_different_values(model, network)
         state = CubeState.of(network, REST)
         fill = fill or own_values(model)
-        layers = [spec for spec in self.specs if not isinstance(spec, TracedLossSpec)]
-        replace_layers(model, layers, state, fill)
+        replace_layers(model, self.specs, state, fill)
+        self.finish(model, state, fill)
+        network.models.add(model)
+        return state
+
+    def finish(self, model: nn.Module, state: CubeState, fill: Fill) -> None:
+        """Numbers that modules hold, buffers, and losses, where layers have been replaced."""
         for name, module in model.named_modules():
             if (patch := self.patches.get(pattern_of(name))) is not None:
                 patch.apply(module)
-        place_buffers(model, network, fill)
+        place_buffers(model, state.network, fill)
         average_losses(model, state)
-        network.models.add(model)
-        return state
 
     def __str__(self) -> str:
         return "\n".join(table(self.model, self.specs, self.config, self.cut_share, self.flops_share, self.volume()))
@@ -118,7 +121,9 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
         raise UserError(f"this {type(model).__name__} is cut already")
     for name, each in model.named_modules():
         if (where := held_elsewhere(each)) is not None:
-            raise CutError(f"{name} ({type(each).__name__}) holds its parameters in {where} too, where they cannot be cut")
+            raise CutError(
+                f"{name} ({type(each).__name__}) holds its parameters in {where} too, where they cannot be cut"
+            )
     kinds = {name: kind for name, each in model.named_modules() if name and (kind := known(each)) is not None}
     inputs = {name: _on_host(each) for name, each in example.items()}
     sizes = {axis: grid.size(axis) for axis in ("x", "y")}
@@ -136,7 +141,9 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
         )
     item = next((parameter.element_size() for parameter in model.parameters()), 4)
     patches = {pattern: made.patch for pattern, made in found.choices.patches.items()}
-    return Traced(type(model).__name__, grid, tuple(specs_of(model, found, tied, samples)), item, found.flops, patches, samples)
+    return Traced(
+        type(model).__name__, grid, tuple(specs_of(model, found, tied, samples)), item, found.flops, patches, samples
+    )
 
 
 def _on_host(value: Any) -> Any:

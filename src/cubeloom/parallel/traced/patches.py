@@ -50,8 +50,12 @@ def patch_of(module: nn.Module, stage: int, parts: int) -> Patch | None:
 
     own = {name: value for name, value in vars(module).items() if not name.startswith("_") and wanted(name, value)}
     config = getattr(module, "config", None)
-    theirs = {} if config is None else {name: each for name, each in vars(config).items() if _is_count(name) and wanted(name, each)}
-    if not own and not theirs or any(value % parts for value in (*own.values(), *theirs.values())):
+    theirs = (
+        {}
+        if config is None
+        else {name: each for name, each in vars(config).items() if _is_count(name) and wanted(name, each)}
+    )
+    if (not own and not theirs) or any(value % parts for value in (*own.values(), *theirs.values())):
         return None
     return Patch(*({name: value // parts for name, value in some.items()} for some in (own, theirs)))
 

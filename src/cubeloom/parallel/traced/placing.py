@@ -86,7 +86,9 @@ class Choices:
     """What was tried already, by pattern of names: it only ever grows."""
 
     barred: dict[str, dict[Way, str]] = field(default_factory=dict)  # with why
-    sections: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of outputs, where they are several one behind another
+    sections: dict[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # of outputs, where they are several one behind another
     patches: dict[str, Patched] = field(default_factory=dict)  # of modules
 
     def bar(self, name: str, way: Way, why: str) -> None:
@@ -146,7 +148,11 @@ class Placing:
             return Placed(linear, "x", "whole", "whole", left_whole=True), self._dims(tracked, shape, place, ())
         _refuse_cut_rows(name, tracked, place)
         for side, taken, given in self._ways(linear, tracked.dims[place]):
-            if name in self._tied and (side != "x" or linear.transposed) or self._choices.is_barred(name, (side, given)):
+            if (
+                (name in self._tied
+                and (side != "x" or linear.transposed))
+                or self._choices.is_barred(name, (side, given))
+            ):
                 continue
             axes = self._given_axes(other(side), given)
             if self._divides(linear, given, other(side), *axes):

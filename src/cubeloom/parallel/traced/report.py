@@ -8,7 +8,14 @@ from math import prod
 
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.cut import pattern_of
-from cubeloom.parallel.specs import LayerSpec, TracedEmbeddingSpec, TracedLinearSpec, TracedNormSpec, WholeSpec, parameters
+from cubeloom.parallel.specs import (
+    LayerSpec,
+    TracedEmbeddingSpec,
+    TracedLinearSpec,
+    TracedNormSpec,
+    WholeSpec,
+    parameters,
+)
 from cubeloom.parallel.volume import Volume, layer_volume
 
 _RESTS = {"both": "{0}·{1}", "one": "{0}", "lazy": "{0}, as logits", "whole": "whole"}

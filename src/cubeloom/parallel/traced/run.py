@@ -9,20 +9,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from cubeloom.base import torch_private
-from cubeloom.parallel.check import where
+from cubeloom.parallel.check import pointwise, where
 from cubeloom.parallel.check.gradient import summands
-from cubeloom.parallel.check.operations import Operation, needs_values, operation_of
+from cubeloom.parallel.check.operations import Operation, is_random, needs_values, operation_of
 from cubeloom.parallel.check.record import Record
 from cubeloom.parallel.check.replay import Replay
 from cubeloom.parallel.check.run import META, Function, Run, leaves
 from cubeloom.parallel.check.step import Refused, Step
-from cubeloom.parallel.check import pointwise
 from cubeloom.parallel.check.tracked import Dim, Dims, Factor, Tracked, common, local_shape, uncut
 from cubeloom.parallel.cut import CutError, pattern_of
 from cubeloom.parallel.traced.known import Known, Linear
@@ -33,9 +32,34 @@ _MOST_TRIES = 200
 _FEW = 4  # sections that a view takes the outputs of a layer apart into
 _MOST_NUMBERS = 2**24  # of a tensor that is made for its values
 _HOST = torch.device("cpu")
-_MAKERS = {"arange", "zeros", "ones", "full", "empty", "tensor", "rand", "eye", "linspace", "scalar_tensor", "as_tensor"}
+_MAKERS = {
+    "arange",
+    "zeros",
+    "ones",
+    "full",
+    "empty",
+    "tensor",
+    "rand",
+    "eye",
+    "linspace",
+    "scalar_tensor",
+    "as_tensor",
+}
 # What may be done with logits that are not gathered: their classes stay as they are.
-_LAZY = {"float", "double", "to", "contiguous", "view", "reshape", "flatten", "getitem", "clone", "type_as", "bfloat16", "half"}
+_LAZY = {
+    "float",
+    "double",
+    "to",
+    "contiguous",
+    "view",
+    "reshape",
+    "flatten",
+    "getitem",
+    "clone",
+    "type_as",
+    "bfloat16",
+    "half",
+}
 LOSSES = ("cross_entropy",)
 _TAKES_SIZES = {"view", "reshape", "unflatten", "split", "chunk", "getitem", "expand", "narrow", "repeat"}
 _PRODUCTS = {"matmul", "bmm", "baddbmm", "scaled_dot_product_attention"}
@@ -159,7 +183,9 @@ class _AsRank(_WithConstants, Replay):
         self._rows_cut = any(tracked.axes for _, tracked in inputs.values())
         self.losses: list[LossUse] = []
         self.flops = [0.0, 0.0]  # of products between layers: of the whole, and of a rank
-        self.partial: dict[str, frozenset[str]] = {}  # of parameters used between layers: axes of which each has a summand
+        self.partial: dict[
+            str, frozenset[str]
+        ] = {}  # of parameters used between layers: axes of which each has a summand
 
     def of(self, tensor: Tensor) -> Tracked:
         if id(tensor) in self._tracked:
@@ -171,6 +197,12 @@ class _AsRank(_WithConstants, Replay):
             tracked = self._tracked[id(tensor)] = Tracked(tracked.dims, parameters=frozenset({name}))
         return tracked
 
+    def _refuse_random(self, name: str) -> NoReturn:
+        raise CutError(
+            f"{where.here(self.names)}: {name} draws random numbers, and each rank would draw its own for its part: set the"
+            " model's dropout to 0, or call model.eval() before it is parallelized"
+        )
+
     def _dims_of_constant(self, number: int, own: Tensor) -> Dims:
         """One that is made of the size of a rank's samples is alike along them, or it is something else."""
         whole = next((tensor for place, tensor in self._whole.constants.values() if place == number), own)
@@ -179,9 +211,13 @@ class _AsRank(_WithConstants, Replay):
         dims: list[Dim] = []
         for size, local in zip(whole.shape, own.shape, strict=True):
             if local == 0 or size % local:
-                raise Refused(f"a tensor of {list(own.shape)} is made on a rank, and of {list(whole.shape)} in the serial model")
+                raise Refused(
+                    f"a tensor of {list(own.shape)} is made on a rank, and of {list(whole.shape)} in the serial model"
+                )
             dims.append((Factor(size, (), size // local),) if size != local else uncut([size])[0])
-        if not torch.equal(own.repeat([size // local for size, local in zip(whole.shape, own.shape, strict=True)]), whole):
+        if not torch.equal(
+            own.repeat([size // local for size, local in zip(whole.shape, own.shape, strict=True)]), whole
+        ):
             raise Refused(f"a tensor of {list(whole.shape)} is made that is not alike for all samples")
         return tuple(dims)
 
@@ -195,6 +231,8 @@ class _AsRank(_WithConstants, Replay):
         numbers: list[Any],
     ) -> Any:
         self._operation = operation.name
+        if is_random(operation, args, kwargs):
+            self._refuse_random(operation.name)
         try:
             if operation.name == "setitem" and len(tensors) > 1:
                 self._specialise(*tensors[:2])
@@ -234,7 +272,12 @@ class _AsRank(_WithConstants, Replay):
     def _specialise(self, tensor: Tensor, value: Tensor) -> None:
         """What is made of zeros of the size of a rank's samples becomes what is assigned to it."""
         old, new = self.of(tensor), self.of(value)
-        if old.dims and new.dims and any(factor.ratio > 1 for factor in old.dims[0]) and common(old.dims[0], new.dims[0]):
+        if (
+            old.dims
+            and new.dims
+            and any(factor.ratio > 1 for factor in old.dims[0])
+            and common(old.dims[0], new.dims[0])
+        ):
             self._tracked[id(tensor)] = replace(old, dims=(new.dims[0], *old.dims[1:]))
 
     def _is_mean(self, operation: Operation, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
@@ -259,7 +302,17 @@ class _AsRank(_WithConstants, Replay):
         if not any(averaged):
             return False
         scaled = operation.name in ("mul", "div") and averaged[0] and sum(averaged) == 1
-        if not scaled and operation.name not in ("add", "sub", "neg", "to", "float", "double", "detach", "clone", "view"):
+        if not scaled and operation.name not in (
+            "add",
+            "sub",
+            "neg",
+            "to",
+            "float",
+            "double",
+            "detach",
+            "clone",
+            "view",
+        ):
             raise Refused(f"{operation.name} of the mean of a rank's own samples is not that of the whole batch's")
         return operation.name != "detach"
 
@@ -368,7 +421,9 @@ class Found:
 
     placed: dict[str, Placed]
     choices: Choices
-    partial: Mapping[str, frozenset[str]]  # of parameters that are used whole: axes whose ranks have summands of a gradient
+    partial: Mapping[
+        str, frozenset[str]
+    ]  # of parameters that are used whole: axes whose ranks have summands of a gradient
     losses: list[LossUse]
     calls: Mapping[str, int]  # how often modules run
     flops: tuple[float, float]  # of products between layers: of the whole, and of a rank
@@ -387,7 +442,9 @@ def place(
     choices = Choices()
     for _ in range(_MOST_TRIES):
         placing = Placing(known, sizes, choices, tied)
-        fresh = {name: torch.empty_like(each) for name, each in inputs.items() if isinstance(each, Tensor) and each.is_meta}
+        fresh = {
+            name: torch.empty_like(each) for name, each in inputs.items() if isinstance(each, Tensor) and each.is_meta
+        }
         run = _AsRank(record, placing, {name: (value, Tracked(uncut(value.shape))) for name, value in fresh.items()})
         try:
             with patched(model, {pattern: made.patch for pattern, made in choices.patches.items()}):
@@ -399,7 +456,9 @@ def place(
             if not _improve(model, placing, choices, misplaced):
                 raise misplaced from None
         else:
-            return Found(placing.placed, choices, run.partial, run.losses, record.forwards, (run.flops[0], run.flops[1]))
+            return Found(
+                placing.placed, choices, run.partial, run.losses, record.forwards, (run.flops[0], run.flops[1])
+            )
     raise CutError(f"no place was found for the layers of {type(model).__name__} in {_MOST_TRIES} tries")
 
 
@@ -483,8 +542,6 @@ def _run(run: _WithConstants, inputs: Mapping[str, Any]) -> Any:
         return run.run(inputs)
 
 
-
-
 def _improve(model: nn.Module, placing: Placing, choices: Choices, misplaced: Misplaced) -> bool:
     """Try another thing; False where there is none.
 
@@ -502,7 +559,9 @@ def _improve(model: nn.Module, placing: Placing, choices: Choices, misplaced: Mi
     way = (placed.side, placed.given)
     if cut and misplaced.by_numbers and misplaced.module and misplaced.module == name.rpartition(".")[0]:
         made = choices.patches.get(pattern_of(misplaced.module))
-        if _patch(model, choices, misplaced.module, placing.parts(placed), made.maker if made is not None else (name, way)):
+        if _patch(
+            model, choices, misplaced.module, placing.parts(placed), made.maker if made is not None else (name, way)
+        ):
             return True
     choices.bar(name, way, misplaced.why)
     for module, made in list(choices.patches.items()):
@@ -515,7 +574,7 @@ def _of_last_patch(error: CutError, choices: Choices) -> Misplaced:
     """The model's own code refuses numbers that were changed."""
     if isinstance(error, Misplaced):
         return error
-    if not choices.patches:
+    if not choices.patches or "draws random numbers" in str(error):
         raise error
     return Misplaced(str(error), frozenset(), "", next(reversed(choices.patches)))
 

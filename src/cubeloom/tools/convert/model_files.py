@@ -56,7 +56,9 @@ def load(model: nn.Module, folder: str | Path, *, optimizer: Optimizer | None = 
     handle, path = handle_of(model), Path(folder)
     if is_hugging_face(path):
         if optimizer is not None:
-            raise UserError(f"{path} is a Hugging Face folder, which has no state of an optimizer: load without `optimizer`")
+            raise UserError(
+                f"{path} is a Hugging Face folder, which has no state of an optimizer: load without `optimizer`"
+            )
         handle.network.host_group.agree(lambda: _read(model, path, handle.network))
         step = 0
     else:

@@ -89,7 +89,9 @@ def state_of(
 
 
 def shard_of(value: Tensor, parameter: nn.Parameter, part: Part, network: Network) -> Shard:
-    own = local_of(value) if isinstance(value, DTensor) else value  # torch's optimizers keep state as the parameter lies
+    own = (
+        local_of(value) if isinstance(value, DTensor) else value
+    )  # torch's optimizers keep state as the parameter lies
     return Shard.lying(own, lie_of(parameter, network, part.rows))
 
 

@@ -1,0 +1,101 @@
+"""A model of a user's own as a source: `file.py:function`. The file is executed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.base.errors import UserError
+from cubeloom.models.foreign import filled_by, forwarding_loss, random_batch
+from cubeloom.parallel import Batch, Cut
+from cubeloom.parallel.replace import Fill
+from cubeloom.parallel.traced import Tracing
+
+_ANY = 2**30
+
+
+@dataclass(frozen=True)
+class UserModel:
+    """A `ModelSource`. The function gives a module, or a pair of a module and its cut; `example` may stand beside it."""
+
+    file: str
+    function: str
+
+    @property
+    def name(self) -> str:
+        return f"{Path(self.file).name}:{self.function}"
+
+    @property
+    def positions(self) -> int | None:
+        return _ANY  # the model itself knows
+
+    @property
+    def vocabulary(self) -> int | None:
+        return None
+
+    def build(self) -> nn.Module:
+        return forwarding_loss(self._made()[0])
+
+    def cut(self, model: nn.Module) -> Cut:
+        with torch.device("meta"):
+            own = self._made()[1]
+        return _tracing(self) if own is None else own
+
+    def fill(self, model: nn.Module, seed: int, dtype: torch.dtype, device: torch.device) -> Fill:
+        return filled_by(model, seed, dtype, device)
+
+    def samples(self, batch: Batch, seed: int, step: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Of the file's `example(samples, sequence, seed)`, or drawn for a model that takes tokens."""
+        example = getattr(_loaded(self.file), "example", None)
+        if example is None:
+            with torch.device("meta"):
+                model = self._made()[0]
+            return random_batch(model, batch, seed, step, dtype)
+        given = example(batch.samples, batch.sequence, seed * 1_000_003 + step)
+        if not isinstance(given, dict):
+            raise UserError(f"{self.file}: example must give the keyword arguments of one batch as a dict")
+        return {name: _in(each, dtype) for name, each in given.items()}
+
+    def describe(self) -> dict[str, Any]:
+        return {"family": "file", "file": self.file, "function": self.function}
+
+    def _made(self) -> tuple[nn.Module, Cut | None]:
+        function = getattr(_loaded(self.file), self.function, None)
+        if not callable(function):
+            raise UserError(f"{self.file} has no function {self.function!r}")
+        made = function()
+        module, cut = made if isinstance(made, tuple) else (made, None)
+        if not isinstance(module, nn.Module):
+            raise UserError(f"{self.name} gives {type(module).__name__}, and must give a torch.nn.Module")
+        return module, cut
+
+
+def _in(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+@cache
+def _tracing(source: UserModel) -> Tracing:
+    return Tracing(lambda batch: source.samples(batch, 0, 0, torch.get_default_dtype()))
+
+
+@cache
+def _loaded(file: str) -> ModuleType:
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise UserError(f"there is no file {file}")
+    name = f"cubeloom_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,51 @@
+"""In the place of a cut: the model is traced, for the grid that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from cubeloom.base.grid import Grid
+from cubeloom.parallel.config import Batch
+from cubeloom.parallel.cut import CutError
+from cubeloom.parallel.layers.declared import FoundCut
+from cubeloom.parallel.parameter import Block
+from cubeloom.parallel.specs import LayerSpec
+from cubeloom.parallel.state import CubeState
+from cubeloom.parallel.traced.model import Traced, trace
+
+_SAMPLES = 2  # of the example, on a rank: what is true of two is true of more
+
+
+@dataclass(frozen=True)
+class Tracing(FoundCut):
+    """`example`: from a batch to the keyword arguments of a forward of it."""
+
+    example: Callable[[Batch], Mapping[str, Any]]
+    _found: dict[tuple[Grid, int], Traced] = field(default_factory=dict, compare=False, repr=False)
+
+    def traced(self, model: nn.Module, grid: Grid, batch: Batch) -> Traced:
+        """Where the layers lie on this grid. Raises CutError where data and z do not divide the batch."""
+        parts = grid.data * grid.z
+        if batch.samples % parts:
+            below = batch.samples // parts * parts
+            near = " or ".join(f"{samples}" for samples in (below, below + parts) if samples)
+            raise CutError(
+                f"grid {grid}: the batch of {batch.samples} samples cannot be cut over data={grid.data}·z={grid.z}; the nearest"
+                f" batches that work: {near} samples"
+            )
+        key = grid, batch.sequence
+        if key not in self._found:
+            self._found[key] = trace(model, grid, self.example(Batch(_SAMPLES, batch.sequence)))
+        return self._found[key]
+
+    def specs(self, model: nn.Module, grid: Grid, batch: Batch) -> list[LayerSpec]:
+        return list(self.traced(model, grid, batch).specs)
+
+    def finish(
+        self, model: nn.Module, grid: Grid, batch: Batch, state: CubeState, fill: Callable[[str, Block], Tensor]
+    ) -> None:
+        self.traced(model, grid, batch).finish(model, state, fill)
