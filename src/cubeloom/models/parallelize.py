@@ -121,7 +121,7 @@ def _by_cut(
     specs = resolve(model, cut, grid, rest, whole, maker)
     state = apply(model, cut, network, whole, fill, rest, example=maker, unchecked=True)
     return Traced(
-        type(model).__name__, grid, tuple(specs), item, (0.0, 0.0), {}, samples // (grid.data * grid.z), rest
+        type(model).__name__, grid, tuple(specs), item, (0.0, 0.0), samples=samples // (grid.data * grid.z), rest=rest
     ), state
 
 
