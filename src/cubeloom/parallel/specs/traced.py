@@ -45,13 +45,14 @@ PLANE: Axes = ("x", "y")
 class Call:
     """One use of a layer: its rows of one sample, such as tokens or pixels; whether dX is wanted.
 
-    `fixed`: rows are as many for any number of samples, as those of a table of positions are.
+    `fixed`: rows are as many for any number of samples, as those of a table of positions are. `live`: the loss depends on it.
     """
 
     rows_in: Any
     rows_out: Any
     gradient: bool = True
     fixed: bool = False
+    live: bool = True
 
     def all_in(self, c: ParallelConfig) -> Any:
         """Of all ranks of data and z together."""
@@ -112,7 +113,7 @@ class TracedLinearSpec(LinearSpec):
     @property
     def leaving(self) -> tuple[Layout, Layout]:
         """From features that lie on an axis to whole ones."""
-        rest, whole = _whole(self.n_axis)
+        rest, whole = _whole(self.n_axis)  # without a sum each rank takes its own part of the gradient, which moves nothing
         if not self.shared:
             return rest, whole
         both = frozenset({self.k_axis, self.n_axis})
@@ -133,13 +134,11 @@ class TracedLinearSpec(LinearSpec):
                 for source, target in [*ends, self.input(self.spread_in(c))]:
                     yield Transfer("F", source, target, x)
                     yield Transfer("I", target.gradient, source.gradient, x, when=call.gradient)
-            yield from there_and_back(*self.output(self.spread_out(c)), y)
-            if self.leaves:
-                yield Transfer("F", *self.leaving, y)
-                if self.shared:
-                    yield Transfer("I", self.leaving[1].gradient, self.leaving[0].gradient, y)
+            for source, target in [self.output(self.spread_out(c)), *([self.leaving] if self.leaves else [])]:
+                yield Transfer("F", source, target, y)
+                yield Transfer("I", target.gradient, source.gradient, y, when=call.live)
             for each in weight_transfers(rest, used, self.k * self.held(c) * self.kernel_numel, self._own(c)):
-                wanted = {"F": True, "I": call.gradient, "W": "weight" in self.trained}[each.phase]
+                wanted = {"F": True, "I": call.gradient, "W": call.live and "weight" in self.trained}[each.phase]
                 yield replace(each, when=each.when & wanted)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
@@ -217,7 +216,7 @@ class TracedEmbeddingSpec(EmbeddingSpec):
             if self.leaves:
                 yield Transfer("F", *_whole("x"), rows)
             yield Transfer("F", rest, used, elements, when=c.weights_cut, of_weight=True)
-            if self.trained:
+            if self.trained and call.live:
                 yield gradient_scatter(rest, used, elements, c.weights_cut)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:

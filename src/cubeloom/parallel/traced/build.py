@@ -51,7 +51,8 @@ def _layers(model: nn.Module, cut: dict[str, Placed], tied: dict[str, str], samp
     for name, placed in cut.items():
         calls = tuple(_of_one_sample(use, samples) for use in placed.uses)
         own = model.get_submodule(name).named_parameters(recurse=False)
-        trained = tuple(kind for kind, each in own if each.requires_grad)
+        live = any(use.call.live for use in placed.uses)
+        trained = tuple(kind for kind, each in own if each.requires_grad and live)
         match placed.known:
             case Linear() as known:
                 key = (placed.side, placed.taken, *(use.source for use in placed.uses))
@@ -149,7 +150,7 @@ def _parameter(kind: str, parameter: nn.Parameter, name: str, found: Found, plac
         kind,
         tuple(parameter.shape),
         tuple(sorted(differing)),
-        parameter.requires_grad and (placed is not None or name in found.partial),
+        parameter.requires_grad and name in found.live,
         dim=0 if cut is None else cut.place,
         cutting=() if cut is None else tuple(axis for axis, _ in cut.cutting),
     )

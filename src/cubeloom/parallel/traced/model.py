@@ -21,6 +21,7 @@ from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, Whol
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced.build import specs_of, tied_layers
 from cubeloom.parallel.traced.choices import Choices
+from cubeloom.parallel.traced.experts import experts_without_values
 from cubeloom.parallel.traced.known import held_elsewhere, known
 from cubeloom.parallel.traced.loss import average_losses
 from cubeloom.parallel.traced.report import table
@@ -135,11 +136,12 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
     sizes = {axis: grid.size(axis) for axis in ("x", "y")}
     tied = tied_layers(model)
     inputs, samples = _several(inputs)
-    found = Search(model, kinds, sizes, inputs, tied, say).find()
-    for placed in found.placed.values():
-        for use in placed.uses:
-            use.fixed = False
-    why = cut_samples(model, kinds, sizes, inputs, tied, found, samples) if samples > 1 else None
+    with experts_without_values(model):
+        found = Search(model, kinds, sizes, inputs, tied, say).find()
+        for placed in found.placed.values():
+            for use in placed.uses:
+                use.fixed = False
+        why = cut_samples(model, kinds, sizes, inputs, tied, found, samples) if samples > 1 else None
     if why is not None and grid.data * grid.z > 1:
         raise CutError(
             f"{type(model).__name__} on {grid}: data and z cut samples, and this model would compute something else of some"

@@ -73,14 +73,18 @@ class Placed:
 
 
 class Placing:
-    """The rule of layers in a rank's run that decides as it goes. `tied`: layers that have a table's weight."""
+    """The rule of layers in a rank's run that decides as it goes. `tied`: layers that have another one's weight."""
 
     def __init__(
         self, known: Mapping[str, Known], sizes: Mapping[str, int], choices: Choices, tied: Mapping[str, str]
     ) -> None:
-        self._known, self._sizes, self._tied = known, sizes, tied
+        self._known, self._sizes = known, sizes
         self.choices = choices
+        # Layers whose weight is a table's lie as the table does.
+        pairs = [pair for pair in tied.items() if any(isinstance(known.get(each), Table) for each in pair)]
+        self._of_tables = {name for pair in pairs for name in pair}
         self.placed: dict[str, Placed] = {}
+        self.live = True  # the loss depends on the call that is looked at
 
     def __call__(self, name: str, inputs: Sequence[Tracked], needed: Sequence[bool], shape: Shape) -> Tracked:
         if len(inputs) != 1:
@@ -120,7 +124,8 @@ class Placing:
             raise Refused(f"layer {name} is called twice, with features that lie differently")
         place = _feature_place(placed.known, len(shape))
         features = 1 if isinstance(placed.known, Table) else tracked.shape[place]
-        call = Call(prod(tracked.shape) // features, prod(shape) // shape[place], gradient)
+        rows_in, rows_out = prod(tracked.shape) // features, prod(shape) // shape[place]
+        call = Call(rows_in, rows_out, gradient and self.live, live=self.live)
         before.uses.append(Use(call, id(tracked), fixed="data" not in tracked.axes))
 
     def _linear(self, name: str, linear: Linear, tracked: Tracked, shape: Shape) -> tuple[Placed, Dims]:
@@ -132,7 +137,7 @@ class Placing:
             return Placed(linear, "x", "whole", "whole", left_whole=True), self._dims(tracked, shape, place, ())
         _refuse_cut_rows(name, tracked, place)
         for side, taken, given in self._ways(linear, tracked.dims[place]):
-            if (name in self._tied and (side != "x" or linear.transposed)) or self.choices.is_barred(
+            if (name in self._of_tables and (side != "x" or linear.transposed)) or self.choices.is_barred(
                 name, (side, given)
             ):
                 continue

@@ -102,7 +102,7 @@ class RankRun(RunWithConstants, Replay):
 
     def __init__(self, record: WholeRun, placing: Placing, inputs: Mapping[str, tuple[Tensor, Tracked]]) -> None:
         super().__init__(record, placing, inputs)
-        self._placing, self._whole = placing, record
+        self.placing, self._whole = placing, record
         self._choices = placing.choices
         self.slices = placing.choices.slices
         self._parts: dict[int, Tensor] = {}  # by the id of a parameter that is cut, a rank's part of it
@@ -295,8 +295,9 @@ class RankRun(RunWithConstants, Replay):
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
         if any(id(each) in self._lazy for each in tensors):
             self._misplaced(Refused(f"layer {name} takes logits"), tensors)
+        self.placing.live = self._place in self._whole.live
         output = super().layer(name, plain, args, kwargs)
-        if self._placing.placed[name].given == "lazy":
+        if self.placing.placed[name].given == "lazy":
             self._lazy[id(output)] = name
         return output
 

@@ -38,6 +38,7 @@ class Found:
     ]  # of parameters used between layers: axes whose ranks have summands of a gradient
     losses: list[LossUse]
     calls: Mapping[str, int]  # how often modules run
+    live: set[str]  # parameters that the loss depends on, of those that are not of layers which are cut
     flops: tuple[float, float]  # of products between layers: of the whole, and of a rank
 
 
@@ -90,7 +91,12 @@ class Search:
             tried = self._try(less)
         run = tried.run
         flops = run.flops[0], run.flops[1]
-        return Found(tried.placing.placed, tried.choices, run.partial, run.losses, self._record.forwards, flops)
+        return Found(tried.placing.placed, tried.choices, run.partial, run.losses, self._record.forwards, self._live(run), flops)
+
+    def _live(self, run: RankRun) -> set[str]:
+        layers = {name for name, each in run.placing.placed.items() if any(use.call.live for use in each.uses)}
+        names = [name for name, _ in self._model.named_parameters(remove_duplicate=False)]
+        return self._record.live_parameters | {name for name in names if name.rpartition(".")[0] in layers}
 
     def _try(self, choices: Choices) -> _Tried:
         self._tries += 1
