@@ -157,6 +157,8 @@ class TracedLinearSpec(LinearSpec):
                 yield replace(each, partial=(*ROWS, across), alike=alike, trained=trained)
 
     def _bias_arrangement(self, c: ParallelConfig) -> Arrangement | None:
+        if self.n_axis == "x":  # as the axes of a grid cut anyway
+            return self.arrangement(c)
         return exchanged(int(self.held(c)), int(c.size(self.n_axis)), int(c.size(self.k_axis)), self.arrangement(c))
 
     def products(self, c: ParallelConfig) -> Iterator[Product]:
@@ -207,18 +209,19 @@ class TracedEmbeddingSpec(EmbeddingSpec):
         return _whole("x")[1] if self.leaves else self.rests(c)
 
     def rests(self, c: ParallelConfig) -> Layout:
-        return stream("x", False)
+        return Layout.of(rows=ROWS, features=("x", "y")) if self.given == "both" else stream("x", False)
 
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
         rest, used = self._weight(cut=True)
         elements = self.held(c) * self.features
         for call in self.calls:
             rows = call.all_out(c) * self.features
-            yield Transfer("F", self.found, stream("x", False), rows)
+            live = bool(self.trained) and call.live
+            yield from there_and_back(self.found, self.rests(c), rows, back="W", back_when=live)
             if self.leaves:
                 yield Transfer("F", *_whole("x"), rows)
             yield Transfer("F", rest, used, elements, when=c.weights_cut, of_weight=True)
-            if self.trained and call.live:
+            if live:
                 yield gradient_scatter(rest, used, elements, c.weights_cut)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:

@@ -227,7 +227,14 @@ class Search:
             name = min(reversed(makers), key=lambda maker: placed[maker].level)
             choices.bar(name, (placed[name].side, placed[name].given), refused.why)
             return choices
-        return self._taken_back(choices, refused)
+        if (back := self._taken_back(choices, refused)) is not None:
+            return back
+        for given in refused.around:  # what the module was given, whose sizes it may have asked for
+            cut = [name for name in placed if name in given and placed[name].given != "whole"]
+            if cut:
+                choices.bar(cut[-1], (placed[cut[-1]].side, placed[cut[-1]].given), refused.why)
+                return choices
+        return None
 
     def _taken_back(self, choices: Choices, refused: Misplaced) -> Choices | None:
         """What was chosen for one layer does not fit what is whole."""
