@@ -10,8 +10,8 @@ import cubeloom
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.parallel.traced import mean_over_batch, trace
 from cubeloom.parallel.parameter import Block, local_of
+from cubeloom.parallel.traced import mean_over_batch, trace
 
 from . import toys
 from .parity import Difference, compare

@@ -47,7 +47,9 @@ def cases() -> list[object]:
 
 
 @pytest.mark.parametrize("name, grid", cases())
-def test_an_architecture_trains_as_the_serial_one(name: str, grid: str, verified: Callable[[Experiment], Report], tmp_path: Path) -> None:
+def test_an_architecture_trains_as_the_serial_one(
+    name: str, grid: str, verified: Callable[[Experiment], Report], tmp_path: Path
+) -> None:
     right(verified(experiment(name, Grid.parse(grid), tmp_path)))
 
 

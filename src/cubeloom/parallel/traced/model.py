@@ -149,7 +149,13 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
         )
     item = next((parameter.element_size() for parameter in model.parameters()), 4)
     return Traced(
-        type(model).__name__, grid, tuple(specs_of(model, found, tied, samples)), item, found.flops, found.choices, samples
+        type(model).__name__,
+        grid,
+        tuple(specs_of(model, found, tied, samples)),
+        item,
+        found.flops,
+        found.choices,
+        samples,
     )
 
 

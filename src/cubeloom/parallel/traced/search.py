@@ -91,7 +91,9 @@ class Search:
             tried = self._try(less)
         run = tried.run
         flops = run.flops[0], run.flops[1]
-        return Found(tried.placing.placed, tried.choices, run.partial, run.losses, self._record.forwards, self._live(run), flops)
+        return Found(
+            tried.placing.placed, tried.choices, run.partial, run.losses, self._record.forwards, self._live(run), flops
+        )
 
     def _live(self, run: RankRun) -> set[str]:
         layers = {name for name, each in run.placing.placed.items() if any(use.call.live for use in each.uses)}
@@ -162,7 +164,9 @@ class Search:
             for stage in (HEADS, WIDTHS) if refused.by_numbers else (HEADS,):
                 if (changed := self._patched(choices, module, stage, parts, maker)) is not None:
                     yield changed
-        for count in {parts, *(self._sizes[axis] for axis in PLANE)} - {1}:  # each rank has some of the queries of a key
+        for count in {parts, *(self._sizes[axis] for axis in PLANE)} - {
+            1
+        }:  # each rank has some of the queries of a key
             if (changed := self._patched(tried.choices, module, GROUPS, count, maker)) is not None:
                 changed.shared |= {pattern_of(maker) for maker in refused.makers}
                 yield changed
