@@ -200,6 +200,8 @@ class One(Common):
         for title, size in self._titled():
             arguments = title, size, self.kind, recipes, *self.turns, self.profile, self.energy and not self.cpu
             found += run(1, measure_one, *arguments, device=self.kind, timeout=1200)
+            for why in found[-1].failed:
+                console.print(f"left out: {why}", soft_wrap=True, markup=False)
             console.print(found[-1].table())
             if self.profile:
                 console.print(found[-1].kernel_table())

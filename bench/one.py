@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 
@@ -35,39 +35,49 @@ def measure_one(
     weighed: bool,
 ) -> Compared:
     device, dtype, on_gpu = devices.current(kind), number_type(kind), kind != devices.CPU
-    timed: list[Timed] = []
-    costs: list[energy.Cost] = []
-    # On a CPU the compiler would take minutes to no purpose: there it is asked to leave everything as it is.
-    with nullcontext() if on_gpu else torch.compiler.set_stance("force_eager"):
-        for recipes in _made(size, device, dtype, chosen, on_gpu):
-            timed += take_turns(recipes, device, rounds, steps, profiled=profiled)
-            if weighed:
-                costs += energy.costs_of(recipes, energy.Chip(), partial(devices.settle, device))
-    rate = matmul_rate(device, dtype, 8192 if on_gpu else 64)
-    against = PEER if PEER in chosen else next((name for name in chosen if name in peers.RECIPES), chosen[0])
-    return Compared(title, timed, against, size.tokens, size.teraflops, rate, costs)
+    values, network, data = peers.weights(size, dtype, device), Network(Grid(), device), tokens_of(size, device)
 
-
-def _made(
-    size: AnySize, device: torch.device, dtype: torch.dtype, chosen: Sequence[str], on_gpu: bool
-) -> Iterator[Mapping[str, Step]]:
-    """All recipes at once, to take turns; one after another where they do not fit together."""
-    values = peers.weights(size, dtype, device)
-    network, data = Network(Grid(), device), tokens_of(size, device)
-
-    def make(name: str) -> Step:
+    def made(name: str) -> Step:
         if name in peers.RECIPES:
             return peers.step(name, size, values, data)
         if name == TRAINED:
             return train_step(size, values, network, recorded=on_gpu)  # a CPU records nothing
         return our_step(size, values, network, compiled=name != "cubeloom")
 
-    if not getattr(size, "apart", False):
-        yield {name: make(name) for name in chosen}
-        return
-    for name in chosen:
-        yield {name: make(name)}
-        torch.compiler.reset()
-        gc.collect()
-        if on_gpu:
-            torch.cuda.empty_cache()
+    failed: list[str] = []
+
+    def tried(name: str) -> Mapping[str, Step]:
+        """The recipe, if it runs: one that leans on other packages may fail, as with a torch that is too new for them."""
+        if name not in peers.RECIPES or not peers.RECIPES[name].packages:
+            return {name: made(name)}
+        try:
+            step = made(name)
+            step()
+        except Exception as error:
+            failed.append(f"{name}, which fails: {type(error).__name__}: {error}")
+            return {}
+        return {name: step}
+
+    timed: list[Timed] = []
+    costs: list[energy.Cost] = []
+    # On a CPU the compiler would take minutes to no purpose: there it is asked to leave everything as it is.
+    with nullcontext() if on_gpu else torch.compiler.set_stance("force_eager"):
+        for names in [(name,) for name in chosen] if size.apart else [chosen]:
+            recipes = {name: step for each in names for name, step in tried(each).items()}
+            timed += take_turns(recipes, device, rounds, steps, profiled=profiled)
+            if weighed:
+                costs += energy.costs_of(recipes, energy.Chip(), partial(devices.settle, device))
+            recipes.clear()
+            _free(on_gpu)
+    rate = matmul_rate(device, dtype, 8192 if on_gpu else 64)
+    ran = [each.name for each in timed]
+    against = PEER if PEER in ran else next((name for name in ran if name in peers.RECIPES), ran[0])
+    return Compared(title, timed, against, size.tokens, size.teraflops, rate, costs, failed)
+
+
+def _free(on_gpu: bool) -> None:
+    """What nobody holds any more, for recipes that fill a GPU alone."""
+    torch.compiler.reset()
+    gc.collect()
+    if on_gpu:
+        torch.cuda.empty_cache()

@@ -15,10 +15,11 @@ from bench.gpu import (
     OUR_SCHEDULES,
     PEER,
     RECIPES,
+    TINY,
     One,
     main,
 )
-from bench.one import CHOSEN, TRAINED
+from bench.one import CHOSEN, TRAINED, measure_one
 from bench.peers import gpt as peer
 from bench.peers import schedules, sharded
 from bench.peers.llama import Llama
@@ -27,6 +28,7 @@ from rich.console import Console
 
 from cubeloom import UserError
 from cubeloom.comm import devices
+from cubeloom.launch import RankPool
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -49,6 +51,14 @@ def test_recipes_whose_packages_need_a_gpu_are_left_out(capsys: pytest.CaptureFi
     lines = capsys.readouterr().out.splitlines()
     assert "left out: torch, compiled blocks, Liger, which needs a GPU" in lines
     assert {each["name"] for each in json.loads(lines[-1])["timed"]} == {*RECIPES} & {*CHOSEN}
+
+
+def test_a_recipe_whose_packages_fail_is_left_out(ranks: RankPool) -> None:
+    """As with a torch that is too new for them; here there is no GPU, or no package."""
+    liger = "torch, compiled blocks, Liger"
+    (found,) = ranks.run(1, measure_one, "tiny", TINY, devices.CPU, (PEER, liger), 1, 1, False, False)
+    assert [each.name for each in found.timed] == [PEER]
+    assert [each.partition(": ")[0] for each in found.failed] == [f"{liger}, which fails"]
 
 
 def test_a_recipe_that_there_is_not_is_refused() -> None:

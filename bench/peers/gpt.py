@@ -18,6 +18,7 @@ class Size:
     sequence: int
     samples: int
     vocab: int = 50304
+    apart: bool = False  # so large that recipes fit a GPU only one after another
 
     @property
     def tokens(self) -> int:

@@ -66,6 +66,7 @@ class Compared:
     teraflops: float
     matmul: float | None = None  # TFLOP/s that a large one reached in this run
     costs: list[Cost] = field(default_factory=list)  # in energy; empty unless asked for
+    failed: list[str] = field(default_factory=list)  # recipes of packages that do not work here, and why
 
     def ratio(self, each: Timed) -> float:
         return next(other.step_ms for other in self.timed if other.name == self.against) / each.step_ms
