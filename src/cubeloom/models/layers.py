@@ -92,16 +92,16 @@ def turns(heads: Tensor, base: float) -> tuple[Tensor, ...]:
 
 
 def _turns(sequence: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The cosine of each feature's turn and the sine by which the other half's is added, `[sequence, head_dim]`.
+    """The cosine and sine by which features turn, `[sequence, head_dim]`: the first half to one side, the second to the other.
 
     They are float32 whatever the activations are, as where published weights were trained: in bfloat16 far positions would
     collapse into one, and in float64 the model would no longer be the same to the last digits.
     """
     exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
     places = torch.arange(sequence, device=device, dtype=torch.float32)
-    angles = places[:, None] * (1.0 / base**exponents)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    speeds = 1.0 / base**exponents
+    angles = places[:, None] * torch.cat((-speeds, speeds))
+    return angles.cos(), angles.sin()
 
 
 # For the compiler, which would compute them with other last digits.
