@@ -356,4 +356,4 @@ def test_the_compiler_writes_what_is_joined_part_by_part() -> None:
     torch.testing.assert_close(compiled.grad, eager.grad)
     assert "torch.ops.cubeloom" not in backward and "aten.cat" not in backward
     assert backward.count("reinterpret_tensor(") >= 2  # what the loop writes lies in the joined tensor
-    assert backward.count("extern \"C\"") == 1
+    assert backward.count('extern "C"') == 1
