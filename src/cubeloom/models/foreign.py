@@ -58,7 +58,7 @@ def _in_double() -> Iterator[None]:
 
 
 def forwarding_loss(model: nn.Module) -> nn.Module:
-    """The same module, whose forward gives the loss alone where its own gives an object that has it, or a pair that begins so."""
+    """The same module, whose forward gives the loss alone where its own gives an object that has it."""
     kind = type(model)
 
     @functools.wraps(kind.forward)

@@ -117,10 +117,8 @@ class TracedLinear(CubeLinear):
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
         if self._given == "whole":
-            if self._leave is not None:
-                y = self._leave(y)
-            else:
-                y = all_parts_of(y, self._along_n, self._dim, f"{self._name} leave")
+            shared, name = self._leave, f"{self._name} leave"
+            y = all_parts_of(y, self._along_n, self._dim, name) if shared is None else shared(y)
             return y if y.shape[self._dim] == self._features else y.narrow(self._dim, 0, self._features)
         network = self._state.network
         if self._given == "lazy" and self._along_n.size * network.grid.data * network.grid.z > 1:
@@ -159,7 +157,7 @@ def _(spec: TracedNormSpec, making: Making) -> nn.Module:
 
 @make_layer.register
 def _(spec: WholeSpec, making: Making) -> nn.Module:
-    """The plain module: who reads a parameter of it gets the whole of it, inside autograd; `parameters()` has the distributed one."""
+    """The plain module: who reads a parameter of it gets what a rank uses; `parameters()` has the distributed one."""
     module, state = making.plain, making.state
     reads = _Reads(state, spec.name)
     for each in spec.own:

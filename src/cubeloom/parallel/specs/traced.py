@@ -1,4 +1,4 @@
-"""Layers of a model that nobody wrote a cut for: features alone are cut at rest, and rows are all those of a rank of data and z.
+"""Layers of a model that nobody wrote a cut for: features alone are cut at rest; rows are all those of a rank of data and z.
 
 An operation between layers may so take its sizes from any tensor: samples and sequences are whole everywhere.
 
@@ -278,7 +278,7 @@ class TracedNormSpec(LayerSpec):
             yield Transfer("I", summed, whole, (2 if self.centred else 1) * rows, "statistic", when=call.gradient)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
-        first, across = self.axes[0], other(self.axes[0])
+        across = other(self.axes[0])
         both = across in self.axes
         alike = () if both or across in self.differing else (across,)
         partial_sum = ROWS if both else (*ROWS, across)

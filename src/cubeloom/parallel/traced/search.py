@@ -22,7 +22,7 @@ from cubeloom.parallel.traced.known import Known, Linear
 from cubeloom.parallel.traced.patches import GROUPS, HEADS, WIDTHS, Patch, patch_of, patched
 from cubeloom.parallel.traced.placing import PLANE, Placed, Placing
 from cubeloom.parallel.traced.rank_run import LossUse, Misplaced, RankRun
-from cubeloom.parallel.traced.whole_run import recorded, run_with
+from cubeloom.parallel.traced.whole_run import WholeRun, recorded, run_with
 
 _MOST_TRIES = 400
 
