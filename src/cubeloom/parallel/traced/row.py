@@ -19,7 +19,6 @@ from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
 from cubeloom.parallel.check.operations import operation_of
 from cubeloom.parallel.check.tracked import Tracked
-from cubeloom.parallel.specs.traced import PLANE
 from cubeloom.parallel.traced.units import Units, units_of
 
 Source = tuple[int, int]
@@ -246,7 +245,7 @@ def watched_row(model: nn.Module, again: Callable[[nn.Module, Any], object]) -> 
     @contextmanager
     def watch(of: Callable[[Tensor], Tracked], samples: int) -> Iterator[None]:
         def handed(tensor: Tensor) -> Handed:
-            of_samples = any(axis not in PLANE for axis in of(tensor).axes)
+            of_samples = of(tensor).of_samples
             return Handed(tensor.numel() // samples if of_samples else tensor.numel(), of_samples)
 
         watching.append(Watching(model, units, handed))

@@ -261,7 +261,14 @@ def hold(
         else:
             held.stages[replica, stage] = RecordedStage(runs, state, record=record, home=(replica, stage))
         held.models[replica, stage] = own
+    held.parameters = {_first_name(model, name): each for name, each in held.parameters.items()}
     return held
+
+
+def _first_name(model: nn.Module, name: str) -> str:
+    """As the model itself calls a parameter that several modules have."""
+    parameter = model.get_parameter(name)
+    return next(first for first, each in model.named_parameters() if each is parameter)
 
 
 def _recompute_attention(model: nn.Module) -> None:
