@@ -197,6 +197,12 @@ class _AsRank(_WithConstants, Replay):
             tracked = self._tracked[id(tensor)] = Tracked(tracked.dims, parameters=frozenset({name}))
         return tracked
 
+    def lies(self, tensor: Tensor) -> Tracked:
+        """As `of`, also of a tensor that is made of numbers alone."""
+        if id(tensor) in self.constants:
+            return Tracked(self._dims_of_constant(self.constants[id(tensor)][0], tensor))
+        return self.of(tensor)
+
     def _refuse_random(self, name: str) -> NoReturn:
         raise CutError(
             f"{where.here(self.names)}: {name} draws random numbers, and each rank would draw its own for its part: set the"
@@ -513,7 +519,7 @@ def some_samples(
     run = _AsRank(record, placing, given)
     with (
         patched(model, {pattern: made.patch for pattern, made in found.choices.patches.items()}),
-        nullcontext() if watch is None else watch(run.of, samples // parts),
+        nullcontext() if watch is None else watch(run.lies, samples // parts),
     ):
         run.finish(_run(run, {**empty, **{name: tensor for name, (tensor, _) in given.items()}}))
     return placing.placed
