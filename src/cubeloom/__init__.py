@@ -36,10 +36,12 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "pipeline":  # a package that can be called
+        return import_module("cubeloom.pipeline")
     if name not in _WHERE:
         raise AttributeError(f"module 'cubeloom' has no attribute {name!r}")
     return getattr(import_module(f"cubeloom.{_WHERE[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHERE})
+    return sorted({*globals(), *_WHERE, "pipeline"})

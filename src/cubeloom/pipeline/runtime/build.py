@@ -173,7 +173,7 @@ def plan_stages(
             "batch; use one micro-batch, or a group norm"
         )
     pieces = ModelPieces.of(model, cut, grid, part, specs)
-    pieces.check(model, schedule.stages)
+    pieces.check(model, schedule.stages, ways)
     modules = pieces.modules
     chosen = stages or partition(counted_costs(modules, specs), schedule.stages)
     if [piece for stage in chosen for piece in stage] != list(range(len(modules))) or len(chosen) != schedule.stages:
@@ -237,6 +237,8 @@ def hold(
     `compile`: let torch compile what is computed between collectives; whole blocks only where nothing within a block is
     computed once more.
     """
+    if layout.row is not None:
+        _refuse_options(model, recompute, compile, record)
     make_groups(network, layout, rest)
     gradients, clock = Gradients(rest.gradients), Clock(seed)
     held = LocalStages({}, {}, {}, gradients, clock)
@@ -280,6 +282,18 @@ def _first_name(model: nn.Module, name: str) -> str:
     """As the model itself calls a parameter that several modules have."""
     parameter = model.get_parameter(name)
     return next(first for first, each in model.named_parameters() if each is parameter)
+
+
+def _refuse_options(model: nn.Module, recompute: Recompute, compile: bool, record: Record | None) -> None:
+    """What has no form where nobody has marked the pieces of a model."""
+    refused = {
+        "attention alone cannot be recomputed": recompute == "attention",
+        "it cannot be compiled": compile,
+        "its stages cannot be recorded": record is not None,
+    }
+    for words, asked in refused.items():
+        if asked:
+            raise UserError(f"{type(model).__name__} does not say its pieces, so that {words}")
 
 
 def _recompute_attention(model: nn.Module) -> None:
