@@ -1,13 +1,14 @@
 """Pipelines: schedules as values, their generators, checker and simulator. No torch here.
 
-Called, it is `cubeloom.pipeline`: see `cubeloom.pipeline.pipelined.pipeline`.
+The package can be called: `cubeloom.pipeline(model, mesh)` is `cubeloom.pipeline.pipelined.pipeline`.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cubeloom.pipeline.action import Action as Action
 from cubeloom.pipeline.action import Kind as Kind
@@ -30,21 +31,10 @@ from cubeloom.pipeline.simulator import simulate as simulate
 from cubeloom.pipeline.sync import Sync as Sync
 from cubeloom.pipeline.sync import synchronised as synchronised
 
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.nn import Module
-
-    from cubeloom.comm import Network
-    from cubeloom.pipeline.pipelined import Pipelined
-
 
 class _Callable(ModuleType):
-    """`cubeloom.pipeline(model, mesh)` is a function to users, and a package to who asks it for schedules."""
-
-    def __call__(self, model: Module, mesh: Network | DeviceMesh, *arguments: Any, **options: Any) -> Pipelined:
-        from cubeloom.pipeline.pipelined import pipeline
-
-        return pipeline(model, mesh, *arguments, **options)
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return import_module("cubeloom.pipeline.pipelined").pipeline(*arguments, **options)
 
 
 sys.modules[__name__].__class__ = _Callable

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from cubeloom.base.divisors import nearest_multiples
 from cubeloom.base.errors import UserError
-from cubeloom.comm import Network
+from cubeloom.comm import DeviceMesh, Network
 from cubeloom.launch.init import network_of
 from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.example import example_of
@@ -113,7 +112,7 @@ class Pipelined(nn.Module):
         self.config = getattr(model, "config", None)
         self.generation_config = getattr(model, "generation_config", None)
         self._kind = type(model).__name__
-        self._takes = inspect.signature(type(model).forward).parameters
+        self._takes = inspect.signature(model.forward).parameters
         self._aliases = _aliases(plain)
         self._made, self._steps, self._shapes = made, 0, dict[str, Shape | None]()
         object.__setattr__(self, HANDLE, handle)
