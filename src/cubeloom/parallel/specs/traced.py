@@ -134,9 +134,11 @@ class TracedLinearSpec(LinearSpec):
                 for source, target in [*ends, self.input(self.spread_in(c))]:
                     yield Transfer("F", source, target, x)
                     yield Transfer("I", target.gradient, source.gradient, x, when=call.gradient)
-            for source, target in [self.output(self.spread_out(c)), *([self.leaving] if self.leaves else [])]:
-                yield Transfer("F", source, target, y)
-                yield Transfer("I", target.gradient, source.gradient, y, when=call.live)
+            # A bias is added between the two.
+            product = call.live and (call.gradient or "weight" in self.trained)
+            yield from there_and_back(*self.output(self.spread_out(c)), y, back_when=product)
+            if self.leaves:
+                yield from there_and_back(*self.leaving, y, back_when=product or (call.live and "bias" in self.trained))
             for each in weight_transfers(rest, used, self.k * self.held(c) * self.kernel_numel, self._own(c)):
                 wanted = {"F": True, "I": call.gradient, "W": call.live and "weight" in self.trained}[each.phase]
                 yield replace(each, when=each.when & wanted)
@@ -155,6 +157,8 @@ class TracedLinearSpec(LinearSpec):
                 yield replace(each, partial=(*ROWS, across), alike=alike, trained=trained)
 
     def _bias_arrangement(self, c: ParallelConfig) -> Arrangement | None:
+        if self.n_axis == "x":  # as the axes of a grid cut anyway
+            return self.arrangement(c)
         return exchanged(int(self.held(c)), int(c.size(self.n_axis)), int(c.size(self.k_axis)), self.arrangement(c))
 
     def products(self, c: ParallelConfig) -> Iterator[Product]:
@@ -205,18 +209,19 @@ class TracedEmbeddingSpec(EmbeddingSpec):
         return _whole("x")[1] if self.leaves else self.rests(c)
 
     def rests(self, c: ParallelConfig) -> Layout:
-        return stream("x", False)
+        return Layout.of(rows=ROWS, features=("x", "y")) if self.given == "both" else stream("x", False)
 
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
         rest, used = self._weight(cut=True)
         elements = self.held(c) * self.features
         for call in self.calls:
             rows = call.all_out(c) * self.features
-            yield Transfer("F", self.found, stream("x", False), rows)
+            live = bool(self.trained) and call.live
+            yield from there_and_back(self.found, self.rests(c), rows, back="W", back_when=live)
             if self.leaves:
                 yield Transfer("F", *_whole("x"), rows)
             yield Transfer("F", rest, used, elements, when=c.weights_cut, of_weight=True)
-            if self.trained and call.live:
+            if live:
                 yield gradient_scatter(rest, used, elements, c.weights_cut)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:

@@ -160,6 +160,7 @@ class Placing:
             ("x",): [("x", "one")],
             ("y",): [("y", "one")],
             ("y", "x"): [("y", "both")],
+            ("x", "y"): [("x", "both")],
             (): [("x", "whole"), ("y", "whole")],
         }
         givens: tuple[FeatureRest, ...] = ("both", "one", "lazy", "whole")
@@ -167,12 +168,13 @@ class Placing:
             (side, taken, given)
             for side, taken in sources.get(_axes([dim]), [])
             for given in givens
-            if linear.k % self._sizes[side] == 0 and (given != "both" or side == "x")
+            if linear.k % self._sizes[side] == 0
         ]
         return iter(sorted(found, key=lambda each: _LEVELS[each[2]]))
 
     def _given_axes(self, side: Side, given: FeatureRest) -> tuple[Side, ...]:
-        return {"both": (side, other(side)), "one": (side,), "lazy": (), "whole": ()}[given]
+        axes: dict[FeatureRest, tuple[Side, ...]] = {"both": (side, other(side)), "one": (side,)}
+        return tuple(axis for axis in axes.get(given, ()) if self._sizes[axis] > 1)
 
     def _divides(self, linear: Linear, given: FeatureRest, *axes: str) -> bool:
         """Outputs that look whole are padded where the weight's rows are its outputs."""
@@ -185,9 +187,13 @@ class Placing:
             raise Refused(f"layer {name} looks up {tracked}, of which a rank has a part")
         if table.features % self._sizes["x"]:
             return Placed(table, "y", "whole", "whole", left_whole=True), self._dims(tracked, shape, -1, ())
-        if self.choices.is_barred(name, ("y", "one")):
-            return Placed(table, "y", "whole", "whole"), self._dims(tracked, shape, -1, ())
-        return Placed(table, "y", "whole", "one"), self._dims(tracked, shape, -1, ("x",))
+        ways: tuple[FeatureRest, ...] = ("both", "one")
+        for given in ways:
+            axes = self._given_axes("x", given)
+            fits = table.features % prod(self._sizes[axis] for axis in axes) == 0
+            if fits and not self.choices.is_barred(name, ("y", given)):
+                return Placed(table, "y", "whole", given), self._dims(tracked, shape, -1, axes)
+        return Placed(table, "y", "whole", "whole"), self._dims(tracked, shape, -1, ())
 
     def _dims(
         self, tracked: Tracked, shape: Shape, place: int, axes: Sequence[Side], sections: tuple[int, ...] = ()

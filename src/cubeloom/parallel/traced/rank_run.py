@@ -84,6 +84,7 @@ class Misplaced(CutError):
         by_numbers: bool,
         tensors: Sequence[Tracked],
         arguments: Mapping[str | int, Dims],
+        around: Sequence[frozenset[str]] = (),
     ) -> None:
         super().__init__(f"{place}: {why}" if place else why)
         self.why = why
@@ -95,6 +96,7 @@ class Misplaced(CutError):
         self.by_numbers = by_numbers  # it takes sizes
         self.tensors = tensors
         self.arguments = arguments  # of the module, those that may be cut
+        self.around = around  # makers of what each running module was given, the innermost first
 
 
 class RankRun(RunWithConstants, Replay):
@@ -336,7 +338,14 @@ class RankRun(RunWithConstants, Replay):
             by_numbers,
             known,
             self._arguments(),
+            [self._makers_of(args, kwargs) for _, args, kwargs in reversed(self.running)],
         ) from None
+
+    def _makers_of(self, args: Any, kwargs: Any) -> frozenset[str]:
+        tensors = list[Tensor]()
+        leaves((args, kwargs), tensors, [])
+        known = [self._tracked[id(each)] for each in tensors if id(each) in self._tracked]
+        return frozenset(maker for each in known for maker in each.makers)
 
     def _arguments(self) -> dict[str | int, Dims]:
         """Of the module whose code is running: those that no rank has a part of, and that have no gradient."""

@@ -88,7 +88,7 @@ class Search:
                 continue
             less = self._less(tried, refused)
             if less is None:
-                raise refused
+                raise CutError(str(refused))
             tried = self._try(less)
         run = tried.run
         flops = run.flops[0], run.flops[1]
@@ -214,9 +214,9 @@ class Search:
         for argument, lying in refused.arguments.items():
             for place, whole in enumerate(lying):
                 for dim in dims:
-                    if size_of(dim) == size_of(whole):
+                    made = Sliced(argument, place, dim)
+                    if size_of(dim) == size_of(whole) and (pattern, made) not in tried.choices.dropped:
                         choices = tried.choices.copy()
-                        made = Sliced(argument, place, dim)
                         choices.slices[pattern] = (*choices.slices.get(pattern, ()), made)
                         yield choices
 
@@ -228,7 +228,14 @@ class Search:
             name = min(reversed(makers), key=lambda maker: placed[maker].level)
             choices.bar(name, (placed[name].side, placed[name].given), refused.why)
             return choices
-        return self._taken_back(choices, refused)
+        if (back := self._taken_back(choices, refused)) is not None:
+            return back
+        for given in refused.around:  # what the module was given, whose sizes it may have asked for
+            cut = [name for name in placed if name in given and placed[name].given != "whole"]
+            if cut:
+                choices.bar(cut[-1], (placed[cut[-1]].side, placed[cut[-1]].given), refused.why)
+                return choices
+        return None
 
     def _taken_back(self, choices: Choices, refused: Misplaced) -> Choices | None:
         """What was chosen for one layer does not fit what is whole."""
@@ -237,6 +244,9 @@ class Search:
             if cut is not None:
                 choices.dropped.add((pattern_of(name), cut))
                 return choices
+        if slices := choices.slices.pop(pattern_of(refused.module or ""), ()):
+            choices.dropped |= {(pattern_of(refused.module or ""), made) for made in slices}
+            return choices
         pattern = pattern_of(refused.module or "")
         if refused.module is None:
             pattern = next((each for each in reversed(choices.patches) if choices.patches[each]), "")
