@@ -198,7 +198,7 @@ class Pipelined(nn.Module):
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         return iter(self._made.parameters.values())
 
-    def state_dict(self, *args: Any, keep_vars: bool = False, **named: Any) -> dict[str, Any]:
+    def state_dict(self, *_: Any, keep_vars: bool = False, **__: Any) -> dict[str, Any]:  # type: ignore[override]
         """The parameters and buffers that this rank has a block of, by name."""
         kept = {name for _, model in self._made.models for name in nn.Module.state_dict(model)}
         found: dict[str, Tensor] = dict(self.named_parameters())
