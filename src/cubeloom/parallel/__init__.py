@@ -15,6 +15,7 @@ from cubeloom.parallel.volume import step_volume as step_volume
 if TYPE_CHECKING:
     from cubeloom.parallel.check import Example as Example
     from cubeloom.parallel.check import Given as Given
+    from cubeloom.parallel.layers import AnyCut as AnyCut
     from cubeloom.parallel.layers import Attention as Attention
     from cubeloom.parallel.layers import ColwiseFromReplicated as ColwiseFromReplicated
     from cubeloom.parallel.layers import Concat as Concat

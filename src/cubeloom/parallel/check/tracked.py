@@ -64,6 +64,12 @@ class Tracked:
     def axes(self) -> frozenset[str]:
         return frozenset(axis for dim in self.dims for factor in dim for axis, _ in factor.cutting)
 
+    @property
+    def of_samples(self) -> bool:
+        """Where data cuts samples: it has something for each sample, or as many times the same, one behind another."""
+        alike = any(factor.ratio > 1 for factor in self.dims[0]) if self.dims else False
+        return alike or "data" in self.axes
+
     def __str__(self) -> str:
         return described(self.dims)
 

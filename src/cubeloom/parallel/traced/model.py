@@ -25,7 +25,8 @@ from cubeloom.parallel.traced.experts import experts_without_values
 from cubeloom.parallel.traced.known import held_elsewhere, known
 from cubeloom.parallel.traced.loss import average_losses
 from cubeloom.parallel.traced.report import table
-from cubeloom.parallel.traced.search import Search, cut_samples
+from cubeloom.parallel.traced.row import Row, watched_row
+from cubeloom.parallel.traced.search import Search, Watch, cut_samples, some_samples
 from cubeloom.parallel.traced.slices import OwnParts
 from cubeloom.parallel.traced.values import own_values, place_buffers, refuse_different_values
 from cubeloom.parallel.volume import Volume, step_volume
@@ -46,6 +47,19 @@ class Traced:
     choices: Choices = field(default_factory=Choices)  # what holds for modules beside their layers
     samples: int = 1  # of the example, on one rank
     rest: ShardingPolicy = REST
+    again: Callable[[nn.Module, Watch], object] | None = None  # runs the model once more, on some of its samples
+
+    def row(self, model: nn.Module) -> Row:
+        """Its row of blocks. Raises UserError where it has none, and CutError where its samples cannot be cut."""
+        if self.again is None:
+            raise CutError(f"{self.model} was not traced, so that its row of blocks is not known")
+        try:
+            return watched_row(model, self.again)
+        except CutError as error:
+            raise CutError(
+                f"{self.model}: micro-batches cut samples, and this model would compute something else of some samples than of"
+                f" all: {error}"
+            ) from None
 
     @property
     def config(self) -> ParallelConfig:
@@ -148,15 +162,15 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
             f" samples than of all: {why}"
         )
     item = next((parameter.element_size() for parameter in model.parameters()), 4)
-    return Traced(
-        type(model).__name__,
-        grid,
-        tuple(specs_of(model, found, tied, samples)),
-        item,
-        found.flops,
-        found.choices,
-        samples,
-    )
+    specs = tuple(specs_of(model, found, tied, samples))
+
+    def again(model: nn.Module, watch: Watch) -> None:
+        if samples < 2:
+            raise CutError(f"{type(model).__name__} was run without samples, so that they cannot be cut")
+        with experts_without_values(model):
+            some_samples(model, kinds, sizes, inputs, tied, found, samples, watch)
+
+    return Traced(type(model).__name__, grid, specs, item, found.flops, found.choices, samples, again=again)
 
 
 def _on_host(value: Any) -> Any:

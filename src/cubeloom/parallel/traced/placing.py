@@ -127,7 +127,7 @@ class Placing:
         features = 1 if isinstance(placed.known, Table) else tracked.shape[place]
         rows_in, rows_out = prod(tracked.shape) // features, prod(shape) // shape[place]
         call = Call(rows_in, rows_out, gradient and self.live, live=self.live)
-        before.uses.append(Use(call, id(tracked), fixed="data" not in tracked.axes))
+        before.uses.append(Use(call, id(tracked), fixed=not tracked.of_samples))
 
     def _linear(self, name: str, linear: Linear, tracked: Tracked, shape: Shape) -> tuple[Placed, Dims]:
         place = _feature_place(linear, len(shape))
@@ -156,7 +156,7 @@ class Placing:
 
     def _ways(self, linear: Linear, dim: Dim) -> Iterator[tuple[Side, FeatureRest, FeatureRest]]:
         if len(dim) > 1:
-            raise Refused(f"it gets features that lie as {described([dim])}")
+            raise Refused(f"it gets features that lie as {described((dim,))}")
         sources: dict[tuple[str, ...], list[tuple[Side, FeatureRest]]] = {
             ("x",): [("x", "one")],
             ("y",): [("y", "one")],

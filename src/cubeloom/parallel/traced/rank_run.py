@@ -166,6 +166,13 @@ class RankRun(RunWithConstants, Replay):
             " model's dropout to 0, or call model.eval() before it is parallelized"
         )
 
+    def lies(self, tensor: Tensor) -> Tracked:
+        """As `of`, also of a tensor that is made of numbers alone."""
+        if id(tensor) in self.constants:
+            with self.paused():
+                return Tracked(self._dims_of_constant(self.constants[id(tensor)][0], tensor))
+        return self.of(tensor)
+
     def _dims_of_constant(self, number: int, own: Tensor) -> Dims:
         """One that is made of the size of a rank's samples is alike along them, or it is something else."""
         whole = next((tensor for place, tensor in self._whole.constants.values() if place == number), own)
@@ -343,8 +350,9 @@ class RankRun(RunWithConstants, Replay):
             return {}
         _, args, kwargs = self.running[-1]
         found: dict[str | int, Dims] = {}
-        for key, value in (*enumerate(args), *kwargs.items()):
-            value = self._on_meta(value)
+        given: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
+        for key, each in given:
+            value = self._on_meta(each)
             if isinstance(value, Tensor) and not value.requires_grad:
                 tracked = self._tracked.get(id(value))
                 found[key] = uncut(value.shape) if tracked is None else tracked.dims
