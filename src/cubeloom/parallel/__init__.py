@@ -48,7 +48,18 @@ _ELSEWHERE = {
     "state": ("CubeState",),
 }
 _LAYERS = (
-    *("Attention", "Concat", "Contract", "Cut", "Dropout", "Embedding", "Expand", "FeedForward", "FirstToken"),
+    *(
+        "AnyCut",
+        "Attention",
+        "Concat",
+        "Contract",
+        "Cut",
+        "Dropout",
+        "Embedding",
+        "Expand",
+        "FeedForward",
+        "FirstToken",
+    ),
     *(
         "Grouped",
         "RowwiseToReplicated",
