@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import Any, NoReturn
@@ -109,7 +110,7 @@ class RankRun(RunWithConstants, Replay):
         self._parts: dict[int, Tensor] = {}  # by the id of a parameter that is cut, a rank's part of it
         self._lazy: dict[int, str] = {}
         self._averaged: set[int] = set()
-        self._rows_cut = any(tracked.axes for _, tracked in inputs.values())
+        self._rows_cut = self.averaged = any(tracked.axes for _, tracked in inputs.values())
         self.losses: list[LossUse] = []
         self.flops = [0.0, 0.0]  # of products between layers: of the whole, and of a rank
         self.partial: dict[
@@ -406,7 +407,8 @@ class RankRun(RunWithConstants, Replay):
             return frozenset(), own
         for name, axes in differing.items():
             self.note(name, axes)
-        found = summands(step.name, [(_of_plane(each), needs) for each, needs in others], _of_plane(Tracked(dims)).dims)
+        plane = partial(_of_plane, alike=not self._rows_cut)
+        found = summands(step.name, [(plane(each), needs) for each, needs in others], plane(Tracked(dims)).dims)
         return found, frozenset()
 
     def note(self, name: str, axes: frozenset[str]) -> None:
@@ -428,10 +430,17 @@ def _kept_along(tracked: Tracked) -> frozenset[str]:
     return frozenset(axis for dim in tracked.dims for factor in dim if factor.kept for axis, _ in factor.cutting)
 
 
-def _of_plane(tracked: Tracked) -> Tracked:
-    """Without the axes that cut samples."""
+def _of_plane(tracked: Tracked, alike: bool) -> Tracked:
+    """Without the axes that cut samples; and without what is `alike` for all of them."""
     dims = tuple(
-        tuple(replace(factor, cutting=tuple(each for each in factor.cutting if each[0] in PLANE)) for factor in dim)
+        tuple(
+            replace(
+                factor,
+                cutting=tuple(each for each in factor.cutting if each[0] in PLANE),
+                ratio=factor.ratio if alike else 1,
+            )
+            for factor in dim
+        )
         for dim in tracked.dims
     )
     return replace(tracked, dims=dims)
