@@ -149,6 +149,8 @@ def test_targets_that_do_not_count_are_ignored(tmp_path: Path) -> None:
         marks = torch.from_numpy(chat.counted[where].astype(bool))  # type: ignore[index]
         tokens = torch.from_numpy(chat.tokens[where].astype("i8"))
         assert batch["targets"][row].tolist() == tokens.masked_fill(~marks, IGNORED).tolist()
+    have = [bool((chat.counted[n * 16 + 1 : n * 16 + 17] == 1).any()) for n in range((len(chat.tokens) - 1) // 16)]  # type: ignore[index]
+    assert sorted(order) == [window for window, there in enumerate(have) if there] and not all(have)
     mixed = Mixture([stream, text.stream(16)], [1, 1])
     which, own = mixed.source(torch.arange(6))
     targets = mixed.batch(torch.arange(6))["targets"]

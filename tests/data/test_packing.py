@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cubeloom.train.data import Request, Stream, prepare
+from cubeloom.train.data import Request, Stream, packing, prepare
 from cubeloom.train.data.packing import Packs
 from cubeloom.train.data.stream import IGNORED, NO_DOCUMENT
 
@@ -59,6 +62,29 @@ def test_what_a_batch_says() -> None:
     assert batch["tokens"].tolist() == [[1, 2, END, 4, END], [6, 7, 8, 9, 10]]
     assert batch["targets"].tolist() == [[2, END, IGNORED, END, IGNORED], [7, 8, 9, 10, END]]
     assert batch["documents"].tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 0, 0]]
+    for row in range(2):  # a share of one sample
+        one = stream.batch(torch.tensor([row]))
+        assert all(torch.equal(found, batch[name][row : row + 1]) for name, found in one.items())
+
+
+@pytest.mark.parametrize("sequence", [3, 8, 40])
+@pytest.mark.parametrize("at_once", [1, 2, 1 << 14])
+def test_packs_without_an_answer_are_no_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequence: int, at_once: int
+) -> None:
+    """Nor are those whose only answer is the first token of a document, which nothing predicts."""
+    monkeypatch.setattr(packing, "_AT_ONCE", at_once)
+    pairs = [("a" * 12, "b"), ("", "c" * 30), ("a" * 30, "b" * 9), ("aa", "")]
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"prompt": before, "completion": after}) + "\n" for before, after in pairs)
+    )
+    file = prepare(Request(inputs=(tmp_path / "a.jsonl",), validation=0), tmp_path / "out").file
+    stream = file.stream(sequence, packing=True)
+    every = replace(stream, kept=None, shuffled=False)
+    targets = every.batch(torch.arange(every.windows))["targets"]
+    assert sorted(stream.order(torch.arange(stream.windows)).tolist()) == [
+        number for number, row in enumerate(targets) if (row != IGNORED).any()
+    ]
 
 
 def test_a_folder_of_tokens_is_packed(tmp_path: Path) -> None:

@@ -53,6 +53,15 @@ class Mixture:
             int(own[which == index].max()) + 1 if (which == index).any() else 0 for index in range(len(self.streams))
         ]
 
+    @property
+    def longest(self) -> int:
+        """As many samples as there are without one coming twice."""
+        turns = min(stream.windows / part for stream, part in zip(self.streams, self._parts.tolist(), strict=True))
+        count = int((turns + 1) * len(self._stream))
+        while any(need > stream.windows for need, stream in zip(self.needed(count), self.streams, strict=True)):
+            count -= 1
+        return count
+
     def source(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """The stream that gives each sample, and its number in that stream."""
         turns, within = numbers // len(self._stream), numbers % len(self._stream)

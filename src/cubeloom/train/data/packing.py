@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cubeloom.train.data.checked import Checked
 from cubeloom.train.data.tokenizer import Array
+
+_AT_ONCE = 1 << 14  # samples whose marks are in memory at once
 
 
 @dataclass(frozen=True)
@@ -46,3 +49,25 @@ class Packs:
         """For each of these tokens, of which document it is, from 0 for the first."""
         found = np.searchsorted(self.ends, np.arange(where.start, where.stop), side="right")
         return found - found[0]
+
+
+def with_targets(starts: Array, stops: Array, counted: Checked, ends: Array | None) -> Array:
+    """Which samples have a target that counts. Where there are `ends` of documents, their first tokens are no targets.
+
+    Sample n is the tokens from `starts[n]` until `stops[n]`, and the first one of it is no target.
+    """
+    found = [
+        _with_targets(starts[at : at + _AT_ONCE], stops[at : at + _AT_ONCE], counted, ends)
+        for at in range(0, len(starts), _AT_ONCE)
+    ]
+    return np.flatnonzero(np.concatenate(found))
+
+
+def _with_targets(starts: Array, stops: Array, counted: Checked, ends: Array | None) -> Array:
+    begin, end = int(starts[0]), int(stops[-1])
+    marks = np.append(counted[begin:end] != 0, False)
+    if ends is not None:
+        first, last = np.searchsorted(ends, (begin, end))
+        marks[ends[first:last] - begin] = False
+    bounds = np.stack([np.minimum(starts + 1, stops), stops], 1).ravel() - begin
+    return np.logical_or.reduceat(marks, bounds)[::2] & (stops > starts + 1)

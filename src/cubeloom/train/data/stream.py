@@ -37,8 +37,8 @@ class Samples(Protocol):
 
 
 def following(windows: Tensor) -> dict[str, Tensor]:
-    """Tokens, and those that follow them, of `[n, sequence + 1]`."""
-    return {"tokens": windows[:, :-1].contiguous(), "targets": windows[:, 1:].contiguous()}
+    """Tokens, and those that follow them, of `[n, sequence + 1]`; in memory of their own, also where n is 1."""
+    return {"tokens": windows[:, :-1].clone(), "targets": windows[:, 1:].clone()}
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class Stream:
     packs: Packs | None = None
     end: int = 0
     """The token that fills packs up."""
+    kept: Array | None = None
+    """The windows that are samples: those with a target that counts. By default all."""
 
     def __post_init__(self) -> None:
         if self.sequence < 1 or self.windows < 1:
@@ -73,6 +75,8 @@ class Stream:
     @property
     def windows(self) -> int:
         """Samples in an epoch."""
+        if self.kept is not None:
+            return len(self.kept)
         return (len(self.tokens) - 1) // self.sequence if self.packs is None else len(self.packs)
 
     def batch(self, numbers: Tensor) -> dict[str, Tensor]:
@@ -116,9 +120,7 @@ class Stream:
     def order(self, numbers: Tensor) -> Tensor:
         """Which window each sample is."""
         epochs, index = numbers // self.windows, numbers % self.windows
-        if not self.shuffled:
-            return index
-        for epoch in epochs.unique().tolist():
+        for epoch in epochs.unique().tolist() if self.shuffled else []:
             here = epochs == epoch
             index[here] = Permutation(self.windows, counter.key(self.seed, "epoch", epoch))(index[here])
-        return index
+        return index if self.kept is None else torch.from_numpy(self.kept)[index]

@@ -12,7 +12,7 @@ from cubeloom.base.errors import UserError
 from cubeloom.train.data.checked import SUMS, Checked, parts
 from cubeloom.train.data.hugging_face import HuggingFace
 from cubeloom.train.data.meta import CHECKSUMS, COUNTED, DOCUMENTS, ENDS, MARKS, TOKENS, Meta, token_dtype
-from cubeloom.train.data.packing import Packs
+from cubeloom.train.data.packing import Packs, with_targets
 from cubeloom.train.data.sources import sha256
 from cubeloom.train.data.stream import Stream
 from cubeloom.train.data.tokenizer import Array, Bytes, Tokenizer
@@ -75,6 +75,8 @@ class TokenFile:
         first, last = self._bounds(part)
         if last - first <= (0 if packing else sequence):
             raise UserError(f"{self.folder} has {last - first} tokens for {part}: too few for a sequence of {sequence}")
+        packs = Packs.of(self._ends(part), sequence) if packing else None
+        counted = None if self.counted is None else self.counted.within(first, last)
         return Stream(
             self.tokens.within(first, last),
             sequence,
@@ -83,10 +85,22 @@ class TokenFile:
             tokenizer=self.meta.tokenizer,
             vocabulary=self.meta.vocabulary,
             name=str(self.folder),
-            counted=None if self.counted is None else self.counted.within(first, last),
-            packs=Packs.of(self._ends(part), sequence) if packing else None,
+            counted=counted,
+            packs=packs,
             end=self.meta.end,
+            kept=None if counted is None else self._with_targets(counted, packs, sequence, part),
         )
+
+    def _with_targets(self, counted: Checked, packs: Packs | None, sequence: int, part: PartName) -> Array:
+        """Which samples have a target: one without would cost as much, and teach nothing."""
+        if packs is None:
+            starts = np.arange((len(counted) - 1) // sequence) * sequence
+            found = with_targets(starts, starts + sequence + 1, counted, None)
+        else:
+            found = with_targets(packs.starts, packs.stops, counted, packs.ends)
+        if not len(found):
+            raise UserError(f"{self.folder} has no answer for {part} in samples of {sequence} tokens")
+        return found
 
     def _ends(self, part: PartName) -> Array:
         """Of the documents of a part, from its begin."""

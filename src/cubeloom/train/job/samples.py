@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from cubeloom.base.errors import UserError, counted
-from cubeloom.models import GPTConfig, LlamaConfig
+from cubeloom.models import GPTConfig, LlamaConfig, OurModel
 from cubeloom.train.data import Mixture, Samples, TokenFile
 from cubeloom.train.data.random_tokens import RandomTokens
 from cubeloom.train.data.stream import Stream
@@ -34,27 +34,28 @@ def check_validation(job: Job) -> None:
 
 def samples_of(job: Job, part: Part) -> Samples:
     """Raises UserError where a folder is missing or does not fit the model."""
-    model, sequence = job.model.config(), job.batch.sequence
-    if not isinstance(model, GPTConfig | LlamaConfig):
+    model, sequence = job.source(), job.batch.sequence
+    if not isinstance(model, OurModel) or not isinstance(model.config, GPTConfig | LlamaConfig):
         raise UserError(
             f"model.preset = {job.model.preset!r}: training from tokens is for models that predict the next one, gpt and "
             "llama; for images see examples/diffusion.py"
         )
-    if sequence > model.positions:
+    if model.positions is not None and sequence > model.positions:
         raise UserError(f"batch.sequence = {sequence}, and the model has {model.positions} positions: at most as many")
+    assert model.vocabulary is not None
     seed = job.seed if job.data.seed is None else job.data.seed
     if not job.data.sources:
         # Training and validation must not be the same tokens.
-        return RandomTokens(model.vocab, sequence, 2 * seed + (part == "validation"))
+        return RandomTokens(model.vocabulary, sequence, 2 * seed + (part == "validation"))
     streams = []
     for source in job.data.sources:
         tokens = TokenFile(source.folder)
-        if tokens.meta.vocabulary > model.vocab:
+        if tokens.meta.vocabulary > model.vocabulary:
             raise UserError(
-                f"{source.folder} has a vocabulary of {tokens.meta.vocabulary}, and the model one of {model.vocab}: "
+                f"{source.folder} has a vocabulary of {tokens.meta.vocabulary}, and the model one of {model.vocabulary}: "
                 f"set model.vocab to {tokens.meta.vocabulary} or a little more that divides well"
             )
-        streams.append(tokens.stream(sequence, seed=seed, part=part))
+        streams.append(tokens.stream(sequence, seed=seed, part=part, packing=job.data.packing))
     if len(streams) == 1:
         return streams[0]
     return Mixture(streams, [source.weight for source in job.data.sources])

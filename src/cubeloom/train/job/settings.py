@@ -69,6 +69,13 @@ class DataSettings:
     """Mixed by their weights. Without any, random tokens are drawn, to try a grid out."""
     seed: int | None = None
     """Of the order; the job's by default."""
+    packing: bool = False
+    """Samples of whole documents, instead of windows that begin anywhere; batches then say where each document begins."""
+    vocab_multiple: int = 1
+    """A vocabulary that is taken from the data is rounded up to a multiple of this."""
+
+    def __post_init__(self) -> None:
+        within("data.vocab_multiple", self.vocab_multiple, most=of_model("vocab"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +171,9 @@ class CheckpointSettings:
     every: int = 100
     """Steps between two; the last step is always kept."""
     keep: int = 2
+    """So many of the newest."""
+    best: bool = True
+    """Keep the one with the least loss on validation, too; it is written when it is found."""
     asynchronous: bool = True
     """Written while training goes on."""
 
