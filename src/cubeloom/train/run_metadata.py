@@ -16,7 +16,7 @@ from cubeloom.base.file_errors import retried
 from cubeloom.base.files import replace_text
 from cubeloom.base.host import version
 from cubeloom.base.settings import write
-from cubeloom.train.data import TokenFile
+from cubeloom.train.data import TokenFile, kept_tokenizer
 from cubeloom.train.job import Job
 
 SETTINGS, ENVIRONMENT = "settings.toml", "environment.json"
@@ -27,6 +27,9 @@ def write_run_metadata(job: Job) -> None:
         job.folder.mkdir(parents=True, exist_ok=True)
         replace_text(job.folder / SETTINGS, write(job))
         replace_text(job.folder / ENVIRONMENT, json.dumps(environment(job), indent=1) + "\n")
+        for source in job.data.sources[:1]:  # all have one tokenizer
+            tokens = TokenFile(source.folder)
+            kept_tokenizer.keep(tokens.tokenizer, tokens.tokenizer_texts, job.folder)
 
     retried(f"folder = {str(job.folder)!r} cannot be written to", keep)
 

@@ -17,6 +17,7 @@ from cubeloom.tools.convert.checkpoint_files import CheckpointWeights, config_of
 from cubeloom.tools.evaluate.found import checkpoint_of
 from cubeloom.train.checkpoint import check_fits
 from cubeloom.train.data import TokenFile, Tokenizer
+from cubeloom.train.data.kept_tokenizer import kept
 from cubeloom.train.job import Job
 from cubeloom.train.run_metadata import from_run
 
@@ -44,4 +45,5 @@ class Trained:
             return weights.read(name).float()
 
         materialise(model, fill)
-        return cls(model.eval(), TokenFile(from_run(run, job.data.sources[0].folder)).tokenizer)
+        tokenizer = kept(run) or TokenFile(from_run(run, job.data.sources[0].folder)).tokenizer
+        return cls(model.eval(), tokenizer)

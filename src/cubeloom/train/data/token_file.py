@@ -16,7 +16,7 @@ from cubeloom.train.data.packing import Packs, with_targets
 from cubeloom.train.data.sources import sha256
 from cubeloom.train.data.stream import Stream
 from cubeloom.train.data.tokenizer import Array, Bytes, Tokenizer
-from cubeloom.train.data.tokenizer_files import TOKENIZER
+from cubeloom.train.data.tokenizer_files import NAMES, TOKENIZER, read
 
 PartName = Literal["training", "validation"]
 
@@ -117,6 +117,11 @@ class TokenFile:
         if found.fingerprint != self.meta.tokenizer:
             raise UserError(f"{self.folder / TOKENIZER} is damaged: it is not what was written")
         return found
+
+    @property
+    def tokenizer_texts(self) -> dict[str, str]:
+        """The tokenizer's files that are here, by name; a chat template is one of them."""
+        return {name: read(self.folder / name) for name in NAMES if (self.folder / name).is_file()}
 
     def damaged(self) -> list[str]:
         """The files that are not as they were written."""
