@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from cubeloom.base.errors import UserError
 from cubeloom.train.data import Request, TokenFile, chunks, prepare, tables
-from cubeloom.train.data.writer import Writer, is_validation
+from cubeloom.train.data.encoded import is_validation
+from cubeloom.train.data.writer import Writer
 
 from .files import STORIES, contents, json_lines, parquet_file
 

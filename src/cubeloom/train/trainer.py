@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +22,7 @@ from cubeloom.train.checkpoint import (
     save_checkpoint,
 )
 from cubeloom.train.clipping import norm_of, pieces, set_clip_and_skip
-from cubeloom.train.data import Loader
+from cubeloom.train.data import Loader, Samples
 from cubeloom.train.data.loader import read
 from cubeloom.train.decision import Decision, decide
 from cubeloom.train.evaluation import mean_loss
@@ -76,7 +77,8 @@ class Trainer:
         self.best_step: int | None = progress.get(BEST)
         """After how many steps it was, if anything was evaluated."""
         self._guard = Guard(job.guard, progress.get("norms", ()))
-        self._loader = Loader(samples_of(job, "training"), job.batch.samples, self._share, progress.get("position", 0))
+        samples = samples_of(job, "training", progress.get("stream"))
+        self._loader = Loader(samples, job.batch.samples, self._share, progress.get("position", 0))
         self._writer = CheckpointWriter(job.checkpoints, network, job.checkpoint.keep)
 
     def _take_up(self, decision: Decision) -> tuple[int, dict[str, Any]]:
@@ -125,9 +127,13 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
+    @cached_property
+    def _validation(self) -> Samples:
+        return samples_of(self.job, "validation")
+
     def evaluate(self) -> float:
         """The mean loss of the first batches of validation."""
-        samples, size = samples_of(self.job, "validation"), self.job.batch.samples
+        samples, size = self._validation, self.job.batch.samples
         shares = (read(samples, number * size, self._share) for number in range(self.job.evaluation.batches))
         return mean_loss(self.pipeline, self.network, map(self._to_device, shares))[0]
 
@@ -142,7 +148,7 @@ class Trainer:
 
     def save(self) -> None:
         progress = {
-            "position": self._loader.position,
+            **self._loader.progress,
             "norms": list(self._guard.norms),
             "best": self._best,
             BEST: self.best_step,

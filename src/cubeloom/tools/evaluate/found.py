@@ -10,7 +10,9 @@ from cubeloom.base.settings import load
 from cubeloom.models import ModelSource, OurModel
 from cubeloom.tools.convert.checkpoint_files import config_of, is_checkpoint
 from cubeloom.train.checkpoint import best, newest, read_manifest
+from cubeloom.train.data.documents import HUB
 from cubeloom.train.job import Job
+from cubeloom.train.job.settings import Source
 from cubeloom.train.run_metadata import SETTINGS, from_run
 
 
@@ -43,8 +45,20 @@ def job_of(given: Path, checkpoint: Path) -> tuple[Job, ModelSource]:
     if run is None:
         return Job(), OurModel(config_of(checkpoint, progress))
     job = load(Job, run / SETTINGS)
-    sources = tuple(replace(each, folder=from_run(run, each.folder)) for each in job.data.sources)
+    sources = tuple(_from_here(run, each) for each in job.data.sources)
     job = replace(job, data=replace(job.data, sources=sources))
     source = job.source()
     # Its data may have gone since, and with them what they said of the vocabulary.
     return job, OurModel(config_of(checkpoint, progress), source.preset) if isinstance(source, OurModel) else source
+
+
+def _from_here(run: Path, source: Source) -> Source:
+    """With the paths that a run's settings have."""
+    if source.folder is not None:
+        return replace(source, folder=from_run(run, source.folder))
+    changes = {
+        name: str(from_run(run, Path(value)))
+        for name in ("stream", "tokenizer", "template")
+        if (value := getattr(source, name)) is not None and not value.startswith(HUB)
+    }
+    return replace(source, **changes)

@@ -45,5 +45,5 @@ class Trained:
             return weights.read(name).float()
 
         materialise(model, fill)
-        tokenizer = kept(run) or TokenFile(from_run(run, job.data.sources[0].folder)).tokenizer
+        tokenizer = kept(run) or TokenFile(from_run(run, job.data.sources[0].tokens)).tokenizer
         return cls(model.eval(), tokenizer)

@@ -51,7 +51,7 @@ class Packs:
         return found - found[0]
 
 
-def with_targets(starts: Array, stops: Array, counted: Checked, ends: Array | None) -> Array:
+def with_targets(starts: Array, stops: Array, counted: Array | Checked, ends: Array | None) -> Array:
     """Which samples have a target that counts. Where there are `ends` of documents, their first tokens are no targets.
 
     Sample n is the tokens from `starts[n]` until `stops[n]`, and the first one of it is no target.
@@ -63,7 +63,7 @@ def with_targets(starts: Array, stops: Array, counted: Checked, ends: Array | No
     return np.flatnonzero(np.concatenate(found))
 
 
-def _with_targets(starts: Array, stops: Array, counted: Checked, ends: Array | None) -> Array:
+def _with_targets(starts: Array, stops: Array, counted: Array | Checked, ends: Array | None) -> Array:
     begin, end = int(starts[0]), int(stops[-1])
     marks = np.append(counted[begin:end] != 0, False)
     if ends is not None:

@@ -21,7 +21,7 @@ from cubeloom.train.data.reading import Reading
 from cubeloom.train.data.request import DEFAULT_VOCABULARY, Request
 from cubeloom.train.data.sources import Progress, Source, describe, sha256
 from cubeloom.train.data.token_file import TokenFile
-from cubeloom.train.data.tokenizer import END, Bytes, Tokenizer
+from cubeloom.train.data.tokenizer import END, Tokenizer
 from cubeloom.train.data.tokenizer_files import NAMES, TEMPLATE, TOKENIZER
 from cubeloom.train.data.workshop import empty, publish, workshop
 from cubeloom.train.data.writer import BEGIN, VALIDATION, State, Writer
@@ -102,12 +102,9 @@ def _fill(
 def _tokenizer(
     request: Request, reading: Reading, sources: list[Source], folder: Path, progress: Progress
 ) -> Tokenizer:
-    if request.tokenizer == "bytes":
-        return Bytes()
-    files = request.tokenizer_files
-    if files is not None:
-        made = hugging_face.HuggingFace(files.where, request.ends)  # of the user's own file, which a refusal then names
-        for name, text in files.texts.items():
+    if request.tokenizer != "bpe":
+        made = request.made_tokenizer()
+        for name, text in request.tokenizer_files.texts.items() if request.tokenizer_files else ():
             replace_text(folder / name, text)
         return made
     file = folder / TOKENIZER

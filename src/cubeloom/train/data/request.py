@@ -18,7 +18,7 @@ from cubeloom.train.data.chunks import fields
 from cubeloom.train.data.conversations import Conversations, is_conversation
 from cubeloom.train.data.reading import TEXT, Reading
 from cubeloom.train.data.sources import Source
-from cubeloom.train.data.tokenizer import END, Tokenizer
+from cubeloom.train.data.tokenizer import END, Bytes, Tokenizer
 from cubeloom.train.data.tokenizer_files import TOKENIZER, TokenizerFiles, read
 
 DEFAULT_VOCABULARY = 16384
@@ -77,12 +77,21 @@ class Request:
         chats = self.field is None and any(is_conversation(fields(source)) for source in sources)
         if self.template is not None and not chats:
             raise UserError("--template is for conversations, and no input begins with one")
-        if not chats:
-            return None
+        return self.own_template if chats else None
+
+    @property
+    def own_template(self) -> str:
+        """Of conversations, if there are any."""
         if self.template not in (None, PLAIN_NAME):
             return read(Path(self.template))
         own = None if self.tokenizer_files is None or self.template is not None else self.tokenizer_files.template
         return own or PLAIN
+
+    def made_tokenizer(self) -> Tokenizer:
+        """Of bytes, or of the user's own file, which a refusal then names; not one that is to be trained."""
+        if self.tokenizer_files is None:
+            return Bytes()
+        return hugging_face.HuggingFace(self.tokenizer_files.where, self.ends)
 
     def reading(self, template: str | None, tokenizer: Tokenizer | None) -> Reading:
         """`tokenizer`: None while it is being trained, which then reads text where it will have special tokens."""

@@ -83,6 +83,11 @@ def files_of(path: Path) -> list[Path]:
     return [path / name for name in found]
 
 
+def is_dataset(folder: Path) -> bool:
+    """Whether `save_to_disk` wrote it."""
+    return (folder / _STATE).is_file() or (folder / _SPLITS).is_file()
+
+
 def sha256(path: Path, progress: Callable[[int], None] = lambda _: None) -> tuple[int, str]:
     """The size of a file and its hash."""
     digest, size = hashlib.sha256(), 0

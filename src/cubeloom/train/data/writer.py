@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -15,12 +14,14 @@ import numpy as np
 from cubeloom.base.errors import UserError
 from cubeloom.train.data.chunks import Place
 from cubeloom.train.data.conversations import Conversations
+from cubeloom.train.data.encoded import Encoder
 from cubeloom.train.data.meta import COUNTED, DOCUMENTS, ENDS, MARKS, TOKENS, Part, token_dtype
 from cubeloom.train.data.reading import Piece
-from cubeloom.train.data.tokenizer import Array, Tokenizer
+from cubeloom.train.data.tokenizer import Tokenizer
 
 VALIDATION = "validation-"
 """Before the names of files that hold validation until the end."""
+_PREFIXES = ("", VALIDATION)
 _COPIED = 1 << 22
 
 
@@ -53,13 +54,13 @@ class Writer:
     ) -> None:
         """`chat`: if there are conversations, and so marks of what counts."""
         self.state = state
-        self._chat = chat
-        self._tokenizer = tokenizer
+        self._encode = Encoder(tokenizer, chat, validation)
+        self._marked = chat is not None
         self._dtype = token_dtype(tokenizer.vocabulary)
         self._validation = validation
         sizes = {
             prefix + name: size
-            for prefix, part in (("", state.training), (VALIDATION, state.validation))
+            for prefix, part in zip(_PREFIXES, (state.training, state.validation), strict=True)
             for name, size in (
                 (TOKENS, part.tokens * self._dtype.itemsize),
                 (DOCUMENTS, part.documents * ENDS.itemsize),
@@ -79,45 +80,26 @@ class Writer:
     def add(self, pieces: list[Piece], source: int, place: Place) -> None:
         """One chunk, after which reading goes on at this place of this source. Empty documents are left out."""
         pieces = [piece for piece in pieces if piece.text or piece.ends]
-        tokens: dict[str, list[Array]] = {"": [], VALIDATION: []}
-        counted: dict[str, list[Array]] = {"": [], VALIDATION: []}
-        ends: dict[str, list[int]] = {"": [], VALIDATION: []}
-        counts = {"": self.state.training.tokens, VALIDATION: self.state.validation.tokens}
-        document, is_open = self.state.document, self.state.open
-        for piece, (found, marks) in zip(pieces, encoded(pieces, self._tokenizer, self._chat), strict=True):
-            part = VALIDATION if is_validation(document, self._validation) else ""
-            is_open = is_open or bool(piece.text)
-            closes = piece.ends and is_open
-            if closes:
-                found, marks = self._closed(found, marks, piece)
-            tokens[part].append(found)
-            counted[part].append(marks)
-            counts[part] += len(found)
-            if closes:
-                ends[part].append(counts[part])
-                document, is_open = document + 1, False
-        for part in tokens:
-            if tokens[part]:
-                self._files[part + TOKENS].write(np.concatenate(tokens[part]).astype(self._dtype).tobytes())
-                self._files[part + DOCUMENTS].write(np.array(ends[part], dtype=ENDS).tobytes())
-                if self._chat is not None:
-                    self._files[part + COUNTED].write(np.concatenate(counted[part]).astype(MARKS).tobytes())
+        *parts, document, is_open = self._encode(pieces, self.state.document, self.state.open)
+        after = []
+        for prefix, part, before in zip(_PREFIXES, parts, (self.state.training, self.state.validation), strict=True):
+            if part.tokens:
+                self._files[prefix + TOKENS].write(np.concatenate(part.tokens).astype(self._dtype).tobytes())
+                self._files[prefix + DOCUMENTS].write(
+                    (np.array(part.ends, ENDS) + before.tokens).astype(ENDS).tobytes()
+                )
+                if self._marked:
+                    self._files[prefix + COUNTED].write(np.concatenate(part.counted).astype(MARKS).tobytes())
+            after.append(Part(before.tokens + part.size, before.documents + len(part.ends)))
         self.state = State(
             source=source,
             place=place,
             document=document,
             open=is_open,
-            training=Part(counts[""], self.state.training.documents + len(ends[""])),
-            validation=Part(counts[VALIDATION], self.state.validation.documents + len(ends[VALIDATION])),
+            training=after[0],
+            validation=after[1],
         )
         self._save()
-
-    def _closed(self, tokens: Array, marks: Array, piece: Piece) -> tuple[Array, Array]:
-        """With the token that ends the document, unless a template wrote it; after a template it is not the answer's."""
-        end = self._tokenizer.end
-        if piece.marked is not None and len(tokens) and tokens[-1] == end:
-            return tokens, marks
-        return np.append(tokens, end), np.append(marks, piece.marked is None)
 
     def next_source(self) -> None:
         self.state = replace(self.state, source=self.state.source + 1, place=Place())
@@ -127,7 +109,7 @@ class Writer:
         if self.state.document == 1 and self._validation:
             self._cut_only_document()
         shift = self.state.training.tokens
-        for name, dtype in ((TOKENS, None), (DOCUMENTS, ENDS), *([] if self._chat is None else [(COUNTED, None)])):
+        for name, dtype in ((TOKENS, None), (DOCUMENTS, ENDS), *([(COUNTED, None)] if self._marked else [])):
             part = self._files[VALIDATION + name]
             part.seek(0)
             while data := part.read(_COPIED):
@@ -149,23 +131,6 @@ class Writer:
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
-
-
-def encoded(pieces: Sequence[Piece], tokenizer: Tokenizer, chat: Conversations | None) -> Iterator[tuple[Array, Array]]:
-    """The tokens of each, and which of them count: of text all."""
-    texts = iter(tokenizer.encode([piece.text for piece in pieces if piece.marked is None]))
-    for piece in pieces:
-        if piece.marked is None:
-            found = next(texts)
-            yield found, np.ones(len(found), bool)
-        else:
-            assert chat is not None
-            yield chat.encode(piece.marked, tokenizer)
-
-
-def is_validation(document: int, share: Fraction) -> bool:
-    """Of n documents ⌊n · share⌋, spread evenly; never the first."""
-    return int((document + 1) * share) > int(document * share)
 
 
 def _cut(path: Path, size: int) -> BinaryIO:
