@@ -192,6 +192,10 @@ def test_a_dataset_of_the_hub(monkeypatch: pytest.MonkeyPatch, folder: Path) -> 
     assert not asked
     assert same(rows(found, 0, 30), rows(stream(folder), 0, 30))
     assert asked == [(("org/name", "en"), {"split": "test", "streaming": True})]
+    module.__version__ = "3.6.0"  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="needs datasets 4 or newer, which run no script"):
+        hub("org/name", None, "train", Reading())
+    module.__version__ = "4.0.0"  # type: ignore[attr-defined]
     with pytest.raises(UserError, match=r"^hf:other cannot be read: ConnectionError: no|^hf:other cannot be read: no"):
         next(hub("other", None, "train", Reading()).read({}))
 

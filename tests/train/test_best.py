@@ -62,6 +62,7 @@ def _log(folder: Path) -> Log:
     return read_log(folder / "metrics.jsonl")
 
 
+@pytest.mark.slow
 def test_the_best_is_kept_beside_the_newest_and_named(ranks: RankPool, tmp_path: Path) -> None:
     what = _job(tmp_path / "run")
     ranks.run(1, _train_with, [3.0, 2.0, 1.0, 2.0, 1.5, 4.0], what)
@@ -120,6 +121,7 @@ def test_the_vocabulary_is_the_datas(trained: Job) -> None:
     assert replace(rounded, model=replace(trained.model, vocab=300)).source().vocabulary == 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", ["x=1", pytest.param("pipe=2,y=2", marks=pytest.mark.long)])
 def test_answers_alone_are_learned_alike_on_every_grid(
     ranks: RankPool, trained: Job, tmp_path: Path, grid: str
@@ -141,6 +143,7 @@ def test_the_command_gives_what_training_saw(ranks: RankPool, trained: Job) -> N
     assert {file: file.stat().st_mtime_ns for file in trained.folder.rglob("*")} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", ["x=1", "z=2,y=2", "pipe=2,x=2", pytest.param("data=3", marks=pytest.mark.long)])
 def test_every_grid_gives_the_same_loss_on_all_there_is(ranks: RankPool, trained: Job, grid: str) -> None:
     """Also where the last batch is not full, and ranks and micro-batches have other numbers of targets."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cubeloom.base.errors import UserError
 from cubeloom.base.settings import load
@@ -56,7 +57,7 @@ def _from_here(run: Path, source: Source) -> Source:
     """With the paths that a run's settings have."""
     if source.folder is not None:
         return replace(source, folder=from_run(run, source.folder))
-    changes = {
+    changes: dict[str, Any] = {
         name: str(from_run(run, Path(value)))
         for name in ("stream", "tokenizer", "template")
         if (value := getattr(source, name)) is not None and not value.startswith(HUB)

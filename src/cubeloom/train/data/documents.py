@@ -12,6 +12,7 @@ from cubeloom.train.data.reading import Piece, Reading
 from cubeloom.train.data.sources import KINDS, Source, files_of, is_dataset
 
 HUB = "hf:"
+_RUNS_NO_SCRIPTS = 4  # the first version of datasets
 _AT_ONCE = 64  # records between two places
 Where = dict[str, Any]
 """A place, as JSON; empty for the begin."""
@@ -91,6 +92,9 @@ def hub(name: str, subset: str | None, split: str, reading: Reading) -> Streamed
         import datasets
     except ImportError:
         raise UserError(f"{HUB}{name} needs the package datasets: pip install 'cubeloom[hub]'") from None
+
+    if int(getattr(datasets, "__version__", "4").partition(".")[0]) < _RUNS_NO_SCRIPTS:
+        raise UserError(f"{HUB}{name} needs datasets {_RUNS_NO_SCRIPTS} or newer, which run no script of a dataset")
 
     def make() -> Records:
         try:

@@ -86,7 +86,7 @@ def _config(end: str) -> str:
 
 def _bytes_as_file() -> str:
     """Tokens that are bytes, as a byte-level BPE that merges nothing."""
-    made = {
+    made: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
