@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom.base.errors import UserError
+from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.foreign import filled_by, forwarding_loss, random_batch, without_dropout
 from cubeloom.models.stored import StoredTensors, is_hugging_face
 from cubeloom.parallel import Batch
@@ -41,8 +43,10 @@ class HuggingFaceModel:
         return int(found) if found else None
 
     def build(self) -> nn.Module:
-        config = _config(self.folder)
+        config = copy(_config(self.folder))
+        config._experts_implementation = "eager"  # grouped products want bfloat16, and sizes that a rank does not know
         made: nn.Module = _architecture(self.folder)(config)
+        compute_buffers(made)
         return forwarding_loss(without_dropout(made))
 
     def cut(self, model: nn.Module) -> Tracing:

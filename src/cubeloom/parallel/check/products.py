@@ -46,6 +46,14 @@ def added(step: Step) -> list[Dims]:
     return [joined(step.name, [step.inputs[0].dims, product], step.whole[0])]
 
 
+def linear(step: Step) -> list[Dims]:
+    """`x W + b` with a weight that is used outside of its layer."""
+    tracked, weight, *bias = step.inputs
+    _refuse_inner(step, tracked.dims[-1], weight.dims[-1])
+    found = (*tracked.dims[:-1], weight.dims[0])
+    return [joined(step.name, [found, *(each.dims for each in bias)], step.whole[0])]
+
+
 def outer(step: Step) -> list[Dims]:
     first, second = step.inputs
     return [(first.dims[0], second.dims[0])]
@@ -104,7 +112,10 @@ def _shared(tracked: Tracked, query: Tracked) -> Tracked:
     if heads == queries or heads == 1:
         return tracked
     dims = list(tracked.dims)
-    dims[-3] = normal((*dims[-3], Factor(queries // heads)))
+    # Of the queries of a head a rank may have a part, and the whole head.
+    repeats, parts = queries // heads, parts_of(query.dims[-3]) // parts_of(dims[-3])
+    alike = Factor(repeats, (), parts) if parts > 1 and repeats % parts == 0 else Factor(repeats)
+    dims[-3] = normal((*dims[-3], alike))
     return Tracked(tuple(dims))
 
 
@@ -112,6 +123,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("matmul", "rmatmul", "bmm", "mv", "dot", "vdot"), matmul),
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), added),
     **dict.fromkeys(("outer", "ger"), outer),
+    "linear": linear,
     "einsum": einsum,
     "scaled_dot_product_attention": attention,
 }

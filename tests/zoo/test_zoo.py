@@ -1,0 +1,71 @@
+"""Architectures that others wrote: each trains on each grid as its serial model does, and moves what is predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cubeloom import Grid
+from cubeloom.models.named import named
+from cubeloom.parallel import Batch, ShardingPolicy
+from cubeloom.pipeline import generate
+from cubeloom.tools.verify import Experiment, Report
+
+from .architectures import ARCHITECTURES, FUNCTIONS, SHORT, name_of
+
+GRIDS = ("x=2", "y=2", "z=2", "x=2,y=2,z=2", "x=2,y=2")
+_SHORT_GRIDS = ("x=2,y=2", "z=2")
+
+
+def experiment(architecture: str, grid: Grid, folder: Path) -> Experiment:
+    samples = 2 * grid.data * grid.z * (2 if grid.pipe > 1 else 1)
+    return Experiment(
+        model=named(name_of(architecture, folder)),
+        grid=grid,
+        batch=Batch(samples, 16),
+        rest=ShardingPolicy(activations="replicated"),
+        steps=1,
+        schedule=generate("1f1b", grid.pipe, 2) if grid.pipe > 1 else None,
+    )
+
+
+def right(report: Report) -> None:
+    assert report.bytes_agree, {axis: (report.counted.get(axis), report.predicted.get(axis)) for axis in report.counted}
+    assert report.replicas_agree
+    assert not report.wrong, {what: report.differences[what] for what in report.wrong}
+
+
+def cases() -> list[object]:
+    every = [(name, grid) for name in (*ARCHITECTURES, *FUNCTIONS) for grid in GRIDS]
+    short = {(name, grid) for name in (*SHORT, "a user's GPT") for grid in _SHORT_GRIDS[: 1 + (name == "llama")]}
+    return [
+        pytest.param(name, grid, marks=pytest.mark.slow if (name, grid) in short else pytest.mark.long)
+        for name, grid in every
+    ]
+
+
+@pytest.mark.parametrize("name, grid", cases())
+def test_an_architecture_trains_as_the_serial_one(name: str, grid: str, verified: Callable[[Experiment], Report], tmp_path: Path) -> None:
+    right(verified(experiment(name, Grid.parse(grid), tmp_path)))
+
+
+DECODERS = [name for name, each in ARCHITECTURES.items() if each.family == "decoder"]
+# What of these decoders is not cut over both axes of the plane, and why.
+WHOLE = {
+    "codegen": "its projection is cut into four parts, each with some heads of queries, values and keys",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in DECODERS]
+)
+def test_dense_decoders_are_cut_over_the_plane(name: str, tmp_path: Path) -> None:
+    source = named(name_of(name, tmp_path))
+    with torch.device("meta"):
+        model = source.build()
+    traced = source.cut(model).traced(model, Grid(x=2, y=2), Batch(4, 16))  # type: ignore[union-attr]
+    if name not in WHOLE:
+        assert traced.cut_share >= 0.98, str(traced)
+        assert traced.flops_share <= 0.30, str(traced)
