@@ -95,9 +95,8 @@ class Streaming:
                 f"the run stopped in the stream {was[0]} with samples of {was[1]} tokens, and would go on with {self.name} and "
                 f"samples of {self.sequence}: give it the same, or begin a new run"
             )
-        return replace(
-            _State(), **{name: tuple(each) if isinstance(each, list) else each for name, each in known.items()}
-        )
+        found: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in known.items()}
+        return _State(**found)
 
     def _row(self, number: int) -> dict[str, Tensor]:
         if number < self._next:
