@@ -156,8 +156,11 @@ class RankRun(RunWithConstants, Replay):
         return self._place
 
     def sliced(self, name: str, each: Sliced, whole: Tensor) -> Tensor:
-        dims = uncut(whole.shape)
-        dims = (*dims[: each.place], each.dim, *dims[each.place + 1 :])
+        dims, (first, *rest) = uncut(whole.shape), each.dim
+        times = whole.shape[each.place] // prod(factor.size for factor in rest)
+        if not first.cutting and 0 < times < first.size:  # once for each sample, of which this rank has some
+            first = Factor(first.size, (), first.size // times)
+        dims = (*dims[: each.place], (first, *rest), *dims[each.place + 1 :])
         with self.paused():
             part = torch.empty(local_shape(dims), dtype=whole.dtype, device=META)
         self._keep(part, ("argument", name, each.argument), Tracked(dims))
@@ -207,7 +210,7 @@ class RankRun(RunWithConstants, Replay):
         if is_random(operation, args, kwargs):
             self._refuse_random(operation.name)
         try:
-            if operation.name == "setitem" and len(tensors) > 1:
+            if operation.name in ("setitem", "copy") and len(tensors) > 1:
                 self._specialise(*tensors[:2])
             lazy = self._lazy_input(operation, tensors)
             averaged = self._averaged_input(operation, tensors)
