@@ -156,7 +156,9 @@ class RankRun(RunWithConstants, Replay):
         return self._place
 
     def sliced(self, name: str, each: Sliced, whole: Tensor) -> Tensor:
-        dims, (first, *rest) = uncut(whole.shape), each.dim
+        with self.paused():
+            lying = self.of(self._on_meta(whole)).dims
+        dims, (first, *rest) = lying, each.dim
         times = whole.shape[each.place] // prod(factor.size for factor in rest)
         if not first.cutting and 0 < times < first.size:  # once for each sample, of which this rank has some
             first = Factor(first.size, (), first.size // times)
