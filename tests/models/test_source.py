@@ -41,6 +41,7 @@ class Theirs:
     name: str = "theirs"
     positions: int | None = 8
     vocabulary: int | None = 16
+    traced: bool = False
 
     def build(self) -> nn.Module:
         return NextToken(self.width)

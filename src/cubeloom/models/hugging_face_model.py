@@ -40,6 +40,10 @@ class HuggingFaceModel:
         found = getattr(_text(_config(self.folder)), "vocab_size", None)
         return int(found) if found else None
 
+    @property
+    def traced(self) -> bool:
+        return True
+
     def build(self) -> nn.Module:
         config = _config(self.folder)
         made: nn.Module = _architecture(self.folder)(config)

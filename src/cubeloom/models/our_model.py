@@ -35,6 +35,10 @@ class OurModel:
     def vocabulary(self) -> int | None:
         return getattr(self.config, "vocab", None)
 
+    @property
+    def traced(self) -> bool:
+        return False
+
     def build(self) -> Model:
         return build(self.config)
 

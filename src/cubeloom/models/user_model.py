@@ -41,12 +41,15 @@ class UserModel:
     def vocabulary(self) -> int | None:
         return None
 
+    @property
+    def traced(self) -> bool:
+        return self._own_cut() is None
+
     def build(self) -> nn.Module:
         return forwarding_loss(self._made()[0])
 
     def cut(self, model: nn.Module) -> Cut:
-        with torch.device("meta"):
-            own = self._made()[1]
+        own = self._own_cut()
         return _tracing(self) if own is None else own
 
     def fill(self, model: nn.Module, seed: int, dtype: torch.dtype, device: torch.device) -> Fill:
@@ -66,6 +69,10 @@ class UserModel:
 
     def describe(self) -> dict[str, Any]:
         return {"family": "file", "file": self.file, "function": self.function}
+
+    def _own_cut(self) -> Cut | None:
+        with torch.device("meta"):
+            return self._made()[1]
 
     def _made(self) -> tuple[nn.Module, Cut | None]:
         function = getattr(_loaded(self.file), self.function, None)

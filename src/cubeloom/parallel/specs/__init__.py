@@ -20,6 +20,7 @@ from cubeloom.parallel.specs.spec import Side as Side
 from cubeloom.parallel.specs.spec import Touched as Touched
 from cubeloom.parallel.specs.spec import Transfer as Transfer
 from cubeloom.parallel.specs.spec import collectives as collectives
+from cubeloom.parallel.specs.spec import cut_share as cut_share
 from cubeloom.parallel.specs.spec import divides as divides
 from cubeloom.parallel.specs.spec import other as other
 from cubeloom.parallel.specs.spec import parameters as parameters

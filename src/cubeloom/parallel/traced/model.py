@@ -17,7 +17,7 @@ from cubeloom.comm import Network
 from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.cut import CutError, pattern_of
 from cubeloom.parallel.replace import Fill, replace_layers
-from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, WholeSpec, parameters
+from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, WholeSpec, cut_share, parameters
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced.build import specs_of, tied_layers
 from cubeloom.parallel.traced.known import held_elsewhere, known
@@ -29,7 +29,6 @@ from cubeloom.parallel.traced.values import own_values, place_buffers, refuse_di
 from cubeloom.parallel.volume import Volume, step_volume
 
 REST = ShardingPolicy(activations="replicated")
-_CUBE = ("x", "y", "z")
 
 
 @dataclass(frozen=True)
@@ -72,9 +71,7 @@ class Traced:
     @property
     def cut_share(self) -> float:
         """The share of the parameters that every axis of the cube cuts."""
-        axes = {axis for axis in _CUBE if self.grid.size(axis) > 1}
-        cut = sum(prod(each.shape) for each in self.parameters().values() if axes <= each.cuts.keys())
-        return float(cut / self.numbers)
+        return cut_share(self.specs, self.config)
 
     @property
     def flops_share(self) -> float:

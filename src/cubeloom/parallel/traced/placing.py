@@ -148,10 +148,8 @@ class Placing:
             return Placed(linear, "x", "whole", "whole", left_whole=True), self._dims(tracked, shape, place, ())
         _refuse_cut_rows(name, tracked, place)
         for side, taken, given in self._ways(linear, tracked.dims[place]):
-            if (
-                (name in self._tied
-                and (side != "x" or linear.transposed))
-                or self._choices.is_barred(name, (side, given))
+            if (name in self._tied and (side != "x" or linear.transposed)) or self._choices.is_barred(
+                name, (side, given)
             ):
                 continue
             axes = self._given_axes(other(side), given)
