@@ -1,6 +1,6 @@
 """A model of your own for every command: `cubeloom verify --model examples/nano_gpt.py:build --grid x=2,y=2`.
 
-Plain PyTorch that knows nothing of grids. `build` gives the module, whose forward takes a batch by keyword and returns the loss.
+Plain PyTorch that knows nothing of grids. `build` gives the module; its forward takes a batch by keyword and returns the loss.
 `example`, beside it, gives the keyword arguments of one batch of random samples.
 """
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cubeloom.base.errors import UserError
 from cubeloom.models.foreign import filled_by, forwarding_loss, random_batch, without_dropout
+from cubeloom.models.naming import Naming, naming_of_hugging_face
 from cubeloom.models.stored import StoredTensors, is_hugging_face
 from cubeloom.parallel import Batch
 from cubeloom.parallel.replace import Fill
@@ -50,7 +51,7 @@ class HuggingFaceModel:
         return forwarding_loss(without_dropout(made))
 
     def cut(self, model: nn.Module) -> Tracing:
-        return _tracing(self, type(model))
+        return _tracing(self)
 
     def fill(self, model: nn.Module, seed: int, dtype: torch.dtype, device: torch.device) -> Fill:
         stored = StoredTensors(Path(self.folder)) if StoredTensors.exist(Path(self.folder)) else None
@@ -61,13 +62,18 @@ class HuggingFaceModel:
             model = _architecture(self.folder)(_config(self.folder))
         return random_batch(model, batch, seed, step, dtype)
 
+    @property
+    def naming(self) -> Naming:
+        config = _config(self.folder)
+        return naming_of_hugging_face(_architecture(self.folder), bool(getattr(config, "is_encoder_decoder", False)))
+
     def describe(self) -> dict[str, Any]:
         config: dict[str, Any] = json.loads((Path(self.folder) / "config.json").read_text(encoding="utf-8"))
         return {"family": "hugging_face", "config": config}
 
 
 @cache
-def _tracing(source: HuggingFaceModel, kind: type[nn.Module]) -> Tracing:
+def _tracing(source: HuggingFaceModel) -> Tracing:
     return Tracing(lambda batch: source.samples(batch, 0, 0, torch.get_default_dtype()))
 
 

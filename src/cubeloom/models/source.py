@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom.base.errors import UserError
+from cubeloom.models.naming import Naming
 from cubeloom.parallel import Batch, Cut, ShardingPolicy
 from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
 from cubeloom.parallel.replace import Fill
@@ -54,6 +55,11 @@ class ModelSource(Protocol):
 
     def samples(self, batch: Batch, seed: int, step: int, dtype: torch.dtype) -> dict[str, Tensor]:
         """A batch of random samples as the forward names them, the first dimension of each: the same on any grid."""
+        ...
+
+    @property
+    def naming(self) -> Naming:
+        """What it learns from, and how its forward names that."""
         ...
 
     def describe(self) -> dict[str, Any]:

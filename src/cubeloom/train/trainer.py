@@ -64,6 +64,7 @@ class Trainer:
         self.network = network
         self._rate = job.learning_rate
         self._source = job.source()
+        self._naming = self._source.naming
         model = skeleton(self._source)
         self.pipeline = Pipeline(
             model,
@@ -72,7 +73,7 @@ class Trainer:
             job.batch,
             self._source.fill(model, job.seed, job.numbers, network.device),
             job.schedule.schedule(job.grid.pipe),
-            job.layout.rest,
+            job.rest,
             recompute=RECOMPUTE[job.layout.recompute],
             ways=job.layout.ways,
             compile=job.layout.compile,
@@ -107,7 +108,7 @@ class Trainer:
 
     def launch(self) -> PendingStep:
         """All that a step computes; on a GPU it is then under way, and nothing was waited for. `step` reads it, and counts."""
-        data = self._to_device(next(self._loader))
+        data = self._given(next(self._loader))
         rate = self._rate(self.done)
         for group in self.optimizer.optimizer.param_groups:
             group["lr"] = rate
@@ -139,7 +140,7 @@ class Trainer:
         """The mean loss of the first batches of validation."""
         samples, size = samples_of(self.job, "validation"), self.job.batch.samples
         losses = [
-            self.pipeline.evaluate(self._to_device(read(samples, number * size, self._share)))
+            self.pipeline.evaluate(self._given(read(samples, number * size, self._share)))
             for number in range(self.job.evaluation.batches)
         ]
         return sum(losses) / len(losses)
@@ -182,5 +183,6 @@ class Trainer:
         if failure is None or not blames_others(failure):
             self._writer.wait()
 
-    def _to_device(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: devices.put(tensor, self.network.device) for name, tensor in data.items()}
+    def _given(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        """To the model: on the device, named as its forward names it."""
+        return {name: devices.put(tensor, self.network.device) for name, tensor in self._naming(data).items()}

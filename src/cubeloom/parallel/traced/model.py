@@ -74,15 +74,17 @@ class Traced:
         return cut_share(self.specs, self.config)
 
     @property
+    def flops(self) -> float:
+        """Of the forward of one sample of the whole model."""
+        return float(sum(spec.flops(1) for spec in self.specs) + self.flops_between[0] / self.samples)
+
+    @property
     def flops_share(self) -> float:
         """The share of the FLOPs of a forward that one rank computes."""
-        linears = [spec for spec in self.specs if isinstance(spec, TracedLinearSpec)]
-        whole = [spec for spec in self.specs if isinstance(spec, WholeSpec)]
-        cut = sum(spec.flops(1) for spec in linears)
-        alike = sum(spec.flops(1) for spec in whole)
-        between = [flops / self.samples for flops in self.flops_between]
-        own = cut / (self.grid.x * self.grid.y) + alike + between[1]
-        return own / max(cut + alike + between[0], 1.0) / (self.grid.data * self.grid.z)
+        cut = sum(spec.flops(1) for spec in self.specs if isinstance(spec, TracedLinearSpec))
+        alike = sum(spec.flops(1) for spec in self.specs if isinstance(spec, WholeSpec))
+        own = cut / (self.grid.x * self.grid.y) + alike + self.flops_between[1] / self.samples
+        return float(own / max(self.flops, 1.0) / (self.grid.data * self.grid.z))
 
     def apply(self, model: nn.Module, network: Network, fill: Fill | None = None) -> CubeState:
         """Cut the model over the network's ranks, in place; on every rank. Without `fill` blocks are the module's own values."""

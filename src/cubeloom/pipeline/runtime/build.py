@@ -16,12 +16,13 @@ from cubeloom.base.grid import Grid
 from cubeloom.base.limits import within
 from cubeloom.comm import Network
 from cubeloom.models import AttentionCore
-from cubeloom.models.pieces import Piece
+from cubeloom.models.pieces import pieces_of
 from cubeloom.parallel import Batch, CubeState, Cut, ShardingPolicy, resolve
 from cubeloom.parallel.check import Example
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.gradients import Gradients
+from cubeloom.parallel.layers.declared import FoundCut
 from cubeloom.parallel.replace import Fill, replace_layers
 from cubeloom.parallel.specs import ImageNormSpec, LayerSpec, LinearSpec, LossSpec, SquaredLossSpec, shared_copies
 from cubeloom.parallel.state import Clock
@@ -134,7 +135,9 @@ def plan_stages(
             f"layer {norm} is a batch norm, whose statistics would be those of each of {count} micro-batches and not of the "
             "batch; use one micro-batch, or a group norm"
         )
-    pieces: list[Piece] = model.pieces()  # type: ignore[operator]
+    pieces = pieces_of(model)
+    if isinstance(cut, FoundCut) and count > 1:
+        raise UserError(f"a model whose cut is found trains on whole batches so far: one micro-batch, not {count}")
     modules = [piece.modules for piece in pieces]
     chosen = stages or partition(counted_costs(modules, specs), schedule.stages)
     if [piece for stage in chosen for piece in stage] != list(range(len(pieces))) or len(chosen) != schedule.stages:
@@ -205,7 +208,7 @@ def hold(
         replace_layers(own, specs, state, fill, held.parameters, layout.holders)
         if compile:
             compile_local(own, plain, state)
-        pieces: list[Piece] = own.pieces()  # type: ignore[operator]
+        pieces = pieces_of(own)
         runs = [pieces[number].run for number in layout.stages[stage]]
         if recompute == "attention":
             _recompute_attention(own)

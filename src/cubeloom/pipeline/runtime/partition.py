@@ -50,4 +50,4 @@ def counted_costs(modules: Sequence[tuple[str, ...]], specs: Sequence[LayerSpec]
 
 def belongs(name: str, modules: tuple[str, ...]) -> bool:
     """Whether a layer of this name is one of the modules or inside one."""
-    return any(name == module or name.startswith(f"{module}.") for module in modules)
+    return any(not module or name == module or name.startswith(f"{module}.") for module in modules)

@@ -12,6 +12,7 @@ from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
 from cubeloom.parallel import Batch, Cut, ShardingPolicy
 from cubeloom.parallel.gradients import Gradients
+from cubeloom.parallel.layers.declared import FoundCut
 from cubeloom.parallel.replace import Fill
 from cubeloom.pipeline import Schedule, Updates, forwards
 from cubeloom.pipeline.runtime.build import Recompute, hold, plan_stages
@@ -57,6 +58,9 @@ class Pipeline:
             check_recordable(self.layout.specs, network.grid, schedule, ways, bool(recompute))
         self._here = network.coordinates["pipe"]
         held = self._held = hold(model, self.layout, network, fill, rest, recompute, ways, compile, record, seed)
+        if isinstance(cut, FoundCut):
+            for home, own in held.models.items():
+                cut.finish(own, network.grid, batch, held.stages[home].state, fill)
         self._recorded: RecordedSteps | None = None
         if record is not None:
             self._recorded = RecordedSteps(

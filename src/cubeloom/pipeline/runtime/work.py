@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom.comm import Network
-from cubeloom.models.pieces import Piece
+from cubeloom.models.pieces import pieces_of
 from cubeloom.parallel.layers.edges import CubeSquaredLoss
 from cubeloom.parallel.layers.loss import CubeCrossEntropy
 from cubeloom.pipeline import Action, Kind, Updates
@@ -144,8 +144,7 @@ class StepWork:
         if not last:
             return {}
         model = self._held.models[last[0]]
-        pieces: list[Piece] = model.pieces()  # type: ignore[operator]
-        losses = pieces[-1].losses
+        losses = pieces_of(model)[-1].losses
         layers = {name: model.get_submodule(name) for name in losses if hasattr(model, name)}
         found = {name: layer for name, layer in layers.items() if isinstance(layer, CubeCrossEntropy | CubeSquaredLoss)}
         return shares(self.data, self._schedule.groups, {name: losses[name] for name in found}, found, self._network)

@@ -126,7 +126,7 @@ def rehearsed(answer: Answer, count: int, base: Job | None = None, tell: Tell | 
 def planned(job: Job, cluster: str, devices: int) -> Job:
     """The job as the planner would run it on at most so many devices of a cluster: on as many as can be used."""
     dtype = planned_dtype(job.dtype)
-    model = derive(job.model.preset, job.source())
+    model = derive(job.model.called, job.source())
     for count in range(devices, 0, -1):
         answer = search(
             model,
