@@ -74,8 +74,7 @@ class Loader:
 
 def read(samples: Samples, position: int, share: slice) -> dict[str, Tensor]:
     """A rank's share of the batch that begins with the sample of this number."""
-    found = samples.samples(torch.arange(position + share.start, position + share.stop))
-    return {"tokens": found[:, :-1].contiguous(), "targets": found[:, 1:].contiguous()}
+    return samples.batch(torch.arange(position + share.start, position + share.stop))
 
 
 def _work(samples: Samples, batch: int, share: slice, position: int, made: _Made, stop: threading.Event) -> None:

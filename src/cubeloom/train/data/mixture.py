@@ -38,11 +38,12 @@ class Mixture:
             given.gather(1, self._stream[:, None]).squeeze(1) - 1
         )  # samples of its stream earlier in the turn
 
-    def samples(self, numbers: Tensor) -> Tensor:
+    def batch(self, numbers: Tensor) -> dict[str, Tensor]:
         which, own = self.source(numbers)
-        out = torch.empty(len(numbers), self.sequence + 1, dtype=torch.int64)
+        out: dict[str, Tensor] = {}
         for index in which.unique().tolist():
-            out[which == index] = self.streams[index].samples(own[which == index])
+            for name, rows in self.streams[index].batch(own[which == index]).items():
+                out.setdefault(name, rows.new_empty(len(numbers), *rows.shape[1:]))[which == index] = rows
         return out
 
     def needed(self, count: int) -> list[int]:

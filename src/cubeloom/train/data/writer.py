@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -12,8 +13,10 @@ from typing import BinaryIO
 import numpy as np
 
 from cubeloom.base.errors import UserError
-from cubeloom.train.data.chunks import Piece, Place
-from cubeloom.train.data.meta import DOCUMENTS, ENDS, TOKENS, Part, token_dtype
+from cubeloom.train.data.chunks import Place
+from cubeloom.train.data.conversations import Conversations
+from cubeloom.train.data.meta import COUNTED, DOCUMENTS, ENDS, MARKS, TOKENS, Part, token_dtype
+from cubeloom.train.data.reading import Piece
 from cubeloom.train.data.tokenizer import Array, Tokenizer
 
 VALIDATION = "validation-"
@@ -40,8 +43,17 @@ BEGIN = State(source=0, place=Place(), document=0, open=False, training=Part(0, 
 class Writer:
     """Appends documents to the files of training and of validation. Validation joins training's files at the end."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, validation: Fraction, state: State) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        validation: Fraction,
+        state: State,
+        chat: Conversations | None = None,
+    ) -> None:
+        """`chat`: if there are conversations, and so marks of what counts."""
         self.state = state
+        self._chat = chat
         self._tokenizer = tokenizer
         self._dtype = token_dtype(tokenizer.vocabulary)
         self._validation = validation
@@ -51,6 +63,7 @@ class Writer:
             for name, size in (
                 (TOKENS, part.tokens * self._dtype.itemsize),
                 (DOCUMENTS, part.documents * ENDS.itemsize),
+                *([] if chat is None else [(COUNTED, part.tokens * MARKS.itemsize)]),
             )
         }
         with ExitStack() as opened:
@@ -67,15 +80,19 @@ class Writer:
         """One chunk, after which reading goes on at this place of this source. Empty documents are left out."""
         pieces = [piece for piece in pieces if piece.text or piece.ends]
         tokens: dict[str, list[Array]] = {"": [], VALIDATION: []}
+        counted: dict[str, list[Array]] = {"": [], VALIDATION: []}
         ends: dict[str, list[int]] = {"": [], VALIDATION: []}
         counts = {"": self.state.training.tokens, VALIDATION: self.state.validation.tokens}
         document, is_open = self.state.document, self.state.open
-        for piece, found in zip(pieces, self._tokenizer.encode([piece.text for piece in pieces]), strict=True):
+        for piece, (found, marks) in zip(pieces, encoded(pieces, self._tokenizer, self._chat), strict=True):
             part = VALIDATION if is_validation(document, self._validation) else ""
             is_open = is_open or bool(piece.text)
             closes = piece.ends and is_open
-            tokens[part] += [found, np.array([self._tokenizer.end])] if closes else [found]
-            counts[part] += len(found) + closes
+            if closes:
+                found, marks = self._closed(found, marks, piece)
+            tokens[part].append(found)
+            counted[part].append(marks)
+            counts[part] += len(found)
             if closes:
                 ends[part].append(counts[part])
                 document, is_open = document + 1, False
@@ -83,6 +100,8 @@ class Writer:
             if tokens[part]:
                 self._files[part + TOKENS].write(np.concatenate(tokens[part]).astype(self._dtype).tobytes())
                 self._files[part + DOCUMENTS].write(np.array(ends[part], dtype=ENDS).tobytes())
+                if self._chat is not None:
+                    self._files[part + COUNTED].write(np.concatenate(counted[part]).astype(MARKS).tobytes())
         self.state = State(
             source=source,
             place=place,
@@ -93,6 +112,13 @@ class Writer:
         )
         self._save()
 
+    def _closed(self, tokens: Array, marks: Array, piece: Piece) -> tuple[Array, Array]:
+        """With the token that ends the document, unless a template wrote it; after a template it is not the answer's."""
+        end = self._tokenizer.end
+        if piece.marked is not None and len(tokens) and tokens[-1] == end:
+            return tokens, marks
+        return np.append(tokens, end), np.append(marks, piece.marked is None)
+
     def next_source(self) -> None:
         self.state = replace(self.state, source=self.state.source + 1, place=Place())
 
@@ -101,7 +127,7 @@ class Writer:
         if self.state.document == 1 and self._validation:
             self._cut_only_document()
         shift = self.state.training.tokens
-        for name, dtype in ((TOKENS, None), (DOCUMENTS, ENDS)):
+        for name, dtype in ((TOKENS, None), (DOCUMENTS, ENDS), *([] if self._chat is None else [(COUNTED, None)])):
             part = self._files[VALIDATION + name]
             part.seek(0)
             while data := part.read(_COPIED):
@@ -123,6 +149,18 @@ class Writer:
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
+
+
+def encoded(pieces: Sequence[Piece], tokenizer: Tokenizer, chat: Conversations | None) -> Iterator[tuple[Array, Array]]:
+    """The tokens of each, and which of them count: of text all."""
+    texts = iter(tokenizer.encode([piece.text for piece in pieces if piece.marked is None]))
+    for piece in pieces:
+        if piece.marked is None:
+            found = next(texts)
+            yield found, np.ones(len(found), bool)
+        else:
+            assert chat is not None
+            yield chat.encode(piece.marked, tokenizer)
 
 
 def is_validation(document: int, share: Fraction) -> bool:
