@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-VOCABULARY, POSITIONS, WIDTH, HEADS, BLOCKS = 256, 64, 32, 4, 2
+VOCABULARY, POSITIONS, WIDTH, HEADS, BLOCKS = 260, 64, 32, 4, 2
 
 
 class Block(nn.Module):
@@ -37,11 +37,13 @@ class NanoGPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.head.weight = self.tokens.weight
 
-    def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> Tensor:
         x = self.tokens(idx) + self.places(torch.arange(idx.shape[1], device=idx.device))
         for block in self.blocks:
             x = block(x)
-        logits = self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(x))
+        if targets is None:  # `cubeloom sample` asks for the logits
+            return logits
         return functional.cross_entropy(logits.view(-1, VOCABULARY), targets.view(-1))
 
 

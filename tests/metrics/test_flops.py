@@ -17,7 +17,6 @@ from cubeloom.train.job import Job
 from cubeloom.train.job.settings import ModelSettings
 from cubeloom.train.metrics import flops_per_token, mfu, peak_of
 
-
 NET = """
 from torch import nn
 

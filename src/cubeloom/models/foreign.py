@@ -85,6 +85,8 @@ def filled_by(
 
     def fill(name: str, block: Block) -> Tensor:
         if name not in initial:
+            if stored is not None and stored.has(name):
+                return stored.block(name, block.slices).to(device)
             if not buffers:
                 buffers.update(computed_buffers(model))
             value = buffers[name][block.slices]

@@ -62,7 +62,9 @@ def naming_of(model: nn.Module) -> Naming:
     """Of a model of a user's own: by the names of what its forward takes."""
     config = getattr(model, "config", None)
     if hasattr(type(model), "main_input_name") and config is not None:
-        kind = next(each for each in type(model).__mro__ if each.__module__.partition(".")[0] != __name__.partition(".")[0])
+        kind = next(
+            each for each in type(model).__mro__ if each.__module__.partition(".")[0] != __name__.partition(".")[0]
+        )
         return naming_of_hugging_face(kind, bool(getattr(config, "is_encoder_decoder", False)))
     taken = list(inspect.signature(model.forward).parameters)
     tokens = next((name for name in TOKEN_NAMES if name in taken), None)

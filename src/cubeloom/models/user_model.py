@@ -20,6 +20,8 @@ from cubeloom.parallel import Batch, Cut
 from cubeloom.parallel.replace import Fill
 from cubeloom.parallel.traced import Tracing
 
+FAMILY = "file"
+"""Of such models, in the description that a checkpoint has."""
 _ANY = 2**30
 
 
@@ -74,7 +76,7 @@ class UserModel:
         return _naming(self)
 
     def describe(self) -> dict[str, Any]:
-        return {"family": "file", "file": self.file, "function": self.function}
+        return {"family": FAMILY, "file": self.file, "function": self.function}
 
     def _own_cut(self) -> Cut | None:
         with torch.device("meta"):

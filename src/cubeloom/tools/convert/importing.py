@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +25,8 @@ class Import:
 
     how = "imported"
 
-    def __init__(self, source: Path, dtype: torch.dtype | None) -> None:
-        self._source = HuggingFaceFolder(source)
+    def __init__(self, folder: HuggingFaceFolder, dtype: torch.dtype | None) -> None:
+        self._source, source = folder, folder.folder
         self._dtype = dtype
         try:
             self.config = read_config(self._source.config, self._source.tensors.keys())
@@ -40,6 +41,10 @@ class Import:
                 )
         self.tensors = {rule.ours: self._join(rule, self._shape) for rule in self._rules}
 
+    @property
+    def description(self) -> dict[str, Any]:
+        return describe(self.config)
+
     def write(self, folder: Path, wrote: Callable[[Tensor], None]) -> int:
         """Gives the number of files with tensors."""
 
@@ -53,7 +58,7 @@ class Import:
         checkpoint = folder / IMPORTED
         checkpoint.mkdir()
         files = write_weights(checkpoint, self.tensors, values)
-        seal(checkpoint, 0, {"model": describe(self.config), "hugging_face": self._source.config})
+        seal(checkpoint, 0, {"model": self.description, "hugging_face": self._source.config})
         return files
 
     def _shape(self, name: str) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+
 from cubeloom.base.errors import UserError
 from cubeloom.base.grid import AXES, Grid, grids
 from cubeloom.base.limits import RANKS, within

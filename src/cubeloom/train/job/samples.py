@@ -58,7 +58,8 @@ def samples_of(job: Job, part: Part) -> Samples:
                 else "prepare the data with the tokenizer that the model was made for"
             )
             raise UserError(
-                f"{source.folder} has a vocabulary of {tokens.meta.vocabulary}, and the model one of {model.vocabulary}: {advice}"
+                f"{source.folder} has a vocabulary of {tokens.meta.vocabulary}, and the model one of {model.vocabulary}:"
+                f" {advice}"
             )
         streams.append(tokens.stream(sequence, seed=seed, part=part))
     if len(streams) == 1:

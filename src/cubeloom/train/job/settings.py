@@ -42,7 +42,9 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         if None not in (self.name, self.preset) and self.name != self.preset:
-            raise UserError(f"model.name = {self.name!r} and model.preset = {self.preset!r} say the same: give one of them")
+            raise UserError(
+                f"model.name = {self.name!r} and model.preset = {self.preset!r} say the same: give one of them"
+            )
 
     @property
     def called(self) -> str:
