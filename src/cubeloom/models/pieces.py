@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 Carry = dict[str, Tensor]  # what one piece hands to the next; the last one hands out the loss
 Data = Mapping[str, Tensor]  # a batch, as the model's forward names it
@@ -26,12 +26,3 @@ class InPieces(Protocol):
     """A model that can be cut into stages."""
 
     def pieces(self) -> list[Piece]: ...
-
-
-def pieces_of(model: nn.Module) -> list[Piece]:
-    """Those that it says; of a model that says none all of it is one."""
-    own = getattr(model, "pieces", None)
-    if own is not None:
-        found: list[Piece] = own()
-        return found
-    return [Piece(("",), lambda carry, data: {"loss": model(**data)})]

@@ -39,6 +39,17 @@ class StageOutput:
         return c.sharded * cut + (1 - c.sharded) * replicated
 
 
+@dataclass(frozen=True)
+class RankOutput:
+    """A tensor that a piece of a traced model hands to the next: numbers that a rank has of a sample, or of all where they are alike."""
+
+    numbers: int
+    of_samples: bool
+
+    def elements(self, tokens: bool, c: ParallelConfig) -> Any:
+        return self.numbers * c.samples / (c.data * c.z) if self.of_samples else self.numbers
+
+
 def pipeline_volume(
     stages: Sequence[Layers],
     received: Sequence[Any],

@@ -24,7 +24,8 @@ from cubeloom.parallel.traced.known import held_elsewhere, known
 from cubeloom.parallel.traced.loss import average_losses
 from cubeloom.parallel.traced.patches import Patch
 from cubeloom.parallel.traced.report import table
-from cubeloom.parallel.traced.run import cut_samples, place
+from cubeloom.parallel.traced.row import Row, watched_row
+from cubeloom.parallel.traced.run import Watch, cut_samples, place, some_samples
 from cubeloom.parallel.traced.values import own_values, place_buffers, refuse_different_values
 from cubeloom.parallel.volume import Volume, step_volume
 
@@ -43,6 +44,13 @@ class Traced:
     patches: Mapping[str, Patch]  # by pattern of modules
     samples: int = 1  # of the example, on one rank
     rest: ShardingPolicy = REST
+    again: Callable[[nn.Module, Watch], object] | None = None  # runs the model once more, on some of its samples
+
+    def row(self, model: nn.Module) -> Row:
+        """Its row of blocks. Raises UserError where it has none, and CutError where its samples cannot be cut."""
+        if self.again is None:
+            raise CutError(f"{self.model} was not traced, so that its row of blocks is not known")
+        return watched_row(model, self.again)
 
     @property
     def config(self) -> ParallelConfig:
@@ -140,8 +148,15 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
         )
     item = next((parameter.element_size() for parameter in model.parameters()), 4)
     patches = {pattern: made.patch for pattern, made in found.choices.patches.items()}
+    specs = tuple(specs_of(model, found, tied, samples))
+
+    def again(model: nn.Module, watch: Watch) -> None:
+        if samples < 2:
+            raise CutError(f"{type(model).__name__} was run without samples, so that they cannot be cut")
+        some_samples(model, kinds, sizes, inputs, tied, found, samples, watch)
+
     return Traced(
-        type(model).__name__, grid, tuple(specs_of(model, found, tied, samples)), item, found.flops, patches, samples
+        type(model).__name__, grid, specs, item, found.flops, patches, samples, again=again
     )
 
 

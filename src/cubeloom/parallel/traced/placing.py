@@ -137,7 +137,7 @@ class Placing:
         place = _feature_place(placed.known, len(shape))
         features = 1 if isinstance(placed.known, Table) else tracked.shape[place]
         call = Call(prod(tracked.shape) // features, prod(shape) // shape[place], gradient)
-        before.uses.append(Use(call, id(tracked), fixed="data" not in tracked.axes))
+        before.uses.append(Use(call, id(tracked), fixed=not tracked.of_samples))
 
     def _linear(self, name: str, linear: Linear, tracked: Tracked, shape: Shape) -> tuple[Placed, Dims]:
         place = _feature_place(linear, len(shape))

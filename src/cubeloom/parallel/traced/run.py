@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -196,6 +196,12 @@ class _AsRank(_WithConstants, Replay):
         if (name := self.name_of(tensor)) is not None:
             tracked = self._tracked[id(tensor)] = Tracked(tracked.dims, parameters=frozenset({name}))
         return tracked
+
+    def lies(self, tensor: Tensor) -> Tracked:
+        """As `of`, also of a tensor that is made of numbers alone."""
+        if id(tensor) in self.constants:
+            return Tracked(self._dims_of_constant(self.constants[id(tensor)][0], tensor))
+        return self.of(tensor)
 
     def _refuse_random(self, name: str) -> NoReturn:
         raise CutError(
@@ -475,26 +481,48 @@ def cut_samples(
 
     The layers then know which of their rows are as many for any number of samples.
     """
+    try:
+        placed = some_samples(model, known, sizes, inputs, tied, found, samples)
+    except CutError as error:
+        return str(error)
+    for name, each in placed.items():
+        for use, here in zip(found.placed[name].uses, each.uses, strict=True):
+            use.fixed = here.fixed
+    return None
+
+
+# What watches a run: it is given what is known of a tensor, and for which part of the samples.
+Watch = Callable[[Callable[[Tensor], Tracked], int], AbstractContextManager[None]]
+
+
+def some_samples(
+    model: nn.Module,
+    known: Mapping[str, Known],
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, Any],
+    tied: Mapping[str, str],
+    found: Found,
+    samples: int,
+    watch: Watch | None = None,
+) -> dict[str, Placed]:
+    """A run of a rank that has some of the samples. Raises CutError where it computes something else of them than of all."""
     parts = next(each for each in range(2, samples + 1) if samples % each == 0)
     empty = {name: each.to("meta") if isinstance(each, Tensor) else each for name, each in inputs.items()}
     given: dict[str, tuple[Tensor, Tracked]] = {}
     placing = Placing(known, sizes, found.choices, tied)
-    try:
-        record, _ = _recorded(model, known, empty)
-        for name, each in empty.items():
-            if isinstance(each, Tensor):
-                cut = each.dim() > 0 and each.shape[0] == samples
-                dims = ((Factor(samples, (("data", parts),)),), *uncut(each.shape[1:])) if cut else uncut(each.shape)
-                given[name] = torch.empty(local_shape(dims), dtype=each.dtype, device=META), Tracked(dims)
-        run = _AsRank(record, placing, given)
-        with patched(model, {pattern: made.patch for pattern, made in found.choices.patches.items()}):
-            run.finish(_run(run, {**empty, **{name: tensor for name, (tensor, _) in given.items()}}))
-    except CutError as error:
-        return str(error)
-    for name, each in placing.placed.items():
-        for use, here in zip(found.placed[name].uses, each.uses, strict=True):
-            use.fixed = here.fixed
-    return None
+    record, _ = _recorded(model, known, empty)
+    for name, each in empty.items():
+        if isinstance(each, Tensor):
+            cut = each.dim() > 0 and each.shape[0] == samples
+            dims = ((Factor(samples, (("data", parts),)),), *uncut(each.shape[1:])) if cut else uncut(each.shape)
+            given[name] = torch.empty(local_shape(dims), dtype=each.dtype, device=META), Tracked(dims)
+    run = _AsRank(record, placing, given)
+    with (
+        patched(model, {pattern: made.patch for pattern, made in found.choices.patches.items()}),
+        nullcontext() if watch is None else watch(run.lies, samples // parts),
+    ):
+        run.finish(_run(run, {**empty, **{name: tensor for name, (tensor, _) in given.items()}}))
+    return placing.placed
 
 
 def _recorded(

@@ -16,6 +16,7 @@ from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.specs import LayerSpec
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced.model import Traced, trace
+from cubeloom.parallel.traced.row import Row
 
 _SAMPLES = 2  # of the example, on a rank: what is true of two is true of more
 
@@ -44,6 +45,9 @@ class Tracing(FoundCut):
 
     def specs(self, model: nn.Module, grid: Grid, batch: Batch) -> list[LayerSpec]:
         return list(self.traced(model, grid, batch).specs)
+
+    def row(self, model: nn.Module, grid: Grid, batch: Batch) -> Row:
+        return self.traced(model, grid, batch).row(model)
 
     def finish(
         self, model: nn.Module, grid: Grid, batch: Batch, state: CubeState, fill: Callable[[str, Block], Tensor]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from cubeloom.base.grid import Grid
-from cubeloom.models.pieces import Carry, pieces_of
+from cubeloom.models.pieces import Carry, Piece
 from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.specs import EdgeSpec, EmbeddingSpec, ImageNormSpec, LayerSpec, LinearSpec, Side
 from cubeloom.pipeline.runtime.partition import belongs
@@ -20,9 +20,7 @@ _PLAIN = ParallelConfig.exact(Grid(), ShardingPolicy(activations="replicated"), 
 
 def stage_outputs(model: nn.Module, specs: Sequence[LayerSpec]) -> list[tuple[StageOutput, ...]]:
     """What each piece of a model hands to the next."""
-    pieces = pieces_of(model)
-    if len(pieces) == 1:
-        return [()]
+    pieces: list[Piece] = model.pieces()  # type: ignore[operator]
     if not hasattr(model, "example"):
         # A Transformer hands on the residual stream, which is what its embedding gives.
         embedding = next(spec for spec in specs if isinstance(spec, EmbeddingSpec))

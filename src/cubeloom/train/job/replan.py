@@ -8,12 +8,12 @@ from cubeloom.base.errors import UserError
 from cubeloom.base.grid import AXES, Grid, grids
 from cubeloom.base.limits import RANKS, within
 from cubeloom.models import skeleton
-from cubeloom.models.pieces import pieces_of
 from cubeloom.parallel import Batch, ParallelConfig
 from cubeloom.parallel.cut import CutError
 from cubeloom.parallel.layers.declared import FoundCut
 from cubeloom.parallel.resolution import problems, resolve, specs_of
 from cubeloom.pipeline.runtime.microbatches import portions
+from cubeloom.pipeline.runtime.model_pieces import ModelPieces
 from cubeloom.train.job.job import Job
 
 
@@ -43,7 +43,7 @@ class _Fits:
         self._model = skeleton(source)
         self._cut = source.cut(self._model)
         self._specs = None if isinstance(self._cut, FoundCut) else specs_of(self._model, self._cut)
-        self._pieces = len(pieces_of(self._model))
+        self._pieces = len(ModelPieces.of(self._model, self._cut, Grid(), job.batch, self._specs or []).modules)
         self._known: dict[tuple[Grid, int], bool] = {}
 
     def __call__(self, grid: Grid, samples: int) -> bool:
