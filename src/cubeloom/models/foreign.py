@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 from cubeloom.base import counter
 from cubeloom.base.initial import Constant, Initial, Normal
 from cubeloom.models.example import example_of
-from cubeloom.models.parallelize import computed_buffers
 from cubeloom.parallel import Batch
 from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.replace import Fill
@@ -47,6 +46,17 @@ class InDouble(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
+@contextmanager
+def _in_double() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with InDouble():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def forwarding_loss(model: nn.Module) -> nn.Module:
     """The same module, whose forward gives the loss alone where its own gives an object that has it, or a pair that begins so."""
     kind = type(model)
@@ -54,7 +64,7 @@ def forwarding_loss(model: nn.Module) -> nn.Module:
     @functools.wraps(kind.forward)
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         double = next((each.dtype for each in self.parameters()), None) is torch.float64
-        with InDouble() if double else nullcontext():
+        with _in_double() if double else nullcontext():
             found = kind.forward(self, *arguments, **named)
         if isinstance(found, Tensor):
             return found
@@ -81,14 +91,12 @@ def filled_by(
 ) -> Fill:
     """Stored values where there are any; else those that depend on seed, name and place alone, and buffers as computed."""
     initial = _initial(model)
-    buffers: dict[str, Tensor] = {}
+    buffers = dict(model.named_buffers(remove_duplicate=False))
 
     def fill(name: str, block: Block) -> Tensor:
         if name not in initial:
             if stored is not None and stored.has(name):
                 return stored.block(name, block.slices).to(device)
-            if not buffers:
-                buffers.update(computed_buffers(model))
             value = buffers[name][block.slices]
             return value.to(device, dtype if value.is_floating_point() else value.dtype)
         if stored is not None and stored.has(name):

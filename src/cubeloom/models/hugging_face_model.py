@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom.base.errors import UserError, first_line
+from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.foreign import filled_by, forwarding_loss, random_batch, without_dropout
 from cubeloom.models.naming import Naming, naming_of_hugging_face
 from cubeloom.models.stored import StoredTensors, is_hugging_face
@@ -133,8 +135,11 @@ def from_description(description: Mapping[str, Any], where: str) -> nn.Module:
 
 
 def _made(architecture: Any, config: Any, where: str) -> nn.Module:
+    config = copy(config)
+    config._experts_implementation = "eager"  # grouped products want bfloat16, and sizes that a rank does not know
     try:
         made: nn.Module = architecture(config)
+        compute_buffers(made)
     except Exception as error:  # whatever transformers says of such sizes
         raise UserError(f"{where} is of a model that cannot be built: {first_line(error)}") from None
     return made

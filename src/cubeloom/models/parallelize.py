@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
 from cubeloom.launch.init import network_of
+from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.example import example_of
 from cubeloom.parallel.config import Batch, ShardingPolicy
 from cubeloom.parallel.layers import Cut
@@ -75,7 +74,9 @@ def parallelize(
         raise UserError(f"this {type(model).__name__} is parallelized already")
     empty = any(parameter.is_meta for parameter in model.parameters())
     filled = not empty or fill is not None
-    fill = fill or (_without_values(model) if empty else None)
+    if empty and fill is None:
+        compute_buffers(model)
+        fill = _without_values(model)
     cut = cut or _own_cut(model)
     if cut is None:
         report = trace(model, network.grid, example or example_of(model))
@@ -121,7 +122,7 @@ def _by_cut(
     specs = resolve(model, cut, grid, rest, whole, maker)
     state = apply(model, cut, network, whole, fill, rest, example=maker, unchecked=True)
     return Traced(
-        type(model).__name__, grid, tuple(specs), item, (0.0, 0.0), {}, samples // (grid.data * grid.z), rest
+        type(model).__name__, grid, tuple(specs), item, (0.0, 0.0), samples=samples // (grid.data * grid.z), rest=rest
     ), state
 
 
@@ -130,37 +131,13 @@ def _sequence(model: nn.Module) -> int:
 
 
 def _without_values(model: nn.Module) -> Fill:
-    """Blocks that `load` will fill; buffers, which no file has, as the model computes them."""
-    values = dict(model.named_parameters(remove_duplicate=False))
-    buffers: dict[str, Tensor] = {}
+    """Blocks that `load` will fill, and buffers, which have their values."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(model.named_buffers(remove_duplicate=False))
 
     def fill(name: str, block: Block) -> Tensor:
-        if name in values:
-            return torch.zeros(block.local, dtype=values[name].dtype, device="cpu")
-        if not buffers:
-            buffers.update(computed_buffers(model))
+        if name in parameters:
+            return torch.zeros(block.local, dtype=parameters[name].dtype, device="cpu")
         return buffers[name][block.slices]
 
     return fill
-
-
-def computed_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """As Hugging Face's models compute those that no file has: tables of rotary positions, for instance."""
-    initialise = getattr(model, "_init_weights", None)
-    found: dict[str, Tensor] = {}
-    for name, module in model.named_modules():
-        own = torch_private.buffers_of(module)
-        empty = {kind: each for kind, each in own.items() if each is not None and each.is_meta}
-        if not empty:
-            continue
-        if initialise is None or not inspect.ismethod(initialise):
-            kind = next(iter(empty))
-            raise UserError(
-                f"buffer {name}.{kind} is on the meta device, and nothing says what it holds: build the model on the CPU, or"
-                " give `parallelize` a `fill`"
-            )
-        own.update({kind: torch.zeros_like(each, device="cpu") for kind, each in empty.items()})
-        with torch.no_grad():
-            initialise(module)
-        found |= {f"{name}.{kind}".lstrip("."): each for kind in empty if (each := own[kind]) is not None}
-    return found

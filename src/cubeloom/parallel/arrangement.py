@@ -120,3 +120,22 @@ def grouped(heads: int, queries: int, width: int, copies: int) -> Arrangement:
                 yield Run(0, 2 * width, head * group + queries * width, copies, counts=number == copies - 1)
 
     return Arrangement.of(heads * group, segments())
+
+
+def exchanged(rows: int, outer: int, inner: int, of: Arrangement | None = None) -> Arrangement | None:
+    """For two axes of so many ranks that cut the rows, the outer one first, where a grid's blocks have the inner one first.
+
+    `of`: how the rows are arranged before; None where the order of the axes makes no difference.
+    """
+    if outer == 1 or inner == 1:
+        return of
+    before = of or Arrangement.of(rows, iter([Run(0, rows, 0)]))
+    part = before.held // (outer * inner)
+
+    def segments() -> Iterator[Run]:
+        for first in range(inner):
+            for second in range(outer):
+                place = (second * inner + first) * part
+                yield from before.runs(place, place + part)
+
+    return replace(Arrangement.of(before.whole, segments()), dim=before.dim)

@@ -13,15 +13,17 @@ def summands(name: str, inputs: Sequence[tuple[Tracked, bool]], result: Dims) ->
     needing = [tracked for tracked, needs in inputs if needs]
     cutting = Tracked(result).axes
     unknown = any(factor.ratio > 1 for dim in result for factor in dim)
-    for tracked in needing:
-        apart = sorted(cutting - tracked.axes - tracked.summands)
-        if apart or unknown:
-            raise Refused(
-                f"{name} uses {tracked}, which is alike on all ranks of {'·'.join(apart) or 'an axis'}, for"
-                f" {described(result)}, of which each has a part: each rank would have a summand of its gradient. Let a layer"
-                " cut it, or name a module that passes it on as CopyToRegion() and use it in layers that are"
-                " ColwiseFromReplicated() in the cut"
-            )
+    def apart(tracked: Tracked) -> list[str]:
+        return sorted(cutting - tracked.axes - tracked.summands)
+
+    if used := [each for each in needing if apart(each) or (unknown and not each.summands)]:
+        raise Refused(
+            f"{name} uses {used[0]}, which is alike on all ranks of {'·'.join(apart(used[0])) or 'an axis'}, for"
+            f" {described(result)}, of which each has a part: each rank would have a summand of its gradient. Let a layer"
+            " cut it, or name a module that passes it on as CopyToRegion() and use it in layers that are"
+            " ColwiseFromReplicated() in the cut",
+            used,
+        )
     found = frozenset(axis for tracked in needing for axis in tracked.summands) - cutting
     for tracked in needing:
         if missing := sorted(found - tracked.summands - tracked.axes):

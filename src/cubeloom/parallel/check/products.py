@@ -104,7 +104,10 @@ def _shared(tracked: Tracked, query: Tracked) -> Tracked:
     if heads == queries or heads == 1:
         return tracked
     dims = list(tracked.dims)
-    dims[-3] = normal((*dims[-3], Factor(queries // heads)))
+    # Of the queries of a head a rank may have a part, and the whole head.
+    repeats, parts = queries // heads, parts_of(query.dims[-3]) // parts_of(dims[-3])
+    alike = Factor(repeats, (), parts) if parts > 1 and repeats % parts == 0 else Factor(repeats)
+    dims[-3] = normal((*dims[-3], alike))
     return Tracked(tuple(dims))
 
 

@@ -14,7 +14,14 @@ Shape = tuple[int, ...]
 
 
 class Refused(Exception):
-    """Why an operation is not what the serial model computes. Whoever catches it knows where that is."""
+    """Why an operation is not what the serial model computes. Whoever catches it knows where that is.
+
+    `used`: tensors that are alike on ranks which would each have a summand of their gradient.
+    """
+
+    def __init__(self, why: str, used: Sequence[Tracked] = ()) -> None:
+        super().__init__(why)
+        self.used = used
 
 
 @dataclass(frozen=True, slots=True)

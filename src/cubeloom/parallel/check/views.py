@@ -120,10 +120,12 @@ def repeat_interleave(step: Step) -> list[Dims]:
 
 def _refuse_repeated_gradient(step: Step, found: Sequence[Dim], tracked: Tracked) -> None:
     # The gradients of parameters between layers are averaged over samples.
-    if step.needs_gradient[0] and not tracked.parameters and any(factor.ratio > 1 for dim in found for factor in dim):
+    known = tracked.parameters or tracked.summands
+    if step.needs_gradient[0] and not known and any(factor.ratio > 1 for dim in found for factor in dim):
         raise Refused(
             f"{step.name} repeats {tracked} along a dimension of which a rank has a part: each rank would have a summand of its"
-            " gradient"
+            " gradient",
+            [tracked],
         )
 
 

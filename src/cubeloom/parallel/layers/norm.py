@@ -19,7 +19,6 @@ from cubeloom.comm import Axis, Pending
 from cubeloom.parallel import weave
 from cubeloom.parallel.collective import placeholder
 from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
-from cubeloom.parallel.parameter import own_part
 from cubeloom.parallel.specs import ImageNormSpec, NormSpec, Side, TracedNormSpec
 from cubeloom.parallel.state import CubeState
 
@@ -71,7 +70,7 @@ def _pixels(seen: Seen) -> int:
 
 
 class CubeNorm(nn.Module):
-    """Of features that lie over these axes. Weight and bias lie over the first one, and every rank uses its part of them."""
+    """Of features that lie over these axes, and so do weight and bias."""
 
     def __init__(
         self,
@@ -89,16 +88,12 @@ class CubeNorm(nn.Module):
         self._state = state
         self._eps = eps
         self._axis = state.network.axis(*sorted(axes))
-        self._own_features = own_part(state.network.axis(axes[1])) if len(axes) > 1 else None
         self._offset = offset
         self._centred = spec.centred
         self._origin = spec.name
 
     def _local(self, parameter: nn.Parameter | None) -> Tensor | None:
-        if parameter is None:
-            return None
-        local = self._state.local(parameter)
-        return local if self._own_features is None else self._own_features(local)
+        return None if parameter is None else self._state.local(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self._local(self.weight), self._local(self.bias)

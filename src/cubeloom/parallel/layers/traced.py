@@ -95,6 +95,11 @@ class TracedLinear(CubeLinear):
             Classes.even(spec.n // along_n.size, along_n) if arranged is None else Classes.of(arranged, along_n)
         )
         self._regather = False
+        self._own_features = None  # a bias lies as the features do
+        # Of whole outputs that ranks use differently gradients are summed; else all have the same.
+        leaves = spec.leaves and spec.shared
+        dims = {"rows": 0, "features": self._dim}
+        self._leave = Collective.between(spec.leaving, state.network, f"{spec.name} leave", dims) if leaves else None
         if spec.given == "whole":
             self._own_classes = None  # parts are gathered with their padding, and cut off behind
 
@@ -109,7 +114,10 @@ class TracedLinear(CubeLinear):
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
         if self._given == "whole":
-            y = all_parts_of(y, self._along_n, self._dim, f"{self._name} leave")
+            if self._leave is not None:
+                y = self._leave(y)
+            else:
+                y = all_parts_of(y, self._along_n, self._dim, f"{self._name} leave")
             return y if y.shape[self._dim] == self._features else y.narrow(self._dim, 0, self._features)
         network = self._state.network
         if self._given == "lazy" and self._along_n.size * network.grid.data * network.grid.z > 1:

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from fractions import Fraction
 from typing import Any, Literal
 
+from cubeloom.parallel.arrangement import Arrangement, exchanged
 from cubeloom.parallel.config import REPLICATED, ParallelConfig, choose
 from cubeloom.parallel.layout import Axes, Layout
 from cubeloom.parallel.specs.linear import LinearSpec, Spread, gradient_scatter, weight_transfers
@@ -43,13 +45,14 @@ PLANE: Axes = ("x", "y")
 class Call:
     """One use of a layer: its rows of one sample, such as tokens or pixels; whether dX is wanted.
 
-    `fixed`: rows are as many for any number of samples, as those of a table of positions are.
+    `fixed`: rows are as many for any number of samples, as those of a table of positions are. `live`: the loss depends on it.
     """
 
     rows_in: Any
     rows_out: Any
     gradient: bool = True
     fixed: bool = False
+    live: bool = True
 
     def all_in(self, c: ParallelConfig) -> Any:
         """Of all ranks of data and z together."""
@@ -75,6 +78,7 @@ class TracedLinearSpec(LinearSpec):
     taken: FeatureRest
     given: FeatureRest
     joins: str | None = None
+    shared: bool = False  # ranks along which its output is alike use it differently: its gradient is summed over them
     trained: tuple[str, ...] = ("weight", "bias")
     rank: int | None = None  # dimensions of its input, where features are not the last
 
@@ -102,11 +106,24 @@ class TracedLinearSpec(LinearSpec):
     def spread_out(self, c: ParallelConfig) -> Spread:
         return "features" if self.given == "both" else "replicated"
 
+    def output(self, spread: Spread) -> tuple[Layout, Layout]:
+        summed, rest = super().output(spread)
+        return summed, replace(rest, partial_gradient=frozenset({self.k_axis})) if self.shared else rest
+
+    @property
+    def leaving(self) -> tuple[Layout, Layout]:
+        """From features that lie on an axis to whole ones."""
+        rest, whole = _whole(self.n_axis)  # without a sum each rank takes its own part of the gradient, which moves nothing
+        if not self.shared:
+            return rest, whole
+        both = frozenset({self.k_axis, self.n_axis})
+        return replace(rest, partial_gradient=frozenset({self.k_axis})), replace(whole, partial_gradient=both)
+
     def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
         return (_whole(self.side)[1] if self.enters else self.input(self.spread_in(c))[0],)
 
     def gives(self, c: ParallelConfig) -> Layout:
-        return _whole(self.n_axis)[1] if self.leaves else self.output(self.spread_out(c))[1]
+        return self.leaving[1] if self.leaves else self.output(self.spread_out(c))[1]
 
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
         rest, used = self.weight(cut=True)
@@ -117,11 +134,11 @@ class TracedLinearSpec(LinearSpec):
                 for source, target in [*ends, self.input(self.spread_in(c))]:
                     yield Transfer("F", source, target, x)
                     yield Transfer("I", target.gradient, source.gradient, x, when=call.gradient)
-            yield from there_and_back(*self.output(self.spread_out(c)), y)
-            if self.leaves:
-                yield Transfer("F", *_whole(self.n_axis), y)
+            for source, target in [self.output(self.spread_out(c)), *([self.leaving] if self.leaves else [])]:
+                yield Transfer("F", source, target, y)
+                yield Transfer("I", target.gradient, source.gradient, y, when=call.live)
             for each in weight_transfers(rest, used, self.k * self.held(c) * self.kernel_numel, self._own(c)):
-                wanted = {"F": True, "I": call.gradient, "W": "weight" in self.trained}[each.phase]
+                wanted = {"F": True, "I": call.gradient, "W": call.live and "weight" in self.trained}[each.phase]
                 yield replace(each, when=each.when & wanted)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
@@ -129,11 +146,16 @@ class TracedLinearSpec(LinearSpec):
             if not each.name.endswith(".bias"):
                 yield replace(each, trained="weight" in self.trained)
                 continue
-            # Where features rest on both axes each rank of the other one uses its own part of the bias.
-            across = other(self.bias_axis)
-            alike = () if self.given == "both" else (across,)
-            trained = "bias" in self.trained
-            yield replace(each, partial=(*ROWS, across), alike=alike, when=each.when, trained=trained)
+            across, trained = other(self.bias_axis), "bias" in self.trained
+            if self.given == "both":
+                layout, arranged = Layout.of(first=(self.bias_axis, across)), partial(self._bias_arrangement, c)
+                yield replace(each, layout=layout, partial=ROWS, arranged=arranged, trained=trained)
+            else:
+                alike = () if self.shared else (across,)
+                yield replace(each, partial=(*ROWS, across), alike=alike, trained=trained)
+
+    def _bias_arrangement(self, c: ParallelConfig) -> Arrangement | None:
+        return exchanged(int(self.held(c)), int(c.size(self.n_axis)), int(c.size(self.k_axis)), self.arrangement(c))
 
     def products(self, c: ParallelConfig) -> Iterator[Product]:
         for call in self.calls:
@@ -194,7 +216,7 @@ class TracedEmbeddingSpec(EmbeddingSpec):
             if self.leaves:
                 yield Transfer("F", *_whole("x"), rows)
             yield Transfer("F", rest, used, elements, when=c.weights_cut, of_weight=True)
-            if self.trained:
+            if self.trained and call.live:
                 yield gradient_scatter(rest, used, elements, c.weights_cut)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
@@ -228,6 +250,7 @@ class TracedNormSpec(LayerSpec):
     eps: float
     calls: tuple[Call, ...]
     offset: float = 0.0
+    differing: Axes = ()  # along which ranks have the same features, and each a summand of their gradient
     trained: tuple[str, ...] = ("weight", "bias")
 
     def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
@@ -248,14 +271,19 @@ class TracedNormSpec(LayerSpec):
             yield Transfer("I", summed, whole, (2 if self.centred else 1) * rows, "statistic", when=call.gradient)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
-        # Of features that lie over two axes each rank of the second one uses its own part of what the first one leaves.
         first, across = self.axes[0], other(self.axes[0])
-        alike = () if across in self.axes else (across,)
+        both = across in self.axes
+        alike = () if both or across in self.differing else (across,)
+        partial_sum = ROWS if both else (*ROWS, across)
+        layout = Layout.of(first=self.axes)
+
+        def arranged() -> Arrangement | None:
+            return exchanged(self.features, int(c.y), int(c.x)) if self.axes == ("y", "x") else None
+
         for kind, there in (("weight", self.weight), ("bias", self.bias)):
             if there:
-                partial, layout = (*ROWS, across), Layout.of(first=first)
-                trained = kind in self.trained
-                yield Parameter(f"{self.name}.{kind}", (self.features,), layout, partial, alike=alike, trained=trained)
+                name, trained = f"{self.name}.{kind}", kind in self.trained
+                yield Parameter(name, (self.features,), layout, partial_sum, True, arranged, alike, trained)
 
     def touched(self, c: ParallelConfig) -> Touched:
         nbytes = self._numbers(c) * choose(c.size(*self.axes) > 1, 6 * c.statistic, 2 * c.item)
@@ -301,12 +329,24 @@ class TracedLossSpec(LayerSpec):
 
 @dataclass(frozen=True)
 class WholeParameter:
-    """`differing`: axes whose ranks use it for other features, so that each has a summand of its gradient."""
+    """`differing`: axes whose ranks use it for other features, so that each has a summand of its gradient.
+
+    `cutting` axes cut its dimension `dim`.
+    """
 
     name: str
     shape: tuple[int, ...]
     differing: Axes = ()
     trained: bool = True
+    dim: int = 0
+    cutting: Axes = ()
+
+    def layout(self, over_z: bool, partial_gradient: Axes = ()) -> Layout:
+        dims = tuple(
+            (f"dim{place}", (*(self.cutting if place == self.dim else ()), *(("z",) if over_z and place == 0 else ())))
+            for place in range(max(1, len(self.shape)))
+        )
+        return Layout(dims, partial_gradient=frozenset(partial_gradient))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,11 +361,12 @@ class WholeSpec(LayerSpec):
 
     def over_z(self, parameter: WholeParameter, c: ParallelConfig) -> Any:
         rows = parameter.shape[0] if parameter.shape else 1
-        return c.weights_cut & (rows % c.z == 0) & (c.z > 1) & (len(parameter.shape) > 1)
+        parts = c.size("z", *(parameter.cutting if parameter.dim == 0 else ()))
+        return c.weights_cut & (rows % parts == 0) & (c.z > 1) & (len(parameter.shape) > 1)
 
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
         for each in self.own:
-            rest, used = Layout.of(first="z"), Layout.of(first=None, partial_gradient=ROWS)
+            rest, used = each.layout(True), each.layout(False, ROWS)
             elements = 1
             for size in each.shape:
                 elements *= size
@@ -337,14 +378,20 @@ class WholeSpec(LayerSpec):
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
         for each in self.own:
-            alike = tuple(axis for axis in PLANE if axis not in each.differing)
+            alike = tuple(axis for axis in PLANE if axis not in (*each.differing, *each.cutting))
             cut = self.over_z(each, c)
             name, shape = f"{self.name}.{each.name}".removeprefix("."), each.shape or (1,)
             # Ranks that compute the same average it: rounding on a GPU is not repeated, and replicas would drift apart.
-            yield Parameter(name, shape, Layout.of(first="z"), ("data", *PLANE), cut, alike=alike, trained=each.trained)
-            yield Parameter(
-                name, shape, Layout.of(first=None), (*ROWS, *PLANE), 1 - cut, alike=alike, trained=each.trained
-            )
+            plane = tuple(axis for axis in PLANE if axis not in each.cutting)
+            arranged, trained = partial(self._arrangement, each, c), each.trained
+            yield Parameter(name, shape, each.layout(True), ("data", *plane), cut, arranged, alike, trained)
+            yield Parameter(name, shape, each.layout(False), (*ROWS, *plane), 1 - cut, arranged, alike, trained)
+
+    def _arrangement(self, each: WholeParameter, c: ParallelConfig) -> Arrangement | None:
+        if each.cutting != ("y", "x"):
+            return None
+        found = exchanged(each.shape[each.dim], int(c.y), int(c.x))
+        return None if found is None else replace(found, dim=each.dim)
 
     def touched(self, c: ParallelConfig) -> None:
         return None

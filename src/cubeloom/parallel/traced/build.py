@@ -9,6 +9,7 @@ from fractions import Fraction
 from torch import nn
 
 from cubeloom.base import torch_private
+from cubeloom.parallel.cut import pattern_of
 from cubeloom.parallel.specs import (
     Call,
     LayerSpec,
@@ -22,7 +23,7 @@ from cubeloom.parallel.specs import (
 )
 from cubeloom.parallel.traced.known import Linear, Norm, Table
 from cubeloom.parallel.traced.placing import Placed, Use
-from cubeloom.parallel.traced.run import Found
+from cubeloom.parallel.traced.search import Found
 
 _DOUBLE = 8  # bytes; also of what is summed of a loss of whole logits
 
@@ -50,7 +51,8 @@ def _layers(model: nn.Module, cut: dict[str, Placed], tied: dict[str, str], samp
     for name, placed in cut.items():
         calls = tuple(_of_one_sample(use, samples) for use in placed.uses)
         own = model.get_submodule(name).named_parameters(recurse=False)
-        trained = tuple(kind for kind, each in own if each.requires_grad)
+        live = any(use.call.live for use in placed.uses)
+        trained = tuple(kind for kind, each in own if each.requires_grad and live)
         match placed.known:
             case Linear() as known:
                 key = (placed.side, placed.taken, *(use.source for use in placed.uses))
@@ -71,6 +73,7 @@ def _layers(model: nn.Module, cut: dict[str, Placed], tied: dict[str, str], samp
                     given=placed.given,
                     sections=placed.sections,
                     joins=None if first == name else first,
+                    shared=placed.shared,
                     rank=known.rank,
                 )
             case Table() as table:
@@ -96,6 +99,7 @@ def _layers(model: nn.Module, cut: dict[str, Placed], tied: dict[str, str], samp
                     bias=norm.bias,
                     eps=norm.eps,
                     offset=norm.offset,
+                    differing=placed.differing,
                     calls=calls,
                     trained=trained,
                 )
@@ -133,20 +137,23 @@ def _whole(model: nn.Module, found: Found, cut: set[str], samples: int) -> Itera
             name=name,
             kind=type(module).__name__,
             why=_why(name, module, found),
-            own=tuple(
-                WholeParameter(
-                    kind,
-                    tuple(each.shape),
-                    tuple(
-                        sorted(found.partial.get(names[id(each)], frozenset()) if placed is None else placed.differing)
-                    ),
-                    each.requires_grad and (placed is not None or names[id(each)] in found.partial),
-                )
-                for kind, each in own.items()
-            ),
+            own=tuple(_parameter(kind, each, names[id(each)], found, placed) for kind, each in own.items()),
             times=len(placed.uses) if placed is not None else found.calls.get(name, 0),
             forward_flops=_flops(placed, samples),
         )
+
+
+def _parameter(kind: str, parameter: nn.Parameter, name: str, found: Found, placed: Placed | None) -> WholeParameter:
+    differing = found.partial.get(name, frozenset()) if placed is None else placed.differing
+    cut = found.choices.parameters.get(pattern_of(name))
+    return WholeParameter(
+        kind,
+        tuple(parameter.shape),
+        tuple(sorted(differing)),
+        parameter.requires_grad and name in found.live,
+        dim=0 if cut is None else cut.place,
+        cutting=() if cut is None else tuple(axis for axis, _ in cut.cutting),
+    )
 
 
 def _flops(placed: Placed | None, samples: int) -> float:

@@ -65,7 +65,7 @@ Known = Linear | Table | Norm
 
 def known(module: nn.Module) -> Known | None:
     """What it is, if it has a form here."""
-    if torch_private.has_hooks(module):
+    if torch_private.has_hooks(module) or any(buffer.is_meta for buffer in module.buffers(recurse=False)):
         return None
     return _linear(module) or _table(module) or _norm(module)
 
@@ -177,9 +177,6 @@ def _with_values(module: nn.Module) -> nn.Module:
         torch.manual_seed(0)
         for each in module.parameters():
             memo[id(each)] = nn.Parameter(torch.rand(each.shape, dtype=torch.float64) + 0.5)
-        for buffer in module.buffers():
-            if buffer.is_meta:
-                memo[id(buffer)] = torch.ones(buffer.shape, dtype=buffer.dtype)
         return deepcopy(module, memo).eval()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -20,12 +20,14 @@ from cubeloom.parallel.replace import Fill, replace_layers
 from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, WholeSpec, cut_share, parameters
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced.build import specs_of, tied_layers
+from cubeloom.parallel.traced.choices import Choices
+from cubeloom.parallel.traced.experts import experts_without_values
 from cubeloom.parallel.traced.known import held_elsewhere, known
 from cubeloom.parallel.traced.loss import average_losses
-from cubeloom.parallel.traced.patches import Patch
 from cubeloom.parallel.traced.report import table
 from cubeloom.parallel.traced.row import Row, watched_row
-from cubeloom.parallel.traced.run import Watch, cut_samples, place, some_samples
+from cubeloom.parallel.traced.search import Search, Watch, cut_samples, some_samples
+from cubeloom.parallel.traced.slices import OwnParts
 from cubeloom.parallel.traced.values import own_values, place_buffers, refuse_different_values
 from cubeloom.parallel.volume import Volume, step_volume
 
@@ -41,7 +43,7 @@ class Traced:
     specs: tuple[LayerSpec, ...]
     item: int  # bytes of a number
     flops_between: tuple[float, float]  # of products between layers, of one rank's samples: in all, and on a rank
-    patches: Mapping[str, Patch]  # by pattern of modules
+    choices: Choices = field(default_factory=Choices)  # what holds for modules beside their layers
     samples: int = 1  # of the example, on one rank
     rest: ShardingPolicy = REST
     again: Callable[[nn.Module, Watch], object] | None = None  # runs the model once more, on some of its samples
@@ -109,9 +111,14 @@ class Traced:
 
     def finish(self, model: nn.Module, state: CubeState, fill: Fill) -> None:
         """Numbers that modules hold, buffers, and losses, where layers have been replaced."""
+        patches = self.choices.patch_of
         for name, module in model.named_modules():
-            if (patch := self.patches.get(pattern_of(name))) is not None:
+            pattern = pattern_of(name)
+            if (patch := patches.get(pattern)) is not None:
                 patch.apply(module)
+            if slices := self.choices.slices.get(pattern):
+                own = OwnParts(slices, state.network.coordinates)
+                module.register_forward_pre_hook(own, with_kwargs=True)
         place_buffers(model, state.network, fill)
         average_losses(model, state)
 
@@ -136,27 +143,28 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
     sizes = {axis: grid.size(axis) for axis in ("x", "y")}
     tied = tied_layers(model)
     inputs, samples = _several(inputs)
-    found = place(model, kinds, sizes, inputs, tied, say)
-    for placed in found.placed.values():
-        for use in placed.uses:
-            use.fixed = False
-    why = cut_samples(model, kinds, sizes, inputs, tied, found, samples) if samples > 1 else None
+    with experts_without_values(model):
+        found = Search(model, kinds, sizes, inputs, tied, say).find()
+        for placed in found.placed.values():
+            for use in placed.uses:
+                use.fixed = False
+        why = cut_samples(model, kinds, sizes, inputs, tied, found, samples) if samples > 1 else None
     if why is not None and grid.data * grid.z > 1:
         raise CutError(
             f"{type(model).__name__} on {grid}: data and z cut samples, and this model would compute something else of some"
             f" samples than of all: {why}"
         )
     item = next((parameter.element_size() for parameter in model.parameters()), 4)
-    patches = {pattern: made.patch for pattern, made in found.choices.patches.items()}
     specs = tuple(specs_of(model, found, tied, samples))
 
     def again(model: nn.Module, watch: Watch) -> None:
         if samples < 2:
             raise CutError(f"{type(model).__name__} was run without samples, so that they cannot be cut")
-        some_samples(model, kinds, sizes, inputs, tied, found, samples, watch)
+        with experts_without_values(model):
+            some_samples(model, kinds, sizes, inputs, tied, found, samples, watch)
 
     return Traced(
-        type(model).__name__, grid, specs, item, found.flops, patches, samples, again=again
+        type(model).__name__, grid, specs, item, found.flops, found.choices, samples, again=again
     )
 
 

@@ -7,7 +7,7 @@ of them to change is tried out: what is accepted computes what the serial model 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -19,7 +19,9 @@ from cubeloom.parallel.cut import pattern_of
 
 _COUNTS_HEADS = re.compile(r"head")
 _COUNTS_NONE = re.compile(r"dim|size|mask|type|layer|group|per_|router|scale|index")
-STAGES = 2  # heads alone; then widths too
+_COUNTS_GROUPS = re.compile(r"groups$|n_rep|repeats?$")
+# What may be changed: numbers of heads alone; widths too; or how many queries share a key.
+HEADS, WIDTHS, GROUPS = 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,13 @@ class Patch:
 
     own: Mapping[str, int]
     config: Mapping[str, int]
+
+    @classmethod
+    def joined(cls, patches: Iterable[Patch]) -> Patch:
+        found = cls({}, {})
+        for each in patches:
+            found = cls({**found.own, **each.own}, {**found.config, **each.config})
+        return found
 
     def apply(self, module: nn.Module) -> None:
         for name, value in self.own.items():
@@ -39,13 +48,15 @@ class Patch:
             module.config = config
 
 
-def patch_of(module: nn.Module, stage: int, parts: int) -> Patch | None:
-    """What is tried at a stage, from 1 on; None where there is nothing to change, or it does not divide."""
-    widths = {size for each in module.modules() for size in _sizes(each)} if stage > 1 else set()
+def patch_of(module: nn.Module, stage: int, parts: int, already: Patch) -> Patch | None:
+    """What is tried at a stage, beside what was changed already; None where there is nothing to change."""
+    widths = {size for each in module.modules() for size in _sizes(each)} if stage == WIDTHS else set()
 
     def wanted(name: str, value: Any) -> bool:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 2:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 2 or value % parts:
             return False
+        if stage == GROUPS:
+            return bool(_COUNTS_GROUPS.search(name))
         return _is_count(name) or value in widths
 
     own = {name: value for name, value in vars(module).items() if not name.startswith("_") and wanted(name, value)}
@@ -55,9 +66,14 @@ def patch_of(module: nn.Module, stage: int, parts: int) -> Patch | None:
         if config is None
         else {name: each for name, each in vars(config).items() if _is_count(name) and wanted(name, each)}
     )
-    if (not own and not theirs) or any(value % parts for value in (*own.values(), *theirs.values())):
+    own, theirs = _without(own, already.own), _without(theirs, already.config)
+    if not own and not theirs:
         return None
     return Patch(*({name: value // parts for name, value in some.items()} for some in (own, theirs)))
+
+
+def _without(some: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
+    return {name: value for name, value in some.items() if name not in others}
 
 
 def _is_count(name: str) -> bool:

@@ -22,12 +22,11 @@ from cubeloom.parallel.check.tracked import Dim, Dims, Tracked, described, in_se
 from cubeloom.parallel.cut import pattern_of
 from cubeloom.parallel.specs import Call, Side, other
 from cubeloom.parallel.specs.traced import FeatureRest
+from cubeloom.parallel.traced.choices import Choices
 from cubeloom.parallel.traced.known import Known, Linear, Norm, Table
-from cubeloom.parallel.traced.patches import Patch
 
 Shape = tuple[int, ...]
 PLANE = ("x", "y")
-Way = tuple[Side, FeatureRest]  # the side that the features come from, and how they rest afterwards
 # In which order ways are given up: what is most cut first.
 _LEVELS: dict[FeatureRest, int] = {"both": 0, "one": 1, "lazy": 4, "whole": 5}
 _STREAM = 3
@@ -56,6 +55,7 @@ class Placed:
     left_whole: bool = False
     differing: tuple[str, ...] = ()
     sections: tuple[int, ...] = ()
+    shared: bool = False  # ranks along which its output is alike use it differently
     uses: list[Use] = field(default_factory=list)
 
     def lies_as(self, other: Placed) -> bool:
@@ -63,7 +63,7 @@ class Placed:
 
     @property
     def _lies(self) -> tuple[object, ...]:
-        return self.side, self.taken, self.given, self.left_whole, self.differing
+        return self.side, self.taken, self.given, self.left_whole, self.differing, self.shared
 
     @property
     def level(self) -> int:
@@ -72,44 +72,19 @@ class Placed:
         return _STREAM if stream else _LEVELS[self.given]
 
 
-@dataclass(frozen=True)
-class Patched:
-    """Numbers of a module that were changed, and because of how which layer lies."""
-
-    patch: Patch
-    stage: int
-    maker: tuple[str, Way]
-
-
-@dataclass
-class Choices:
-    """What was tried already, by pattern of names: it only ever grows."""
-
-    barred: dict[str, dict[Way, str]] = field(default_factory=dict)  # with why
-    sections: dict[str, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # of outputs, where they are several one behind another
-    patches: dict[str, Patched] = field(default_factory=dict)  # of modules
-
-    def bar(self, name: str, way: Way, why: str) -> None:
-        self.barred.setdefault(pattern_of(name), {})[way] = why
-
-    def is_barred(self, name: str, way: Way) -> bool:
-        return way in self.barred.get(pattern_of(name), {})
-
-    def why(self, name: str) -> str:
-        """Why it does not lie as it was tried last."""
-        return next(reversed(self.barred.get(pattern_of(name), {"": ""}).values()))
-
-
 class Placing:
-    """The rule of layers in a rank's run that decides as it goes. `tied`: layers that have a table's weight."""
+    """The rule of layers in a rank's run that decides as it goes. `tied`: layers that have another one's weight."""
 
     def __init__(
         self, known: Mapping[str, Known], sizes: Mapping[str, int], choices: Choices, tied: Mapping[str, str]
     ) -> None:
-        self._known, self._sizes, self._choices, self._tied = known, sizes, choices, tied
+        self._known, self._sizes = known, sizes
+        self.choices = choices
+        # Layers whose weight is a table's lie as the table does.
+        pairs = [pair for pair in tied.items() if any(isinstance(known.get(each), Table) for each in pair)]
+        self._of_tables = {name for pair in pairs for name in pair}
         self.placed: dict[str, Placed] = {}
+        self.live = True  # the loss depends on the call that is looked at
 
     def __call__(self, name: str, inputs: Sequence[Tracked], needed: Sequence[bool], shape: Shape) -> Tracked:
         if len(inputs) != 1:
@@ -123,8 +98,21 @@ class Placing:
             case Norm() as norm:
                 placed, dims = _norm(name, norm, tracked, shape)
         self._keep(name, placed, tracked, needed[0], shape)
-        makers = tracked.makers if isinstance(placed.known, Norm) else frozenset({name})
-        return Tracked(dims, frozenset(), makers if _axes(dims) else frozenset())
+        if isinstance(placed.known, Norm):
+            return Tracked(dims, tracked.summands, tracked.makers)
+        if tracked.summands and needed[0]:
+            raise Refused(
+                f"layer {name} computes alike on all ranks of {'·'.join(sorted(tracked.summands))} with {tracked}"
+            )
+        return Tracked(
+            dims, self._summands(placed, dims), frozenset({name}) if _axes(dims) or placed.shared else frozenset()
+        )
+
+    def _summands(self, placed: Placed, dims: Dims) -> frozenset[str]:
+        """Axes along which its output is alike, and each rank has a summand of its gradient."""
+        if not placed.shared:
+            return frozenset()
+        return frozenset(axis for axis in PLANE if self._sizes[axis] > 1 and axis not in _axes(dims))
 
     def parts(self, placed: Placed) -> int:
         """Into how many its outputs are cut."""
@@ -136,7 +124,8 @@ class Placing:
             raise Refused(f"layer {name} is called twice, with features that lie differently")
         place = _feature_place(placed.known, len(shape))
         features = 1 if isinstance(placed.known, Table) else tracked.shape[place]
-        call = Call(prod(tracked.shape) // features, prod(shape) // shape[place], gradient)
+        rows_in, rows_out = prod(tracked.shape) // features, prod(shape) // shape[place]
+        call = Call(rows_in, rows_out, gradient and self.live, live=self.live)
         before.uses.append(Use(call, id(tracked), fixed=not tracked.of_samples))
 
     def _linear(self, name: str, linear: Linear, tracked: Tracked, shape: Shape) -> tuple[Placed, Dims]:
@@ -148,17 +137,18 @@ class Placing:
             return Placed(linear, "x", "whole", "whole", left_whole=True), self._dims(tracked, shape, place, ())
         _refuse_cut_rows(name, tracked, place)
         for side, taken, given in self._ways(linear, tracked.dims[place]):
-            if (name in self._tied and (side != "x" or linear.transposed)) or self._choices.is_barred(
+            if (name in self._of_tables and (side != "x" or linear.transposed)) or self.choices.is_barred(
                 name, (side, given)
             ):
                 continue
             axes = self._given_axes(other(side), given)
             if self._divides(linear, given, other(side), *axes):
-                sections = self._choices.sections.get(pattern_of(name), ()) if axes else ()
+                sections = self.choices.sections.get(pattern_of(name), ()) if axes else ()
                 if any(size % prod(self._sizes[axis] for axis in axes) for size in sections):
                     continue
                 dims = self._dims(tracked, shape, place, axes, sections)
-                return Placed(linear, side, taken, given, sections=sections), dims
+                shared = given in ("one", "whole") and pattern_of(name) in self.choices.shared
+                return Placed(linear, side, taken, given, sections=sections, shared=shared), dims
         if cut:
             raise Refused(f"layer {name}, {linear.k} to {linear.n} features, cannot be cut as {tracked} lies")
         return Placed(linear, "x", "whole", "whole", left_whole=True), self._dims(tracked, shape, place, ())
@@ -195,7 +185,7 @@ class Placing:
             raise Refused(f"layer {name} looks up {tracked}, of which a rank has a part")
         if table.features % self._sizes["x"]:
             return Placed(table, "y", "whole", "whole", left_whole=True), self._dims(tracked, shape, -1, ())
-        if self._choices.is_barred(name, ("y", "one")):
+        if self.choices.is_barred(name, ("y", "one")):
             return Placed(table, "y", "whole", "whole"), self._dims(tracked, shape, -1, ())
         return Placed(table, "y", "whole", "one"), self._dims(tracked, shape, -1, ("x",))
 
@@ -218,11 +208,12 @@ def _norm(name: str, norm: Norm, tracked: Tracked, shape: Shape) -> tuple[Placed
     if norm.features != shape[-1] or len(last) > 1:
         raise Refused(f"layer {name} normalises {norm.features} features of {tracked}")
     if not axes:  # alike on all ranks, or of whole heads
-        differing = tuple(sorted(_axes(tracked.dims)))
+        differing = tuple(sorted({*_axes(tracked.dims), *tracked.summands}))
         return Placed(norm, "x", "whole", "whole", left_whole=True, differing=differing), tracked.dims
     _refuse_cut_rows(name, tracked, len(shape) - 1)
     rest: FeatureRest = "both" if len(axes) > 1 else "one"
-    return Placed(norm, "x" if axes[0] == "x" else "y", rest, rest), tracked.dims
+    differing = tuple(sorted(tracked.summands))
+    return Placed(norm, "x" if axes[0] == "x" else "y", rest, rest, differing=differing), tracked.dims
 
 
 def _axes(dims: Sequence[Dim]) -> tuple[str, ...]:

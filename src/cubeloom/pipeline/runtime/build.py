@@ -30,6 +30,8 @@ from cubeloom.parallel.specs import (
     SquaredLossSpec,
     TracedLinearSpec,
     TracedLossSpec,
+    collectives,
+    parameters,
     shared_copies,
 )
 from cubeloom.parallel.state import Clock
@@ -92,7 +94,11 @@ class StagePlan:
         ]
         tied = {f"{owner}.weight" for spec in self.specs if (owner := shared_owner(spec))}
         losses = sum(isinstance(spec, LossSpec | SquaredLossSpec | TracedLossSpec) for spec, _ in stages[-1])
-        return named(pipeline_volume(stages, received, tied, part, self.schedule, worker, zero, losses), c)
+        averaged = self.row is not None
+        found = pipeline_volume(
+            stages, received, tied, part, self.schedule, worker, zero, losses, averaged=averaged
+        )
+        return named(found, c)
 
     def holders(self, parameter: str) -> tuple[int, ...]:
         """The workers that hold a parameter, because a stage of theirs has its layer or one that shares its weight."""
@@ -180,14 +186,19 @@ def plan_stages(
 
 # All that gradients of layers are summed over, besides replicas of their stage; and what else layers use.
 _GRADIENT_AXES = (("data",), ("data", "z"), ("data", "z", "y"), ("data", "z", "x"))
-_TRACED_GRADIENT_AXES = (("data", "x", "y"), ("data", "z", "x", "y"))
-_LAYER_AXES = (("y", "z"), ("x", "y"), ("y", "x"))
+_LAYER_AXES = (("y", "z"), ("x", "y"))
 
 
-def make_groups(network: Network, layout: StagePlan) -> None:
+def make_groups(network: Network, layout: StagePlan, rest: ShardingPolicy) -> None:
     """Make the groups that any worker's layers need, on all ranks in one order: workers have different layers."""
-    gradient_axes = _GRADIENT_AXES + (_TRACED_GRADIENT_AXES if layout.row is not None else ())
-    for axes in (*gradient_axes, *_LAYER_AXES):
+    gradient_axes, layer_axes = _GRADIENT_AXES, _LAYER_AXES
+    if layout.row is not None:
+        config = ParallelConfig.exact(network.grid, rest, Batch(1, 1), item=1)
+        used = {each.partial for spec in layout.specs for each in parameters(spec, config).values()}
+        gradient_axes = (*gradient_axes, *sorted(used.difference(gradient_axes)))
+        moved = {each.axes for spec in layout.specs for each in collectives(spec, config)}
+        layer_axes = (*layer_axes, *sorted(moved | {axes[::-1] for axes in moved}))
+    for axes in (*gradient_axes, *layer_axes):
         network.axis(*axes)
     for axis, count in sorted(shared_copies(layout.specs, network.grid)):
         network.neighbours(axis, count)
@@ -226,7 +237,7 @@ def hold(
     `compile`: let torch compile what is computed between collectives; whole blocks only where nothing within a block is
     computed once more.
     """
-    make_groups(network, layout)
+    make_groups(network, layout, rest)
     gradients, clock = Gradients(rest.gradients), Clock(seed)
     held = LocalStages({}, {}, {}, gradients, clock)
     homes = layout.schedule.held_by(network.coordinates["pipe"])

@@ -92,6 +92,10 @@ class StepWork:
         groups = 1 + self._schedule.groups[-1]
         nothing = torch.zeros((), dtype=torch.float64, device=self._network.device)
         mine = torch.stack(self._losses).double().sum() if self._losses else nothing
+        if self._losses and self._layout.row is not None:
+            # A loss that is no cross-entropy is the mean of a rank's own samples.
+            everybody = self._network.axis("data", "z")
+            mine = everybody.all_reduce(mine, "loss").wait() / everybody.size
         return self._network.axis("pipe").all_reduce(mine, "loss").wait() / groups
 
     def stage_for(self, replica: int, stage: int, portion: Portion) -> Stage:

@@ -129,15 +129,17 @@ def verify(
         report = _report(experiment, serial, outcomes)
         if not report.may_be_rounding:
             return report
-        return replace(report, rounding=_rounding(serial, known(replace(experiment, nudged=True))))
+        nudged = known(replace(experiment, nudged=True))
+        return replace(report, rounding=_rounding(serial, nudged, experiment.learning_rate))
 
 
-def _rounding(serial: SerialRun, nudged: SerialRun) -> dict[str, float]:
+def _rounding(serial: SerialRun, nudged: SerialRun, learning_rate: float) -> dict[str, float]:
     """The differences of two serial runs that began apart by rounding."""
     found = {"loss": _loss_difference(nudged.losses, serial.losses)}
     for file in nudged.folder.glob("*.safetensors"):
         kind = "weight" if file.name == WEIGHTS else "gradient"
-        for name, difference in differences_of_files(file, serial.folder / file.name).items():
+        least = learning_rate if kind == "weight" else None
+        for name, difference in differences_of_files(file, serial.folder / file.name, least).items():
             found[f"{kind} {name}"] = max(difference, found.get(f"{kind} {name}", 0.0))
     return found
 

@@ -28,6 +28,7 @@ from cubeloom.train import BlockOptimizer, ShardedOptimizer
 
 WEIGHTS = "weights.safetensors"
 FLOPS = "flops.json"  # of the first step
+_NEGLIGIBLE = 1e-6
 
 
 def gradients_of(step: int) -> str:
@@ -95,7 +96,9 @@ def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome
             found = compare(blocks, Path(folder) / gradients_of(step), parameters)
             outcome.gradients = {name: max(each, outcome.gradients.get(name, 0.0)) for name, each in found.items()}
     outcome.counted = ledger.by_axis()
-    outcome.weights = compare(_weight_blocks(parameters, network), Path(folder) / WEIGHTS, parameters)
+    # A step moves a weight by about the learning rate.
+    weights = _weight_blocks(parameters, network)
+    outcome.weights = compare(weights, Path(folder) / WEIGHTS, parameters, least=experiment.learning_rate)
     outcome.digests = dict(_digests(parameters, network))
     return outcome
 
@@ -165,21 +168,24 @@ def _gradient_blocks(
     return found
 
 
-def compare(mine: Blocks, file: Path, names: Collection[str]) -> dict[str, float]:
-    """How far this rank's blocks are off the serial tensors, relative to each tensor's largest number.
+def compare(mine: Blocks, file: Path, names: Collection[str], least: float | None = None) -> dict[str, float]:
+    """How far this rank's blocks are off the serial tensors, relative to each tensor's largest number, and at least to `least`.
 
-    Of those `names` that are there on one side only, such as a gradient that nobody computed: infinitely far. So is padding
+    By default that is a millionth of the largest number of all: a tensor that is zero but for rounding, as the gradient of a
+    bias of attention's keys is, says nothing of itself. Of those `names` that are there on one side only, such as a gradient that nobody computed: infinitely far. So is padding
     that is not zero.
     """
     found = {}
     with safe_open(file, "pt") as serial:
         there = set(serial.keys())
+        if least is None:
+            least = _NEGLIGIBLE * max((serial.get_tensor(name).abs().max().item() for name in there), default=0.0)
         for name in names:
             if (name in mine) != (name in there):
                 found[name] = math.inf
             elif name in mine:
                 theirs = serial.get_tensor(name)
-                scale = theirs.abs().max().item() or 1.0
+                scale = max(theirs.abs().max().item(), least) or 1.0
                 found[name] = max(_difference(local.cpu(), theirs, where, scale) for local, where in mine[name])
     return found
 
@@ -190,10 +196,12 @@ def _difference(local: Tensor, theirs: Tensor, where: Where, scale: float) -> fl
     return no_less_than_nan((local - theirs[where]).abs().max().item() / scale)
 
 
-def differences_of_files(mine: Path, theirs: Path) -> dict[str, float]:
+def differences_of_files(mine: Path, theirs: Path, least: float | None = None) -> dict[str, float]:
     """The same of two serial runs."""
     tensors = load_file(mine)
-    return compare({name: [(each, (slice(None),) * each.dim())] for name, each in tensors.items()}, theirs, tensors)
+    return compare(
+        {name: [(each, (slice(None),) * each.dim())] for name, each in tensors.items()}, theirs, tensors, least
+    )
 
 
 def no_less_than_nan(difference: float) -> float:

@@ -1,0 +1,128 @@
+"""A run of a model without values, but for tensors that are made of numbers alone: code may ask for theirs."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.parallel.check.operations import operation_of
+from cubeloom.parallel.check.run import META, Function, Run, leaves
+from cubeloom.parallel.cut import pattern_of
+from cubeloom.parallel.traced.choices import Sliced
+from cubeloom.parallel.traced.slices import with_argument
+
+_MOST_NUMBERS = 2**24  # of a tensor that is made for its values
+_HOST = torch.device("cpu")
+_MAKERS = {
+    "arange",
+    "zeros",
+    "ones",
+    "full",
+    "empty",
+    "tensor",
+    "rand",
+    "eye",
+    "linspace",
+    "scalar_tensor",
+    "as_tensor",
+}
+
+
+class RunWithConstants(Run):
+    """Tensors that are made of numbers alone, and the inputs, have values: code may ask for them."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.constants: dict[int, tuple[int, Tensor]] = {}  # by id, in the order in which they were made
+        self.twins: dict[int, Tensor] = {}  # by the id of one on the meta device, what has its values
+        self.slices: Mapping[str, Sequence[Sliced]] = {}
+        self.running: list[tuple[str, Any, dict[str, Any]]] = []  # modules whose code is running, with their arguments
+
+    def constant(self, tensor: Tensor) -> None:
+        self.constants[id(tensor)] = len(self.constants), tensor
+
+    def known_constant(self, tensor: Tensor) -> tuple[str, int] | None:
+        twin = self.twins.get(id(tensor))
+        return None if twin is None or id(twin) not in self.constants else ("constant", self.constants[id(twin)][0])
+
+    def __torch_function__(self, function: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._paused or not self._is_constant(function, args, kwargs):
+            return super().__torch_function__(function, types, args, kwargs)
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": _HOST}
+        args = tuple(_HOST if isinstance(each, torch.device) else each for each in args)
+        with _HOST:
+            result = function(*args, **kwargs)
+        if not isinstance(result, Tensor | tuple | list) and hasattr(result, "__next__"):
+            result = list(result)
+        made = list[Tensor]()
+        leaves(result, made, [])
+        for tensor in made:
+            if id(tensor) not in self.constants:
+                self.constant(tensor)
+        return result
+
+    def _is_constant(self, function: Function, args: Any, kwargs: Any) -> bool:
+        tensors, numbers = list[Tensor](), list[Any]()
+        leaves((args, kwargs), tensors, numbers)
+        if tensors:
+            return all(id(tensor) in self.constants for tensor in tensors)
+        sizes = [number for number in numbers if isinstance(number, int) and not isinstance(number, bool)]
+        return operation_of(function).name in _MAKERS and prod(max(1, abs(size)) for size in sizes) <= _MOST_NUMBERS
+
+    def _on_meta(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.is_meta:
+            return value
+        known = id(value) in self.constants
+        twin = torch.empty_like(value, device=META) if known else super()._on_meta(value)
+        self.twins[id(twin)] = value
+        self._alive.append(twin)
+        return twin
+
+    def run(self, inputs: Mapping[str, Any]) -> Any:
+        with self._watching():
+            return super().run(inputs)
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Which modules are running, with which arguments."""
+        handles = []
+        for name, module in self.model.named_modules():
+            if name not in self.layers:
+                handles.append(module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True))
+                handles.append(module.register_forward_hook(self._leave))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.running.clear()
+
+    def _enter(self, name: str, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        for each in self.slices.get(pattern_of(name), ()):
+            args, kwargs = with_argument(args, kwargs, each.argument, partial(self.sliced, name, each))
+        self.running.append((name, args, kwargs))
+        return args, kwargs
+
+    def _leave(self, *_: Any) -> None:
+        self.running.pop()
+
+    @abstractmethod
+    def sliced(self, name: str, each: Sliced, whole: Tensor) -> Tensor:
+        """An argument of which each rank takes its part: it has no values here, even if it is made of numbers alone."""
+
+    @cached_property
+    def _alive(self) -> list[Tensor]:
+        return []
+
+    def name_of(self, tensor: Tensor) -> str | None:
+        """Of a parameter."""
+        return self.owners.get(id(self.twins.get(id(tensor), tensor)))

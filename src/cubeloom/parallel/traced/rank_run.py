@@ -1,0 +1,411 @@
+"""The run of a traced model as one rank runs it: it follows the whole run until an operation would compute something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from math import prod
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.base import torch_private
+from cubeloom.parallel.check import pointwise, where
+from cubeloom.parallel.check.gradient import summands
+from cubeloom.parallel.check.operations import Operation, is_random
+from cubeloom.parallel.check.replay import Replay
+from cubeloom.parallel.check.run import META, Function, leaves
+from cubeloom.parallel.check.step import Refused, Step
+from cubeloom.parallel.check.tracked import (
+    Dim,
+    Dims,
+    Factor,
+    Tracked,
+    common,
+    in_sections,
+    is_cut,
+    local_shape,
+    uncut,
+)
+from cubeloom.parallel.cut import CutError, pattern_of
+from cubeloom.parallel.traced.choices import Sliced
+from cubeloom.parallel.traced.constants import RunWithConstants
+from cubeloom.parallel.traced.placing import PLANE, Placing
+from cubeloom.parallel.traced.slices import with_argument
+from cubeloom.parallel.traced.whole_run import WholeRun
+
+_FEW = 4  # sections that a view takes the outputs of a layer apart into
+# What may be done with logits that are not gathered: their classes stay as they are.
+_LAZY = {
+    "float",
+    "double",
+    "to",
+    "contiguous",
+    "view",
+    "reshape",
+    "flatten",
+    "getitem",
+    "clone",
+    "type_as",
+    "bfloat16",
+    "half",
+}
+LOSSES = ("cross_entropy",)
+_TAKES_SIZES = {"view", "reshape", "unflatten", "split", "chunk", "getitem", "expand", "narrow", "repeat"}
+_PRODUCTS = {"matmul", "bmm", "baddbmm", "scaled_dot_product_attention"}
+
+
+@dataclass(frozen=True)
+class LossUse:
+    """A cross-entropy between layers: of the logits of a layer that gives its classes cut, or of whole ones."""
+
+    head: str | None
+    rows: int
+    nbytes: int  # of one of its numbers
+    smoothing: float
+
+
+class Misplaced(CutError):
+    """An operation that needs what it is given in another way, and what the search may change."""
+
+    def __init__(
+        self,
+        why: str,
+        place: str,
+        reached: int,
+        makers: frozenset[str],
+        used: frozenset[str],
+        module: str | None,
+        sections: tuple[int, ...],
+        by_numbers: bool,
+        tensors: Sequence[Tracked],
+        arguments: Mapping[str | int, Dims],
+    ) -> None:
+        super().__init__(f"{place}: {why}" if place else why)
+        self.why = why
+        self.reached = reached  # how many operations were right before
+        self.makers = makers  # layers whose outputs it is given
+        self.used = used  # of these, those of whose gradient each rank would have a summand
+        self.module = module  # the innermost one whose code is running
+        self.sections = sections  # sizes that its last dimension is taken apart into
+        self.by_numbers = by_numbers  # it takes sizes
+        self.tensors = tensors
+        self.arguments = arguments  # of the module, those that may be cut
+
+
+class RankRun(RunWithConstants, Replay):
+    """As one rank runs the model, with what was chosen so far."""
+
+    def __init__(self, record: WholeRun, placing: Placing, inputs: Mapping[str, tuple[Tensor, Tracked]]) -> None:
+        super().__init__(record, placing, inputs)
+        self.placing, self._whole = placing, record
+        self._choices = placing.choices
+        self.slices = placing.choices.slices
+        self._parts: dict[int, Tensor] = {}  # by the id of a parameter that is cut, a rank's part of it
+        self._lazy: dict[int, str] = {}
+        self._averaged: set[int] = set()
+        self._rows_cut = any(tracked.axes for _, tracked in inputs.values())
+        self.losses: list[LossUse] = []
+        self.flops = [0.0, 0.0]  # of products between layers: of the whole, and of a rank
+        self.partial: dict[
+            str, frozenset[str]
+        ] = {}  # of parameters used between layers: axes of which each has a summand
+
+    def of(self, tensor: Tensor) -> Tracked:
+        if id(tensor) in self._tracked:
+            return self._tracked[id(tensor)]
+        if (constant := self.known_constant(tensor)) is not None:
+            self._keep(tensor, constant, Tracked(self._dims_of_constant(constant[1], self.twins[id(tensor)])))
+        tracked = super().of(tensor)
+        if (name := self.name_of(tensor)) is not None:
+            tracked = self._tracked[id(tensor)] = Tracked(tracked.dims, parameters=frozenset({name}))
+        return tracked
+
+    def __torch_function__(self, function: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._choices.parameters and not self._paused:
+            args, kwargs = torch_private.tree_map(self._own_part, (args, kwargs or {}))
+        return super().__torch_function__(function, types, args, kwargs)
+
+    def _own_part(self, value: Any) -> Any:
+        """Of a parameter that is chosen to be cut, what a rank has."""
+        if not isinstance(value, nn.Parameter):
+            return value
+        name = self.owners.get(id(value))
+        cut = None if name is None else self._choices.parameters.get(pattern_of(name))
+        if name is None or cut is None:
+            return value
+        if id(value) not in self._parts:
+            dims = list(uncut(value.shape))
+            dims[cut.place] = in_sections([value.shape[cut.place]], cut.cutting)
+            with self.paused():
+                part = torch.empty(local_shape(tuple(dims)), dtype=value.dtype, device=META)
+                self._parts[id(value)] = part.requires_grad_(value.requires_grad)
+            twin = value if value.is_meta else self._whole.outside[id(value)][1]
+            self._keep(part, self._whole.kept[id(twin)][0], Tracked(tuple(dims), parameters=frozenset({name})))
+        return self._parts[id(value)]
+
+    @property
+    def reached(self) -> int:
+        """How many operations were right so far."""
+        return self._place
+
+    def sliced(self, name: str, each: Sliced, whole: Tensor) -> Tensor:
+        dims = uncut(whole.shape)
+        dims = (*dims[: each.place], each.dim, *dims[each.place + 1 :])
+        with self.paused():
+            part = torch.empty(local_shape(dims), dtype=whole.dtype, device=META)
+        self._keep(part, ("argument", name, each.argument), Tracked(dims))
+        return part
+
+    def _refuse_random(self, name: str) -> NoReturn:
+        raise CutError(
+            f"{where.here(self.names)}: {name} draws random numbers, and each rank would draw its own for its part: set the"
+            " model's dropout to 0, or call model.eval() before it is parallelized"
+        )
+
+    def lies(self, tensor: Tensor) -> Tracked:
+        """As `of`, also of a tensor that is made of numbers alone."""
+        if id(tensor) in self.constants:
+            return Tracked(self._dims_of_constant(self.constants[id(tensor)][0], tensor))
+        return self.of(tensor)
+
+    def _dims_of_constant(self, number: int, own: Tensor) -> Dims:
+        """One that is made of the size of a rank's samples is alike along them, or it is something else."""
+        whole = next((tensor for place, tensor in self._whole.constants.values() if place == number), own)
+        if whole.shape == own.shape:
+            return uncut(own.shape)
+        dims: list[Dim] = []
+        for size, local in zip(whole.shape, own.shape, strict=True):
+            if local == 0 or size % local:
+                raise Refused(
+                    f"a tensor of {list(own.shape)} is made on a rank, and of {list(whole.shape)} in the serial model"
+                )
+            dims.append((Factor(size, (), size // local),) if size != local else uncut([size])[0])
+        if not torch.equal(
+            own.repeat([size // local for size, local in zip(whole.shape, own.shape, strict=True)]), whole
+        ):
+            raise Refused(f"a tensor of {list(whole.shape)} is made that is not alike for all samples")
+        return tuple(dims)
+
+    def step(
+        self,
+        operation: Operation,
+        function: Function,
+        args: Any,
+        kwargs: Any,
+        tensors: list[Tensor],
+        numbers: list[Any],
+    ) -> Any:
+        self._operation = operation.name
+        if is_random(operation, args, kwargs):
+            self._refuse_random(operation.name)
+        try:
+            if operation.name == "setitem" and len(tensors) > 1:
+                self._specialise(*tensors[:2])
+            lazy = self._lazy_input(operation, tensors)
+            averaged = self._averaged_input(operation, tensors)
+            if self._is_mean(operation, args, kwargs, tensors):
+                averaged = True
+                result = self._mean(operation, function, args, kwargs, tensors)
+            else:
+                result = self._step(operation, function, args, kwargs, tensors, numbers)
+            if averaged and isinstance(result, Tensor):
+                self._averaged.add(id(result))
+            self._count_flops(operation.name, tensors, result)
+        except Refused as refused:
+            self._misplaced(refused, tensors)
+        if operation.name in LOSSES and kwargs.get("reduction", "mean") == "mean":
+            smoothing = float(kwargs.get("label_smoothing", 0.0))
+            rows = tensors[0].numel() // tensors[0].shape[-1]
+            self.losses.append(LossUse(lazy, rows, tensors[0].element_size(), smoothing))
+        elif lazy is not None and isinstance(result, Tensor):
+            if result.shape[-1:] != tensors[0].shape[-1:]:
+                self._misplaced(Refused(f"{operation.name} changes classes"), tensors)
+            self._lazy[id(result)] = lazy
+        return result
+
+    def _count_flops(self, name: str, tensors: list[Tensor], result: Any) -> None:
+        if name not in _PRODUCTS or not isinstance(result, Tensor):
+            return
+        entry = self._record.entries[self._place - 1]
+        own = [tuple(tensor.shape) for tensor in tensors]
+        for place, shapes, out in ((0, entry.input_shapes, entry.shapes[0]), (1, own, tuple(result.shape))):
+            if name == "scaled_dot_product_attention":
+                self.flops[place] += 4.0 * prod(shapes[0]) * shapes[1][-2]
+            else:
+                self.flops[place] += 2.0 * prod(out) * shapes[name == "baddbmm"][-1]
+
+    def _specialise(self, tensor: Tensor, value: Tensor) -> None:
+        """What is made of zeros of the size of a rank's samples becomes what is assigned to it."""
+        old, new = self.of(tensor), self.of(value)
+        if (
+            old.dims
+            and new.dims
+            and any(factor.ratio > 1 for factor in old.dims[0])
+            and common(old.dims[0], new.dims[0])
+        ):
+            self._tracked[id(tensor)] = replace(old, dims=(new.dims[0], *old.dims[1:]))
+
+    def _is_mean(self, operation: Operation, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
+        """The mean over all samples, of which each rank has as many: that of a rank's own is its part of the whole's."""
+        if not self._rows_cut or not any(_samples_cut(self.of(each)) for each in tensors):
+            return False
+        if operation.name in (*LOSSES, *pointwise.LOSSES, "nll_loss"):
+            return kwargs.get("reduction", "mean") == "mean"
+        return operation.name == "mean" and len(args) == 1 and not kwargs.get("dim")
+
+    def _mean(self, operation: Operation, function: Function, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        if any(axis in PLANE for each in tensors for axis in self.of(each).axes):
+            raise Refused(f"{operation.name} of features that are cut")
+        result = function(*args, **kwargs)
+        self._next(operation.name, tensors)
+        self._keep(result, (self._place - 1, 0), Tracked(()))
+        return result
+
+    def _averaged_input(self, operation: Operation, tensors: list[Tensor]) -> bool:
+        """The mean of a rank's own samples may be scaled and added to others, and nothing else."""
+        averaged = [id(each) in self._averaged for each in tensors]
+        if not any(averaged):
+            return False
+        scaled = operation.name in ("mul", "div") and averaged[0] and sum(averaged) == 1
+        if not scaled and operation.name not in (
+            "add",
+            "sub",
+            "neg",
+            "to",
+            "float",
+            "double",
+            "detach",
+            "clone",
+            "view",
+        ):
+            raise Refused(f"{operation.name} of the mean of a rank's own samples is not that of the whole batch's")
+        return operation.name != "detach"
+
+    def _lazy_input(self, operation: Operation, tensors: list[Tensor]) -> str | None:
+        lazy = next((self._lazy[id(each)] for each in tensors if id(each) in self._lazy), None)
+        if lazy is None:
+            return None
+        first = id(tensors[0]) in self._lazy and not any(id(each) in self._lazy for each in tensors[1:])
+        if not first or operation.name not in (*_LAZY, *LOSSES):
+            raise Refused(f"{operation.name} takes logits")
+        return lazy
+
+    def layer(self, name: str, plain: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
+        with self.paused():
+            args, kwargs = torch_private.tree_map(self._on_meta, (args, kwargs))
+        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+        if any(id(each) in self._lazy for each in tensors):
+            self._misplaced(Refused(f"layer {name} takes logits"), tensors)
+        self.placing.live = self._place in self._whole.live
+        output = super().layer(name, plain, args, kwargs)
+        if self.placing.placed[name].given == "lazy":
+            self._lazy[id(output)] = name
+        return output
+
+    def refuse(self, text: str, cause: BaseException | None = None) -> Any:
+        self._misplaced(Refused(text), self._now)
+
+    _now: Sequence[Tensor] = ()  # the tensors of the operation that is looked at
+    _operation = ""
+
+    def _next(self, name: str, tensors: Sequence[Tensor]) -> Any:
+        self._now = tensors
+        return super()._next(name, tensors)
+
+    def _misplaced(self, refused: Refused, tensors: Sequence[Tensor]) -> Any:
+        """What is known of the operation that was refused, for the search to change something."""
+        known = [self._tracked[id(each)] for each in tensors if id(each) in self._tracked]
+        makers = frozenset(maker for each in known for maker in each.makers) | frozenset(
+            self._lazy[id(each)] for each in tensors if id(each) in self._lazy
+        )
+        by_numbers = self._operation in _TAKES_SIZES
+        raise Misplaced(
+            str(refused),
+            where.here(self.names),
+            self._place,
+            makers,
+            frozenset(maker for each in refused.used for maker in each.makers),
+            where.module_here(self.names),
+            self._sections(tensors),
+            by_numbers,
+            known,
+            self._arguments(),
+        ) from None
+
+    def _arguments(self) -> dict[str | int, Dims]:
+        """Of the module whose code is running: those that no rank has a part of, and that have no gradient."""
+        if not self.running:
+            return {}
+        _, args, kwargs = self.running[-1]
+        found: dict[str | int, Dims] = {}
+        for key, value in (*enumerate(args), *kwargs.items()):
+            value = self._on_meta(value)
+            if isinstance(value, Tensor) and not value.requires_grad:
+                tracked = self._tracked.get(id(value))
+                found[key] = uncut(value.shape) if tracked is None else tracked.dims
+        return {key: dims for key, dims in found.items() if not any(map(is_cut, dims))}
+
+    def _sections(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+        """How the operation that was refused takes the last dimension of its tensor apart in the serial model."""
+        if not tensors or not 0 < self._place <= len(self._record.entries):
+            return ()
+        entry = self._record.entries[self._place - 1]
+        if not entry.input_shapes:
+            return ()
+        size = entry.input_shapes[0][-1] if entry.input_shapes[0] else 0
+        lasts = [shape[-1] for shape in entry.shapes if shape]
+        if entry.name in ("split", "chunk", "tensor_split", "split_with_sizes") and sum(lasts) == size:
+            return tuple(lasts)
+        if entry.name == "getitem" and entry.numbers and isinstance(last := entry.numbers[-1], slice):
+            start, stop, step = last.indices(size)
+            ends = sorted({0, start, stop, size})
+            return tuple(right - left for left, right in pairwise(ends)) if step == 1 else ()
+        if entry.name in ("view", "reshape", "unflatten") and len(entry.shapes[0]) > len(entry.input_shapes[0]):
+            first = entry.shapes[0][len(entry.input_shapes[0]) - 1]
+            return (size // first,) * first if 1 < first <= _FEW and size % first == 0 else ()
+        return ()
+
+    def _summands(self, step: Step, dims: Dims) -> tuple[frozenset[str], frozenset[str]]:
+        pairs = list(zip(step.inputs, step.needs_gradient, strict=True))
+        own = frozenset(name for each, needs in pairs if needs for name in each.parameters)
+        others = [(each, needs) for each, needs in pairs if not each.parameters]
+        # Over samples the gradients of all parameters are averaged; of one that is cut there is nothing to sum.
+        cutting = frozenset(axis for dim in dims for factor in dim for axis, _ in factor.cutting if axis in PLANE)
+        if not cutting and not any(needs for _, needs in others):
+            return frozenset(), own
+        for name in own:
+            chosen = self._choices.parameters.get(pattern_of(name))
+            self.note(name, cutting - {axis for axis, _ in (chosen.cutting if chosen else ())})
+        found = summands(step.name, [(_of_plane(each), needs) for each, needs in others], _of_plane(Tracked(dims)).dims)
+        return found, frozenset()
+
+    def note(self, name: str, axes: frozenset[str]) -> None:
+        """Ranks of these axes have summands of the gradient of a parameter that is whole."""
+        if self.partial.setdefault(name, axes) != axes:
+            raise Refused(f"{name} is used with tensors that are cut, and with others that are not")
+
+    def finish(self, result: Any) -> None:
+        outputs = list[Tensor]()
+        leaves(result, outputs, [])
+        for output in outputs:
+            tracked = self._tracked.get(id(output))
+            if tracked is not None and any(axis in PLANE for axis in tracked.axes):
+                self._misplaced(Refused("the model returns it"), [output])
+
+
+def _of_plane(tracked: Tracked) -> Tracked:
+    """Without the axes that cut samples."""
+    dims = tuple(
+        tuple(replace(factor, cutting=tuple(each for each in factor.cutting if each[0] in PLANE)) for factor in dim)
+        for dim in tracked.dims
+    )
+    return replace(tracked, dims=dims)
+
+
+def _samples_cut(tracked: Tracked) -> bool:
+    return any(axis not in PLANE for axis in tracked.axes)

@@ -1,0 +1,327 @@
+"""Where the layers of a model lie: it is run as a rank again and again, with something changed, until nothing is refused.
+
+What is changed is what lets the run get furthest. Where nothing does, the layer that made what was refused gives up the way in
+which it lies, for one that is cut less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.parallel.check.run import META
+from cubeloom.parallel.check.tracked import Cutting, Dim, Factor, Tracked, local_shape, size_of, uncut
+from cubeloom.parallel.cut import CutError, pattern_of
+from cubeloom.parallel.traced.choices import Choices, CutParameter, Maker, Patched, Sliced
+from cubeloom.parallel.traced.known import Known, Linear
+from cubeloom.parallel.traced.patches import GROUPS, HEADS, WIDTHS, Patch, patch_of, patched
+from cubeloom.parallel.traced.placing import PLANE, Placed, Placing
+from cubeloom.parallel.traced.rank_run import LossUse, Misplaced, RankRun
+from cubeloom.parallel.traced.whole_run import recorded, run_with
+
+_MOST_TRIES = 400
+
+
+@dataclass
+class Found:
+    """Where the layers lie, and what was seen between them."""
+
+    placed: dict[str, Placed]
+    choices: Choices
+    partial: Mapping[
+        str, frozenset[str]
+    ]  # of parameters used between layers: axes whose ranks have summands of a gradient
+    losses: list[LossUse]
+    calls: Mapping[str, int]  # how often modules run
+    live: set[str]  # parameters that the loss depends on, of those that are not of layers which are cut
+    flops: tuple[float, float]  # of products between layers: of the whole, and of a rank
+
+
+@dataclass
+class _Tried:
+    """One run as a rank, to its end or to what was refused."""
+
+    choices: Choices
+    placing: Placing
+    run: RankRun
+    refused: Misplaced | None
+
+    @property
+    def reached(self) -> float:
+        return float("inf") if self.refused is None else self.refused.reached
+
+
+class Search:
+    def __init__(
+        self,
+        model: nn.Module,
+        known: Mapping[str, Known],
+        sizes: Mapping[str, int],
+        inputs: Mapping[str, Any],
+        tied: Mapping[str, str],
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        """`say` hears of each thing that is refused on the way."""
+        self._model, self._sizes, self._inputs, self._tied, self._say = model, sizes, inputs, tied, say
+        self._record, self._known = recorded(model, known, inputs, {})
+        self._records = {frozenset[tuple[str, str | int]](): self._record}
+        self._tries = 0
+
+    def find(self) -> Found:
+        """Raises CutError where nothing works."""
+        tried = self._try(Choices())
+        while (refused := tried.refused) is not None:
+            if self._say is not None:
+                self._say(f"{refused} | {sorted(set(map(pattern_of, refused.makers)))}")
+            if self._tries > _MOST_TRIES:
+                raise CutError(f"no place was found for the layers of {type(self._model).__name__}: {refused}")
+            changed = [self._try(choices) for choices in self._changes(tried, refused)]
+            best = max(changed, key=lambda each: each.reached, default=None)
+            if best is not None and best.reached > tried.reached:
+                tried = best
+                continue
+            less = self._less(tried, refused)
+            if less is None:
+                raise refused
+            tried = self._try(less)
+        run = tried.run
+        flops = run.flops[0], run.flops[1]
+        return Found(tried.placing.placed, tried.choices, run.partial, run.losses, self._record.forwards, self._live(run), flops)
+
+    def _live(self, run: RankRun) -> set[str]:
+        layers = {name for name, each in run.placing.placed.items() if any(use.call.live for use in each.uses)}
+        names = [name for name, _ in self._model.named_parameters(remove_duplicate=False)]
+        return self._record.live_parameters | {name for name in names if name.rpartition(".")[0] in layers}
+
+    def _try(self, choices: Choices) -> _Tried:
+        self._tries += 1
+        fresh = {
+            n: torch.empty_like(each) for n, each in self._inputs.items() if isinstance(each, Tensor) and each.is_meta
+        }
+        given = {name: (value, Tracked(uncut(value.shape))) for name, value in fresh.items()}
+        placing = Placing(self._known, self._sizes, choices, self._tied)
+        run = RankRun(self._recorded(choices), placing, given)
+        try:
+            _run_as_rank(self._model, run, choices, {**self._inputs, **fresh})
+        except Misplaced as refused:
+            return _Tried(choices, placing, run, refused)
+        except CutError as error:
+            if not choices.patch_of or "draws random numbers" in str(error):
+                raise
+            # The model's own code refuses numbers that were changed.
+            failed = Misplaced(str(error), "", run.reached, frozenset(), frozenset(), None, (), False, (), {})
+            return _Tried(choices, placing, run, failed)
+        return _Tried(choices, placing, run, None)
+
+    def _recorded(self, choices: Choices) -> WholeRun:
+        """An argument that is cut has no values in the whole run either."""
+        key = frozenset((pattern, each.argument) for pattern, some in choices.slices.items() for each in some)
+        if key not in self._records:
+            self._records[key] = recorded(self._model, self._known, self._inputs, choices.slices)[0]
+        return self._records[key]
+
+    def _changes(self, tried: _Tried, refused: Misplaced) -> Iterator[Choices]:
+        """What may let what was refused be right as the layers lie."""
+        yield from self._summed(tried, refused)
+        for maker in self._cut_makers(tried, refused):
+            yield from self._numbers(tried, refused, maker)
+        yield from self._parameters(tried, refused)
+        yield from self._slices(tried, refused)
+
+    def _summed(self, tried: _Tried, refused: Misplaced) -> Iterator[Choices]:
+        """A tensor that is alike on ranks is used differently by each: then its gradient is summed."""
+        names = {pattern_of(name) for name in refused.used} - tried.choices.shared
+        if names:
+            choices = tried.choices.copy()
+            choices.shared |= names
+            yield choices
+
+    def _cut_makers(self, tried: _Tried, refused: Misplaced) -> list[str]:
+        """Layers that made what was refused, of which ranks have parts: by pattern one, the last."""
+        placed = tried.placing.placed
+        cut = [name for name in placed if name in refused.makers and placed[name].given in ("both", "one")]
+        return list({pattern_of(name): name for name in cut}.values())
+
+    def _numbers(self, tried: _Tried, refused: Misplaced, name: str) -> Iterator[Choices]:
+        """What the layer's outputs are made of, and numbers that the module holds, alone and together."""
+        placed, module = tried.placing.placed[name], refused.module
+        maker: Maker = name, (placed.side, placed.given)
+        parts = tried.placing.parts(placed)
+        apart = self._taken_apart(tried.choices, name, placed, refused.sections)
+        starts = [tried.choices] if apart is None else [tried.choices, apart]
+        if apart is not None:
+            yield apart
+        if module is None or parts < 2 or not name.startswith(f"{module}."):
+            return
+        for choices in starts:
+            for stage in (HEADS, WIDTHS) if refused.by_numbers else (HEADS,):
+                if (changed := self._patched(choices, module, stage, parts, maker)) is not None:
+                    yield changed
+        for count in {parts, *(self._sizes[axis] for axis in PLANE)} - {1}:  # each rank has some of the queries of a key
+            if (changed := self._patched(tried.choices, module, GROUPS, count, maker)) is not None:
+                changed.shared |= {pattern_of(maker) for maker in refused.makers}
+                yield changed
+
+    def _taken_apart(self, choices: Choices, name: str, placed: Placed, sections: tuple[int, ...]) -> Choices | None:
+        """Together with what is known of them."""
+        if not isinstance(placed.known, Linear) or len(sections) < 2 or sum(sections) != placed.known.n:
+            return None
+        before = choices.sections.get(pattern_of(name), ())
+        ends = sorted({*accumulate(sections), *accumulate(before)})
+        found = tuple(right - left for left, right in pairwise([0, *ends]))
+        if found == before:
+            return None
+        changed = choices.copy()
+        changed.sections[pattern_of(name)] = found
+        return changed
+
+    def _patched(self, choices: Choices, module: str, stage: int, parts: int, maker: Maker) -> Choices | None:
+        pattern = pattern_of(module)
+        already = choices.patch_of.get(pattern, Patch({}, {}))
+        patch = patch_of(self._model.get_submodule(module), stage, parts, already)
+        if patch is None:
+            return None
+        changed = choices.copy()
+        changed.patches[pattern] = (*choices.patches.get(pattern, ()), Patched(patch, maker))
+        return changed
+
+    def _parameters(self, tried: _Tried, refused: Misplaced) -> Iterator[Choices]:
+        """A parameter that is used outside of layers is cut as what it meets is."""
+        names = {name for each in refused.tensors for name in each.parameters}
+        shapes = {name: each.shape for name, each in self._model.named_parameters() if name in names}
+        for name, shape in shapes.items():
+            for cutting in _cuttings(refused):
+                for place, size in enumerate(shape):
+                    cut = CutParameter(place, cutting)
+                    fits = size % local_parts(cutting) == 0 and (pattern_of(name), cut) not in tried.choices.dropped
+                    if fits and pattern_of(name) not in tried.choices.parameters:
+                        choices = tried.choices.copy()
+                        choices.parameters[pattern_of(name)] = cut
+                        yield choices
+
+    def _slices(self, tried: _Tried, refused: Misplaced) -> Iterator[Choices]:
+        """A constant that the module is given is cut as what it meets is."""
+        if refused.module is None:
+            return
+        pattern = pattern_of(refused.module)
+        dims = {dim for each in refused.tensors for dim in each.dims if _is_cut_by_plane(dim)}
+        for argument, lying in refused.arguments.items():
+            for place, whole in enumerate(lying):
+                for dim in dims:
+                    if size_of(dim) == size_of(whole):
+                        choices = tried.choices.copy()
+                        made = Sliced(argument, place, dim)
+                        choices.slices[pattern] = (*choices.slices.get(pattern, ()), made)
+                        yield choices
+
+    def _less(self, tried: _Tried, refused: Misplaced) -> Choices | None:
+        """The layer that is most cut of those that made what was refused, of several the last, lies in another way."""
+        placed, choices = tried.placing.placed, tried.choices.copy()
+        makers = [name for name in placed if name in refused.makers and placed[name].given != "whole"]
+        if makers:
+            name = min(reversed(makers), key=lambda maker: placed[maker].level)
+            choices.bar(name, (placed[name].side, placed[name].given), refused.why)
+            return choices
+        return self._taken_back(choices, refused)
+
+    def _taken_back(self, choices: Choices, refused: Misplaced) -> Choices | None:
+        """What was chosen for one layer does not fit what is whole."""
+        for name in {name for each in refused.tensors for name in each.parameters}:
+            cut = choices.parameters.pop(pattern_of(name), None)
+            if cut is not None:
+                choices.dropped.add((pattern_of(name), cut))
+                return choices
+        pattern = pattern_of(refused.module or "")
+        if refused.module is None:
+            pattern = next((each for each in reversed(choices.patches) if choices.patches[each]), "")
+        if choices.patches.get(pattern):
+            (*kept, last) = choices.patches[pattern]
+            choices.patches[pattern] = tuple(kept)
+            choices.bar(*last.maker, refused.why)
+            return choices
+        return None
+
+
+def _cuttings(refused: Misplaced) -> set[Cutting]:
+    """How axes of the plane cut what was refused."""
+    found = {factor.cutting for each in refused.tensors for dim in each.dims for factor in dim}
+    return {cutting for cutting in found if cutting and all(axis in PLANE for axis, _ in cutting)}
+
+
+def _is_cut_by_plane(dim: Dim) -> bool:
+    return any(axis in PLANE for factor in dim for axis, _ in factor.cutting)
+
+
+def local_parts(cutting: Cutting) -> int:
+    return Factor(1, cutting).parts
+
+
+def _run_as_rank(model: nn.Module, run: RankRun, choices: Choices, inputs: Mapping[str, Any]) -> None:
+    with patched(model, choices.patch_of):
+        run.finish(run_with(run, inputs))
+
+
+def cut_samples(
+    model: nn.Module,
+    known: Mapping[str, Known],
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, Any],
+    tied: Mapping[str, str],
+    found: Found,
+    samples: int,
+) -> str | None:
+    """Run the model once more on a part of the samples: where it computes something else of them than of all, in words.
+
+    The layers then know which of their rows are as many for any number of samples.
+    """
+    try:
+        placed = some_samples(model, known, sizes, inputs, tied, found, samples)
+    except CutError as error:
+        return str(error)
+    for name, each in placed.items():
+        for use, here in zip(found.placed[name].uses, each.uses, strict=True):
+            use.fixed = here.fixed
+    return None
+
+
+# What watches a run: it is given how a tensor lies, and for how many samples a rank has it.
+Watch = Callable[[Callable[[Tensor], Tracked], int], AbstractContextManager[None]]
+
+
+def some_samples(
+    model: nn.Module,
+    known: Mapping[str, Known],
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, Any],
+    tied: Mapping[str, str],
+    found: Found,
+    samples: int,
+    watch: Watch | None = None,
+) -> dict[str, Placed]:
+    """A run of a rank that has a part of the samples. Raises CutError where it computes something else of them than of all."""
+    parts = next(each for each in range(2, samples + 1) if samples % each == 0)
+    empty = {name: each.to("meta") if isinstance(each, Tensor) else each for name, each in inputs.items()}
+    placing = Placing(known, sizes, found.choices, tied)
+    record, _ = recorded(model, known, empty, found.choices.slices)
+    given = _parts_of_samples(empty, samples, parts)
+    run = RankRun(record, placing, given)
+    own = {name: tensor for name, (tensor, _) in given.items()}
+    with nullcontext() if watch is None else watch(run.lies, samples // parts):
+        _run_as_rank(model, run, found.choices, {**empty, **own})
+    return placing.placed
+
+
+def _parts_of_samples(inputs: Mapping[str, Any], samples: int, parts: int) -> dict[str, tuple[Tensor, Tracked]]:
+    given: dict[str, tuple[Tensor, Tracked]] = {}
+    for name, each in inputs.items():
+        if isinstance(each, Tensor):
+            cut = each.dim() > 0 and each.shape[0] == samples
+            dims = ((Factor(samples, (("data", parts),)),), *uncut(each.shape[1:])) if cut else uncut(each.shape)
+            given[name] = torch.empty(local_shape(dims), dtype=each.dtype, device=META), Tracked(dims)
+    return given
