@@ -19,12 +19,15 @@ from cubeloom.base.files import write_asked
 from cubeloom.base.grid import Grid
 from cubeloom.plan.cost_model.recompute import RECOMPUTE
 from cubeloom.plan.hardware import Dtype
-from cubeloom.plan.model import Model
+from cubeloom.plan.model import Model, names
 from cubeloom.plan.search import Answer, configuration, explain, on_devices, planned_dtype, search, why
 
 if TYPE_CHECKING:
+    from cubeloom.models import ModelSource
     from cubeloom.tools.rehearse import Rehearsed
     from cubeloom.train.job import Job
+
+_ANY = 2**30  # positions of a model that takes any sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,7 @@ class Plan:
     """A settings file: its model and batch, and as many devices as its grid has; --a.b=c changes them. A Python
     recipe (.py) is executed."""
     model: str | None = None
-    """A preset, such as gpt-80b."""
+    """A preset, such as gpt-80b; a Hugging Face folder, with or without weights; or file.py:function, which is executed."""
     cluster: str
     """A cluster that cubeloom knows, such as perlmutter, or a TOML file that `cubeloom calibrate` wrote."""
     devices: int | None = None
@@ -117,14 +120,30 @@ class Plan:
             return self._of_job(self.file.stem)
         if self.model is None or self.devices is None or self.global_batch is None:
             raise UserError("give a FILE, or --model, --devices and --global-batch")
-        return self.model, self.devices, self.global_batch, self.sequence
+        if self.model in names():
+            return self.model, self.devices, self.global_batch, self.sequence
+        # Here and not above: with a preset nothing of torch is needed, and its import takes longer than planning.
+        from cubeloom.models.named import named
+
+        model = self._derived(self.model, named(self.model), self.sequence, self.devices)
+        return model, self.devices, self.global_batch, self.sequence
+
+    def _derived(self, name: str, source: ModelSource, sequence: int | None, devices: int) -> Model:
+        from cubeloom.plan.model.derive import derive
+        from cubeloom.plan.model.derive_found import derive_found
+
+        if not source.traced:
+            return derive(name, source)
+        if sequence is None and source.positions is not None:
+            sequence = within_reach(source.positions, name)
+        # A report is of up to twice as many devices, too.
+        return derive_found(name, source, sequence or 1, devices if self.html is None else 2 * devices)
 
     @cached_property
     def _job(self) -> Job | None:
         """What the file says, if one was given."""
         if self.file is None:
             return None
-        # Here and not above: with a preset nothing of torch is needed, and its import takes longer than planning.
         from cubeloom.base.settings import load
         from cubeloom.train.job import Job
 
@@ -136,11 +155,9 @@ class Plan:
         return "bf16" if self._job is None else planned_dtype(self._job.dtype)
 
     def _of_job(self, name: str) -> tuple[Model, int, int, int]:
-        from cubeloom.plan.model.derive import derive
-
         job = self._job
         assert job is not None
-        model = derive(name, job.source())
+        model = self._derived(name, job.source(), self.sequence or job.batch.sequence, self.devices or job.grid.world)
         devices, samples = self.devices or job.grid.world, self.global_batch or job.batch.samples
         return model, devices, samples, self.sequence or job.batch.sequence
 
@@ -239,3 +256,10 @@ def _words(answer: Answer) -> list[str]:
     if len(answer.plans) > 1:
         lines.append(f"the first beats the second by {why(best, answer.plans[1])}")
     return [*lines, f"its memory, GB: {room}", f"its bytes received by rank 0, GB: {moved}"]
+
+
+def within_reach(positions: int, name: str) -> int:
+    """The longest sequence that a model says it takes."""
+    if positions >= _ANY:
+        raise UserError(f"{name} does not say how long a sequence may be: give --sequence")
+    return positions

@@ -2,6 +2,7 @@
 
 from cubeloom.parallel.specs.attention import AttentionSpec as AttentionSpec
 from cubeloom.parallel.specs.attention import PointwiseSpec as PointwiseSpec
+from cubeloom.parallel.specs.between import BetweenSpec as BetweenSpec
 from cubeloom.parallel.specs.linear import LinearSpec as LinearSpec
 from cubeloom.parallel.specs.linear import shared_copies as shared_copies
 from cubeloom.parallel.specs.lookup import EmbeddingSpec as EmbeddingSpec

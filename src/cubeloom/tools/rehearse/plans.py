@@ -13,6 +13,7 @@ from cubeloom.base.errors import UserError
 from cubeloom.base.settings.convert import convert
 from cubeloom.comm.ledger import plain
 from cubeloom.plan.model.derive import derive
+from cubeloom.plan.model.derive_found import derive_found
 from cubeloom.plan.search import Answer, Plan, configuration, search
 from cubeloom.plan.search.configuration import planned_dtype
 from cubeloom.tools.rehearse.rehearsal import Rehearsal, rehearse
@@ -126,7 +127,12 @@ def rehearsed(answer: Answer, count: int, base: Job | None = None, tell: Tell | 
 def planned(job: Job, cluster: str, devices: int) -> Job:
     """The job as the planner would run it on at most so many devices of a cluster: on as many as can be used."""
     dtype = planned_dtype(job.dtype)
-    model = derive(job.model.called, job.source())
+    source = job.source()
+    model = (
+        derive_found(job.model.called, source, job.batch.sequence, devices)
+        if source.traced
+        else derive(job.model.called, source)
+    )
     for count in range(devices, 0, -1):
         answer = search(
             model,
