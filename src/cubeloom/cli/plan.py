@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -24,6 +24,7 @@ from cubeloom.plan.search import Answer, configuration, explain, on_devices, pla
 
 if TYPE_CHECKING:
     from cubeloom.models import ModelSource
+    from cubeloom.plan.model.derive_found import FoundModel
     from cubeloom.tools.rehearse import Rehearsed
     from cubeloom.train.job import Job
 
@@ -72,19 +73,7 @@ class Plan:
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def __call__(self) -> int:
-        model, devices, samples, sequence = self._asked()
-        layout = None if self._job is None else self._job.layout
-        answer = search(
-            model,
-            self.cluster,
-            devices,
-            samples,
-            sequence,
-            self._dtype(),
-            reserve=self.reserve,
-            record=self.record or (layout is not None and layout.record),
-            gradients=self.gradients if layout is None else layout.gradients,
-        )
+        answer = self._answer()
         tried = self._rehearsed(answer) if self.rehearse else None
         answer = answer if tried is None else tried.answer
         explained = None if self.explain is None else explain(answer, Grid.parse(self.explain))
@@ -106,7 +95,27 @@ class Plan:
                 print(line)
         return 0 if answer.plans else 1
 
-    def _asked(self) -> tuple[Model | str, int, int, int | None]:
+    def _answer(self) -> Answer:
+        model, devices, samples, sequence = self._asked()
+        layout = None if self._job is None else self._job.layout
+        asked = self.cluster, devices, samples, sequence, self._dtype()
+        options: dict[str, Any] = {
+            "reserve": self.reserve,
+            "record": self.record or (layout is not None and layout.record),
+            "gradients": self.gradients if layout is None else layout.gradients,
+        }
+        if isinstance(model, Model | str):
+            return search(model, *asked, **options)
+        if self.html is not None:
+            raise UserError(f"--html is for presets so far: the cut of this model is found for each number of devices")
+        from cubeloom.plan.search.found_cut import search_found
+
+        explained = [] if self.explain is None else [Grid.parse(self.explain)]
+        planes = {(grid.x, grid.y) for grid in explained}
+        show = max(self.top, 5 * self.rehearse)
+        return search_found(model, *asked, show=show, planes=planes, **options)
+
+    def _asked(self) -> tuple[Model | FoundModel | str, int, int, int | None]:
         """Model, devices, samples and sequence: of the options, or of a file."""
         if self.rehearse < 0:
             raise UserError(f"--rehearse {self.rehearse}: a number of plans, from 0 up")
@@ -125,19 +134,18 @@ class Plan:
         # Here and not above: with a preset nothing of torch is needed, and its import takes longer than planning.
         from cubeloom.models.named import named
 
-        model = self._derived(self.model, named(self.model), self.sequence, self.devices)
+        model = self._derived(self.model, named(self.model), self.sequence)
         return model, self.devices, self.global_batch, self.sequence
 
-    def _derived(self, name: str, source: ModelSource, sequence: int | None, devices: int) -> Model:
+    def _derived(self, name: str, source: ModelSource, sequence: int | None) -> Model | FoundModel:
         from cubeloom.plan.model.derive import derive
-        from cubeloom.plan.model.derive_found import derive_found
+        from cubeloom.plan.model.derive_found import FoundModel
 
         if not source.traced:
             return derive(name, source)
         if sequence is None and source.positions is not None:
             sequence = within_reach(source.positions, name)
-        # A report is of up to twice as many devices, too.
-        return derive_found(name, source, sequence or 1, devices if self.html is None else 2 * devices)
+        return FoundModel(name, source, sequence or 1)
 
     @cached_property
     def _job(self) -> Job | None:
@@ -154,10 +162,10 @@ class Plan:
             return self.dtype
         return "bf16" if self._job is None else planned_dtype(self._job.dtype)
 
-    def _of_job(self, name: str) -> tuple[Model, int, int, int]:
+    def _of_job(self, name: str) -> tuple[Model | FoundModel, int, int, int]:
         job = self._job
         assert job is not None
-        model = self._derived(name, job.source(), self.sequence or job.batch.sequence, self.devices or job.grid.world)
+        model = self._derived(name, job.source(), self.sequence or job.batch.sequence)
         devices, samples = self.devices or job.grid.world, self.global_batch or job.batch.samples
         return model, devices, samples, self.sequence or job.batch.sequence
 
