@@ -136,7 +136,7 @@ def random_batch(model: nn.Module, batch: Batch, seed: int, step: int, dtype: to
         if like.is_floating_point():
             found[name] = (2 * drawn - 1).to(dtype)
         else:
-            low, high = int(like.min()), int(like.max())
+            low, high = like.min().item(), like.max().item()
             found[name] = (low + drawn * (high - low + 1)).long()
         if name == "labels" and like.dim() == 2:  # of a language model: some do not count
             ignored = counter.uniform(counter.key(seed, step, "ignored"), index) < _IGNORED
