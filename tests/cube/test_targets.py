@@ -103,7 +103,7 @@ def test_a_microbatch_without_targets(schedule: str, ignored: int, ranks: RankPo
         alike((found, gradients), (loss, {name: wanted[name] for name in gradients}))
 
 
-class Foreign(nn.Module):
+class Plain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 6)
@@ -112,9 +112,9 @@ class Foreign(nn.Module):
         return functional.cross_entropy(self.down(self.up(x).relu()), targets)
 
 
-def foreign(grid: Grid, ignored: int) -> tuple[float, Norms, float, Norms]:
+def parallelized(grid: Grid, ignored: int) -> tuple[float, Norms, float, Norms]:
     torch.manual_seed(0)
-    model, x, y = Foreign().double(), torch.randn(4, 4, dtype=torch.float64), torch.tensor([1, 2, 3, 4])
+    model, x, y = Plain().double(), torch.randn(4, 4, dtype=torch.float64), torch.tensor([1, 2, 3, 4])
     y[4 - ignored :] = -100
     expected = model(x, y)
     expected.backward()
@@ -122,19 +122,17 @@ def foreign(grid: Grid, ignored: int) -> tuple[float, Norms, float, Norms]:
     model.zero_grad()
     network = Network(grid)
     mine = {"x": network.share(x), "targets": network.share(y)}
-    proposal = cubeloom.cut(model, grid, mine)
-    proposal.apply(model, network)
+    report = cubeloom.parallelize(model, network, example=mine)
     with network.recording() as ledger:
         loss = model(**mine)
         loss.backward()
-    # The prediction has one more mean, for `mean_over_batch`.
-    assert proposal.volume()["data"] - ledger.by_axis()["data"] == 2 * 8
+    assert report.volume() == ledger.by_axis()
     return loss.item(), norms(model), expected.item(), wanted
 
 
 @pytest.mark.parametrize("ignored", [1, 2, 4])
-def test_targets_of_a_foreign_model_are_counted_over_all_ranks(ignored: int, ranks: RankPool) -> None:
-    for loss, gradients, expected, wanted in ranks.run(2, foreign, Grid(data=2), ignored):
+def test_targets_of_a_model_that_nobody_cut_are_counted_over_all_ranks(ignored: int, ranks: RankPool) -> None:
+    for loss, gradients, expected, wanted in ranks.run(2, parallelized, Grid(data=2), ignored):
         alike((loss, gradients), (expected, wanted))
 
 

@@ -118,6 +118,17 @@ def last(step: Step) -> list[Dims]:
     return [joined(step.name, [tracked.dims, *weights], step.whole[0])]
 
 
+def batch_norm(step: Step) -> list[Dims]:
+    """With statistics that are known a function of each number; in training of all but the channels."""
+    step.refuse_other_numbers()
+    tracked, *channels = step.inputs
+    if step.argument(5, "training", default=False):
+        others = [place for place in range(len(tracked.dims)) if place != 1]
+        refuse_cut(step, tracked, others, "have the statistics of its own samples")
+    rest = ((),) * (len(tracked.dims) - 2)
+    return [joined(step.name, [tracked.dims, *((*each.dims, *rest) for each in channels)], step.whole[0])]
+
+
 def _shape(sizes: Any) -> Sequence[int]:
     return (sizes,) if isinstance(sizes, int) else sizes
 
@@ -220,6 +231,7 @@ RULES: dict[str, Rule] = {
         f"{pool}{count}d{end}": planes(count) for pool in _POOLS for count in (1, 2, 3) for end in ("", "_with_indices")
     },
     **dict.fromkeys(("interpolate", "upsample"), resampled),
+    "batch_norm": batch_norm,
     "cosine_similarity": cosine,
     "embedding": looked_up,
 }

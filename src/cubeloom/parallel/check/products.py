@@ -46,6 +46,14 @@ def added(step: Step) -> list[Dims]:
     return [joined(step.name, [step.inputs[0].dims, product], step.whole[0])]
 
 
+def linear(step: Step) -> list[Dims]:
+    """`x W + b` with a weight that is used outside of its layer."""
+    tracked, weight, *bias = step.inputs
+    _refuse_inner(step, tracked.dims[-1], weight.dims[-1])
+    found = (*tracked.dims[:-1], weight.dims[0])
+    return [joined(step.name, [found, *(each.dims for each in bias)], step.whole[0])]
+
+
 def outer(step: Step) -> list[Dims]:
     first, second = step.inputs
     return [(first.dims[0], second.dims[0])]
@@ -115,6 +123,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("matmul", "rmatmul", "bmm", "mv", "dot", "vdot"), matmul),
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), added),
     **dict.fromkeys(("outer", "ger"), outer),
+    "linear": linear,
     "einsum": einsum,
     "scaled_dot_product_attention": attention,
 }

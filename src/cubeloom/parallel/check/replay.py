@@ -38,10 +38,10 @@ class Replay(Run):
     def of(self, tensor: Tensor) -> Tracked:
         """What is known of a tensor. One that was there before the run is whole on every rank."""
         if id(tensor) not in self._tracked:
-            known = self._record.kept.get(id(tensor))
+            known = self._record.found.get(id(tensor))
             if isinstance(tensor.grad_fn, BackwardCFunction):
                 _refuse_function(tensor.grad_fn)
-            if known is None or known[1] is not tensor or known[0][0] != "outside":
+            if known is None or known[1] is not tensor:
                 raise Refused(
                     f"a tensor of shape {list(tensor.shape)} comes from code that is not seen, or was kept from an earlier call"
                 )

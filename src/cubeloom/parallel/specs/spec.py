@@ -179,11 +179,18 @@ class LayerSpec:
 
 
 def there_and_back(
-    source: Layout, target: Layout, elements: Any, *, element: Element = "item", when: Any = True, back: Phase = "I"
+    source: Layout,
+    target: Layout,
+    elements: Any,
+    *,
+    element: Element = "item",
+    when: Any = True,
+    back: Phase = "I",
+    back_when: Any = True,
 ) -> Iterator[Transfer]:
     """A redistribution in the forward, and its backward."""
     yield Transfer("F", source, target, elements, element, when)
-    yield Transfer(back, target.gradient, source.gradient, elements, element, when)
+    yield Transfer(back, target.gradient, source.gradient, elements, element, when & back_when)
 
 
 def collectives(spec: LayerSpec, c: ParallelConfig) -> Iterator[Collective]:

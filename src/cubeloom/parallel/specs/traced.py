@@ -134,9 +134,11 @@ class TracedLinearSpec(LinearSpec):
                 for source, target in [*ends, self.input(self.spread_in(c))]:
                     yield Transfer("F", source, target, x)
                     yield Transfer("I", target.gradient, source.gradient, x, when=call.gradient)
-            for source, target in [self.output(self.spread_out(c)), *([self.leaving] if self.leaves else [])]:
-                yield Transfer("F", source, target, y)
-                yield Transfer("I", target.gradient, source.gradient, y, when=call.live)
+            # A bias is added between the two.
+            product = call.live and (call.gradient or "weight" in self.trained)
+            yield from there_and_back(*self.output(self.spread_out(c)), y, back_when=product)
+            if self.leaves:
+                yield from there_and_back(*self.leaving, y, back_when=product or (call.live and "bias" in self.trained))
             for each in weight_transfers(rest, used, self.k * self.held(c) * self.kernel_numel, self._own(c)):
                 wanted = {"F": True, "I": call.gradient, "W": call.live and "weight" in self.trained}[each.phase]
                 yield replace(each, when=each.when & wanted)

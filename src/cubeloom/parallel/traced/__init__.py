@@ -1,5 +1,6 @@
 """Models that nobody wrote a cut for: run without values, as the serial model and as a rank, until each layer has its place."""
 
+from cubeloom.parallel.traced.loss import mean_over_batch as mean_over_batch
 from cubeloom.parallel.traced.model import Traced as Traced
 from cubeloom.parallel.traced.model import trace as trace
 from cubeloom.parallel.traced.row import Handed as Handed

@@ -165,6 +165,8 @@ def _flops(placed: Placed | None, samples: int) -> float:
 
 def _why(name: str, module: nn.Module, found: Found) -> str:
     placed = found.placed.get(name)
+    if placed is None and name and not found.calls.get(name):
+        return "the model does not call it"
     if placed is None:
         return (
             f"{type(module).__name__} is no linear, convolution, table or norm" if name else "they are the model's own"

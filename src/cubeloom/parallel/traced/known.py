@@ -10,6 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from cubeloom.parallel.products import Convolution, Convolve, is_conv1d
 
 # These types and no others: a subclass may compute something else.
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_Module = TypeVar("_Module", bound=nn.Module)
 _LARGEST_EPS = 1e-2
 _CLOSE = 1e-5  # most norms compute in float32
 
@@ -95,9 +97,11 @@ def _linear(module: nn.Module) -> Linear | None:
 
 
 def _computes_linear(module: nn.Linear) -> bool:
-    """Whether a linear with a forward of its own computes what torch's does."""
-    tried = _with_values(module)
-    x = torch.linspace(-2, 3, 2 * module.in_features, dtype=torch.float64).sin().view(2, -1)
+    """Whether a linear with a forward of its own computes what torch's does: tried on a small one."""
+    tried = _small(module, out_features=7, in_features=5)
+    if module.bias is not None:
+        tried.bias = nn.Parameter(torch.rand(7, dtype=torch.float64))
+    x = torch.linspace(-2, 3, 2 * 5, dtype=torch.float64).sin().view(2, -1)
     found = _computed(tried, x)
     with torch.no_grad():
         expected = nn.Linear.forward(tried, x)  # type: ignore[arg-type]
@@ -117,8 +121,8 @@ def _table(module: nn.Module) -> Table | None:
 
 def _scale(module: nn.Embedding) -> float | None:
     """By what an embedding of somebody's own multiplies its rows."""
-    tried = _with_values(module)
-    index = torch.arange(min(3, module.num_embeddings))
+    tried = _small(module, num_embeddings=7, embedding_dim=5)
+    index = torch.arange(3, 6)
     found = _computed(tried, index)
     if found is None:
         return None
@@ -168,6 +172,18 @@ def _epsilons(module: nn.Module) -> Iterator[float]:
     """What the module may add to a variance: any small number that it has."""
     found = [value for value in vars(module).values() if isinstance(value, float) and 0 <= value <= _LARGEST_EPS]
     yield from dict.fromkeys([*found, 1e-5, 1e-6, 1e-12, 0.0, torch.finfo(torch.float64).eps])
+
+
+def _small(module: _Module, **sizes: int) -> _Module:
+    """A copy with a weight of these sizes, which the attributes of these names say."""
+    memo: dict[int, object] = {id(each): None for each in module.parameters()}
+    made = deepcopy(module, memo).eval()
+    for name, size in sizes.items():
+        setattr(made, name, size)
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.rand(*sizes.values(), dtype=torch.float64, generator=generator) + 0.5
+    torch_private.parameters_of(made)["weight"] = nn.Parameter(weight)
+    return made
 
 
 def _with_values(module: nn.Module) -> nn.Module:

@@ -59,7 +59,8 @@ def patch_of(module: nn.Module, stage: int, parts: int, already: Patch) -> Patch
             return bool(_COUNTS_GROUPS.search(name))
         return _is_count(name) or value in widths
 
-    own = {name: value for name, value in vars(module).items() if not name.startswith("_") and wanted(name, value)}
+    held = {name: value for kind in reversed(type(module).__mro__) for name, value in vars(kind).items()} | vars(module)
+    own = {name: value for name, value in held.items() if not name.startswith("_") and wanted(name, value)}
     config = getattr(module, "config", None)
     theirs = (
         {}

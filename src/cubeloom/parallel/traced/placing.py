@@ -172,7 +172,8 @@ class Placing:
         return iter(sorted(found, key=lambda each: _LEVELS[each[2]]))
 
     def _given_axes(self, side: Side, given: FeatureRest) -> tuple[Side, ...]:
-        return {"both": (side, other(side)), "one": (side,), "lazy": (), "whole": ()}[given]
+        axes: dict[FeatureRest, tuple[Side, ...]] = {"both": (side, other(side)), "one": (side,)}
+        return tuple(axis for axis in axes.get(given, ()) if self._sizes[axis] > 1)
 
     def _divides(self, linear: Linear, given: FeatureRest, *axes: str) -> bool:
         """Outputs that look whole are padded where the weight's rows are its outputs."""
@@ -187,7 +188,7 @@ class Placing:
             return Placed(table, "y", "whole", "whole", left_whole=True), self._dims(tracked, shape, -1, ())
         if self.choices.is_barred(name, ("y", "one")):
             return Placed(table, "y", "whole", "whole"), self._dims(tracked, shape, -1, ())
-        return Placed(table, "y", "whole", "one"), self._dims(tracked, shape, -1, ("x",))
+        return Placed(table, "y", "whole", "one"), self._dims(tracked, shape, -1, self._given_axes("x", "one"))
 
     def _dims(
         self, tracked: Tracked, shape: Shape, place: int, axes: Sequence[Side], sections: tuple[int, ...] = ()

@@ -88,7 +88,7 @@ class Search:
                 continue
             less = self._less(tried, refused)
             if less is None:
-                raise refused
+                raise CutError(str(refused))
             tried = self._try(less)
         run = tried.run
         flops = run.flops[0], run.flops[1]
@@ -214,9 +214,9 @@ class Search:
         for argument, lying in refused.arguments.items():
             for place, whole in enumerate(lying):
                 for dim in dims:
-                    if size_of(dim) == size_of(whole):
+                    made = Sliced(argument, place, dim)
+                    if size_of(dim) == size_of(whole) and (pattern, made) not in tried.choices.dropped:
                         choices = tried.choices.copy()
-                        made = Sliced(argument, place, dim)
                         choices.slices[pattern] = (*choices.slices.get(pattern, ()), made)
                         yield choices
 
@@ -237,6 +237,9 @@ class Search:
             if cut is not None:
                 choices.dropped.add((pattern_of(name), cut))
                 return choices
+        if slices := choices.slices.pop(pattern_of(refused.module or ""), ()):
+            choices.dropped |= {(pattern_of(refused.module or ""), made) for made in slices}
+            return choices
         pattern = pattern_of(refused.module or "")
         if refused.module is None:
             pattern = next((each for each in reversed(choices.patches) if choices.patches[each]), "")

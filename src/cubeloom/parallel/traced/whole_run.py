@@ -29,7 +29,11 @@ class WholeRun(RunWithConstants, Record):
     forwards: Counter[str]  # of modules with parameters of their own
 
     def _refuse(self, operation: Operation, args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
-        self.between |= {name for tensor in tensors if (name := self.name_of(tensor)) is not None}
+        used = {name for tensor in tensors if (name := self.name_of(tensor)) is not None}
+        self.between |= used
+        running = {name for name, *_ in self.running}
+        # A layer that is left whole gathers its parameters for each use outside of its forward.
+        self.forwards.update(owner for name in used if (owner := name.rpartition(".")[0]) not in running)
         if needs_values(operation, tensors):
             self.refuse(f"{operation.name.strip('_')} asks for values of a tensor, which the model is traced without")
 

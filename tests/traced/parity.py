@@ -1,4 +1,4 @@
-"""A cut module beside its serial self, on one rank of a grid."""
+"""A traced module beside its serial self, on one rank of a grid."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
 
 import cubeloom
 from cubeloom.comm import Network
-from cubeloom.comm.network import CUBE
-from cubeloom.parallel.foreign import mean_over_batch
+from cubeloom.parallel.arranged import lie_of
 from cubeloom.parallel.parameter import local_of
+from cubeloom.parallel.traced import mean_over_batch
 
 Batch = dict[str, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -41,43 +40,39 @@ def compare(network: Network, serial: nn.Module, batch: Batch, loss_of: Loss, pa
     expected = loss_of(serial, batch)
     expected.backward()
     mine = {key: network.share(value) for key, value in batch.items()}
-    proposal = cubeloom.cut(model, network.grid, lambda module: loss_of(module, mine))
-    state = proposal.apply(model, network)
+    report = cubeloom.parallelize(model, network, example=mine)
+    state = cubeloom.models.parallelize.handle_of(model).state
     for _ in range(passes):
         model.zero_grad()
         with network.recording() as ledger:
-            loss = mean_over_batch(loss_of(model, mine), state)
+            loss = loss_of(model, mine)
             loss.backward()
+    mean = mean_over_batch(loss.detach(), state)
     wanted, found = ({key: each.grad for key, each in some.named_parameters()} for some in (serial, model))
     return Difference(
-        abs(loss.item() - expected.item()),
-        largest_difference(found, wanted, network),
+        abs(mean.item() - expected.item()),
+        largest_difference(model, found, wanted, network),
         {key for key in wanted if (wanted[key] is None) != (found[key] is None)},
-        ledger.by_axis(),
-        proposal.volume(),
+        {axis: size for axis, size in ledger.by_axis().items() if size},
+        report.volume(),
     )
 
 
 def largest_difference(
-    found: Mapping[str, Tensor | None], wanted: Mapping[str, Tensor | None], network: Network
+    model: nn.Module, found: Mapping[str, Tensor | None], wanted: Mapping[str, Tensor | None], network: Network
 ) -> float:
     """Of this rank's blocks from the same blocks of whole tensors, relative to the largest number of each.
 
     Some gradients are nothing but rounding, such as those of the keys' biases in attention: hence the least scale.
     """
     differences = [0.0]
-    for name, block in found.items():
-        whole = wanted[name]
-        if block is not None and whole is not None:
-            own = own_block(whole, block, network) if isinstance(block, DTensor) else whole
-            here = local_of(block) if isinstance(block, DTensor) else block
-            scale = max(whole.abs().max().item(), 1e-6)
-            differences.append((here - own).abs().max().item() / scale)
+    for name, parameter in model.named_parameters():
+        block, whole = found[name], wanted[name]
+        if block is None or whole is None:
+            continue
+        lie = lie_of(parameter, network)
+        scale = max(whole.abs().max().item(), 1e-6)
+        for run, rows in lie.parts(local_of(block)):
+            where = tuple(slice(start, start + size) for start, size in zip(lie.offset_of(run), rows.shape, strict=True))
+            differences.append((rows - whole[where]).abs().max().item() / scale)
     return max(differences)
-
-
-def own_block(whole: Tensor, like: DTensor, network: Network) -> Tensor:
-    for axis, placement in zip(CUBE, like.placements, strict=True):
-        if isinstance(placement, Shard):
-            whole = whole.chunk(network.grid.size(axis), placement.dim)[network.coordinates[axis]]
-    return whole

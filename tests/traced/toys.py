@@ -148,3 +148,82 @@ class Images(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = functional.max_pool2d(torch.relu(self.first(x)), 2)
         return self.head(self.norm(self.wider(torch.relu(self.second(h)))).mean((-2, -1)))
+
+
+class Attention(nn.Module):
+    """Queries, keys and values in one projection, `[3, heads, d]`, as many small models have it."""
+
+    heads = 4
+
+    def __init__(self, inner: int = 16) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * inner)
+        self.out = nn.Linear(inner, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(y.transpose(1, 2).reshape(batch, length, -1))
+
+
+class Grouped(nn.Module):
+    """Four heads of queries for two of keys and values, repeated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.num_key_value_heads, self.num_key_value_groups, self.head_dim = 4, 2, 2, 4
+        self.q, self.k, self.v = nn.Linear(WIDTH, 16), nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 8)
+        self.out = nn.Linear(16, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q = self.q(x).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)
+        k, v = (
+            each(x).view(batch, length, self.num_key_value_heads, self.head_dim).transpose(1, 2)
+            for each in (self.k, self.v)
+        )
+        k, v = (
+            each[:, :, None].expand(-1, -1, self.num_key_value_groups, -1, -1).flatten(1, 2) for each in (k, v)
+        )
+        y = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        return self.out(y.transpose(1, 2).reshape(batch, length, -1))
+
+
+class Biased(Attention):
+    """With a trained table of positions that is added to the stream, and a constant bias for each head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.linspace(-1, 1, 3 * WIDTH).view(1, 3, WIDTH).sin())
+        self.scores = Scores()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.out(self.scores.embed(x)) + self.positions
+        slopes = torch.arange(1, self.heads + 1).view(1, self.heads, 1, 1) / 8
+        return x + self.scores(self.norm(x), slopes)
+
+
+class Scores(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 4
+        self.embed, self.q, self.o = nn.Linear(WIDTH, 16), nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q = self.q(x).view(batch, length, self.num_heads, -1).transpose(1, 2)
+        weights = (q @ q.transpose(-1, -2) + bias).softmax(-1)
+        return self.o((weights @ q).transpose(1, 2).reshape(batch, length, -1))
+
+
+class Frozen(Chain):
+    """A layer before the chain, whose weight a test freezes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.tanh(self.first(x)))

@@ -1,4 +1,4 @@
-"""Checkpoints of foreign models: all of their state, or a refusal."""
+"""Checkpoints of traced models: all of their state, or a refusal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import cubeloom
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.parallel.foreign import mean_over_batch
+from cubeloom.models.parallelize import handle_of
+from cubeloom.parallel.traced import mean_over_batch
 from cubeloom.train import BlockOptimizer
 from cubeloom.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 
@@ -40,7 +41,8 @@ def trained(grid: Grid, folder: Path, parameters_alone: bool = False) -> list[fl
     for loads in (False, True):
         torch.manual_seed(0)
         model, mine = Images().double(), network.share(X)
-        state = cubeloom.cut(model, grid, {"x": mine}).apply(model, network)
+        cubeloom.parallelize(model, network, example={"x": mine})
+        state = handle_of(model).state
         assert not model.second.bias.requires_grad and type(model.norm.running_mean) is Tensor  # type: ignore[union-attr]
         optimizer = BlockOptimizer(model.parameters(), partial(torch.optim.AdamW, lr=0.1))
         given = dict(model.named_parameters()) if parameters_alone else model
