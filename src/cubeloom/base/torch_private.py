@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.autograd.graph import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
@@ -185,6 +186,11 @@ def forget_layouts() -> None:
 
     getattr(debug, "_clear_sharding_prop_cache", gc.collect)()  # torch 2.11 may not have it
 
+
+# --- tensors without values ---
+
+real_tensors = unset_fake_temporarily
+"""While it is entered, tensors that are made have values, or are on the meta device, also inside a `FakeTensorMode`."""
 
 # --- FLOPs ---
 

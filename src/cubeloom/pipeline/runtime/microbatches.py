@@ -54,10 +54,12 @@ def counted_shares(
     if not known:
         return found
     mine = network.axis("data", "z").all_reduce(torch.stack(known), "loss counts").wait()
-    of_group = torch.tensor([groups[microbatch] for microbatch, _ in data], device=mine.device)
+    of_group: dict[int, list[int]] = {}
+    for place, (microbatch, _) in enumerate(data):
+        of_group.setdefault(groups[microbatch], []).append(place)
     for place, (each, shares) in enumerate(found.items()):
         group = groups[each[0]]
-        total = mine[of_group == group].sum(0)
+        total = mine[of_group[group]].sum(0)
         for loss, share in enumerate((mine[place] / total * sizes[group]).unbind()):
             shares[share_name(loss)] = share
     return found
