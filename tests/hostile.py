@@ -97,7 +97,7 @@ def make(ranks: RankPool, folder: Path) -> Project:
     ranks.run(2, train, job(project))
     convert(project.run, project.exported)
     with torch.device("meta"):
-        model = build(job(project).model.config())
+        model = build(job(project).source().config)  # type: ignore[attr-defined]
     save_weights(materialise(model, initial_values(model, 5, torch.float64)), project.weights)
     project.settings.write_text(write(job(project)))
     return project
@@ -162,7 +162,7 @@ def load_exported(project: Project) -> object:
 
 def load_weights(project: Project) -> object:
     with torch.device("meta"):
-        model = build(job(project).model.config())
+        model = build(job(project).source().config)  # type: ignore[attr-defined]
     check_weights(project.weights, model)
     fill = stored_values(project.weights, model, torch.float64, torch.device("cpu"))
     whole = {name: (tuple(each.shape), (0,) * each.dim()) for name, each in model.named_parameters()}

@@ -15,10 +15,13 @@ from torch import Tensor, nn
 
 from cubeloom.base.errors import UserError
 from cubeloom.models.foreign import filled_by, forwarding_loss, random_batch
+from cubeloom.models.naming import Naming, naming_of
 from cubeloom.parallel import Batch, Cut
 from cubeloom.parallel.replace import Fill
 from cubeloom.parallel.traced import Tracing
 
+FAMILY = "file"
+"""Of such models, in the description that a checkpoint has."""
 _ANY = 2**30
 
 
@@ -39,14 +42,18 @@ class UserModel:
 
     @property
     def vocabulary(self) -> int | None:
-        return None
+        """Of its configuration, if it has one, or entries of its first table."""
+        return _vocabulary(self)
+
+    @property
+    def traced(self) -> bool:
+        return self._own_cut() is None
 
     def build(self) -> nn.Module:
         return forwarding_loss(self._made()[0])
 
     def cut(self, model: nn.Module) -> Cut:
-        with torch.device("meta"):
-            own = self._made()[1]
+        own = self._own_cut()
         return _tracing(self) if own is None else own
 
     def fill(self, model: nn.Module, seed: int, dtype: torch.dtype, device: torch.device) -> Fill:
@@ -64,8 +71,16 @@ class UserModel:
             raise UserError(f"{self.file}: example must give the keyword arguments of one batch as a dict")
         return {name: _in(each, dtype) for name, each in given.items()}
 
+    @property
+    def naming(self) -> Naming:
+        return _naming(self)
+
     def describe(self) -> dict[str, Any]:
-        return {"family": "file", "file": self.file, "function": self.function}
+        return {"family": FAMILY, "file": self.file, "function": self.function}
+
+    def _own_cut(self) -> Cut | None:
+        with torch.device("meta"):
+            return self._made()[1]
 
     def _made(self) -> tuple[nn.Module, Cut | None]:
         function = getattr(_loaded(self.file), self.function, None)
@@ -85,6 +100,21 @@ def _in(value: Any, dtype: torch.dtype) -> Any:
 @cache
 def _tracing(source: UserModel) -> Tracing:
     return Tracing(lambda batch: source.samples(batch, 0, 0, torch.get_default_dtype()))
+
+
+@cache
+def _vocabulary(source: UserModel) -> int | None:
+    with torch.device("meta"):
+        model = source.build()
+    said = getattr(getattr(model, "config", None), "vocab_size", None)
+    tables = (each.num_embeddings for each in model.modules() if isinstance(each, nn.Embedding))
+    return int(said) if isinstance(said, int) else next(tables, None)
+
+
+@cache
+def _naming(source: UserModel) -> Naming:
+    with torch.device("meta"):
+        return naming_of(source.build())
 
 
 @cache

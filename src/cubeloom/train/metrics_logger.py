@@ -16,7 +16,7 @@ from cubeloom.base.file_errors import retried
 from cubeloom.base.files import replace_text
 from cubeloom.comm import Network, devices
 from cubeloom.train.job import Job
-from cubeloom.train.metrics import Metrics, Record, flops_per_token, mfu, peak_of, progress, write_report
+from cubeloom.train.metrics import Metrics, Record, flops_per_token, mfu, peak_of, progress, tokens_of, write_report
 from cubeloom.train.metrics.timeline import NAME as TIMELINE
 from cubeloom.train.step_times import Waiting
 from cubeloom.train.trainer import StepResult, Trainer
@@ -30,6 +30,7 @@ class MetricsLogger:
         self._network: Network = trainer.network
         self._schedule = str(trainer.pipeline.schedule)
         self._flops = flops_per_token(self._job)
+        self._tokens = self._job.batch.samples * tokens_of(self._job.source(), self._job.batch)  # of a step
         self._peak = peak_of(devices.name(self._network.device), self._job.dtype)
         self._own_memory = 0  # bytes that this rank had held at most when any last held more than before
         self._memory = 0  # of the rank that held most
@@ -48,7 +49,7 @@ class MetricsLogger:
             seconds, waiting.for_collectives, waiting.for_stages, asked_to_stop
         )
         if self._metrics is not None:
-            tokens = self._job.batch.samples * self._job.batch.sequence / seconds
+            tokens = self._tokens / seconds
             record = Record(
                 step=step,
                 loss=stepped.loss,

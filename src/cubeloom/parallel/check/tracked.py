@@ -64,6 +64,13 @@ class Tracked:
     def axes(self) -> frozenset[str]:
         return frozenset(axis for dim in self.dims for factor in dim for axis, _ in factor.cutting)
 
+    @property
+    def of_samples(self) -> bool:
+        """Where data cuts samples: it has as many of something as there are samples, or as many times the same."""
+        return any(
+            factor.ratio > 1 or any(axis == "data" for axis, _ in factor.cutting) for dim in self.dims for factor in dim
+        )
+
     def __str__(self) -> str:
         return described(self.dims)
 

@@ -17,7 +17,7 @@ from cubeloom.comm import Network
 from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.cut import CutError, pattern_of
 from cubeloom.parallel.replace import Fill, replace_layers
-from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, WholeSpec, parameters
+from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, WholeSpec, cut_share, parameters
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced.build import specs_of, tied_layers
 from cubeloom.parallel.traced.choices import Choices
@@ -25,13 +25,13 @@ from cubeloom.parallel.traced.experts import experts_without_values
 from cubeloom.parallel.traced.known import held_elsewhere, known
 from cubeloom.parallel.traced.loss import average_losses
 from cubeloom.parallel.traced.report import table
-from cubeloom.parallel.traced.search import Search, cut_samples
+from cubeloom.parallel.traced.row import Row, watched_row
+from cubeloom.parallel.traced.search import Search, Watch, cut_samples, some_samples
 from cubeloom.parallel.traced.slices import OwnParts
 from cubeloom.parallel.traced.values import own_values, place_buffers, refuse_different_values
 from cubeloom.parallel.volume import Volume, step_volume
 
 REST = ShardingPolicy(activations="replicated")
-_CUBE = ("x", "y", "z")
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,13 @@ class Traced:
     choices: Choices = field(default_factory=Choices)  # what holds for modules beside their layers
     samples: int = 1  # of the example, on one rank
     rest: ShardingPolicy = REST
+    again: Callable[[nn.Module, Watch], object] | None = None  # runs the model once more, on some of its samples
+
+    def row(self, model: nn.Module) -> Row:
+        """Its row of blocks. Raises UserError where it has none, and CutError where its samples cannot be cut."""
+        if self.again is None:
+            raise CutError(f"{self.model} was not traced, so that its row of blocks is not known")
+        return watched_row(model, self.again)
 
     @property
     def config(self) -> ParallelConfig:
@@ -74,20 +81,20 @@ class Traced:
     @property
     def cut_share(self) -> float:
         """The share of the parameters that every axis of the cube cuts."""
-        axes = {axis for axis in _CUBE if self.grid.size(axis) > 1}
-        cut = sum(prod(each.shape) for each in self.parameters().values() if axes <= each.cuts.keys())
-        return float(cut / self.numbers)
+        return cut_share(self.specs, self.config)
+
+    @property
+    def flops(self) -> float:
+        """Of the forward of one sample of the whole model."""
+        return float(sum(spec.flops(1) for spec in self.specs) + self.flops_between[0] / self.samples)
 
     @property
     def flops_share(self) -> float:
         """The share of the FLOPs of a forward that one rank computes."""
-        linears = [spec for spec in self.specs if isinstance(spec, TracedLinearSpec)]
-        whole = [spec for spec in self.specs if isinstance(spec, WholeSpec)]
-        cut = sum(spec.flops(1) for spec in linears)
-        alike = sum(spec.flops(1) for spec in whole)
-        between = [flops / self.samples for flops in self.flops_between]
-        own = cut / (self.grid.x * self.grid.y) + alike + between[1]
-        return own / max(cut + alike + between[0], 1.0) / (self.grid.data * self.grid.z)
+        cut = sum(spec.flops(1) for spec in self.specs if isinstance(spec, TracedLinearSpec))
+        alike = sum(spec.flops(1) for spec in self.specs if isinstance(spec, WholeSpec))
+        own = cut / (self.grid.x * self.grid.y) + alike + self.flops_between[1] / self.samples
+        return float(own / max(self.flops, 1.0) / (self.grid.data * self.grid.z))
 
     def apply(self, model: nn.Module, network: Network, fill: Fill | None = None) -> CubeState:
         """Cut the model over the network's ranks, in place; on every rank. Without `fill` blocks are the module's own values."""
@@ -148,8 +155,16 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
             f" samples than of all: {why}"
         )
     item = next((parameter.element_size() for parameter in model.parameters()), 4)
+    specs = tuple(specs_of(model, found, tied, samples))
+
+    def again(model: nn.Module, watch: Watch) -> None:
+        if samples < 2:
+            raise CutError(f"{type(model).__name__} was run without samples, so that they cannot be cut")
+        with experts_without_values(model):
+            some_samples(model, kinds, sizes, inputs, tied, found, samples, watch)
+
     return Traced(
-        type(model).__name__, grid, tuple(specs_of(model, found, tied, samples)), item, found.flops, found.choices, samples
+        type(model).__name__, grid, specs, item, found.flops, found.choices, samples, again=again
     )
 
 

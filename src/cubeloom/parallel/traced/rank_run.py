@@ -169,6 +169,12 @@ class RankRun(RunWithConstants, Replay):
             " model's dropout to 0, or call model.eval() before it is parallelized"
         )
 
+    def lies(self, tensor: Tensor) -> Tracked:
+        """As `of`, also of a tensor that is made of numbers alone."""
+        if id(tensor) in self.constants:
+            return Tracked(self._dims_of_constant(self.constants[id(tensor)][0], tensor))
+        return self.of(tensor)
+
     def _dims_of_constant(self, number: int, own: Tensor) -> Dims:
         """One that is made of the size of a rank's samples is alike along them, or it is something else."""
         whole = next((tensor for place, tensor in self._whole.constants.values() if place == number), own)

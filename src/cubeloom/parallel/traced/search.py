@@ -7,6 +7,7 @@ which it lies, for one that is cut less.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -289,21 +290,41 @@ def cut_samples(
 
     The layers then know which of their rows are as many for any number of samples.
     """
-    parts = next(each for each in range(2, samples + 1) if samples % each == 0)
-    empty = {name: each.to("meta") if isinstance(each, Tensor) else each for name, each in inputs.items()}
-    placing = Placing(known, sizes, found.choices, tied)
     try:
-        record, _ = recorded(model, known, empty, found.choices.slices)
-        given = _parts_of_samples(empty, samples, parts)
-        run = RankRun(record, placing, given)
-        own = {name: tensor for name, (tensor, _) in given.items()}
-        _run_as_rank(model, run, found.choices, {**empty, **own})
+        placed = some_samples(model, known, sizes, inputs, tied, found, samples)
     except CutError as error:
         return str(error)
-    for name, each in placing.placed.items():
+    for name, each in placed.items():
         for use, here in zip(found.placed[name].uses, each.uses, strict=True):
             use.fixed = here.fixed
     return None
+
+
+# What watches a run: it is given how a tensor lies, and for how many samples a rank has it.
+Watch = Callable[[Callable[[Tensor], Tracked], int], AbstractContextManager[None]]
+
+
+def some_samples(
+    model: nn.Module,
+    known: Mapping[str, Known],
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, Any],
+    tied: Mapping[str, str],
+    found: Found,
+    samples: int,
+    watch: Watch | None = None,
+) -> dict[str, Placed]:
+    """A run of a rank that has a part of the samples. Raises CutError where it computes something else of them than of all."""
+    parts = next(each for each in range(2, samples + 1) if samples % each == 0)
+    empty = {name: each.to("meta") if isinstance(each, Tensor) else each for name, each in inputs.items()}
+    placing = Placing(known, sizes, found.choices, tied)
+    record, _ = recorded(model, known, empty, found.choices.slices)
+    given = _parts_of_samples(empty, samples, parts)
+    run = RankRun(record, placing, given)
+    own = {name: tensor for name, (tensor, _) in given.items()}
+    with nullcontext() if watch is None else watch(run.lies, samples // parts):
+        _run_as_rank(model, run, found.choices, {**empty, **own})
+    return placing.placed
 
 
 def _parts_of_samples(inputs: Mapping[str, Any], samples: int, parts: int) -> dict[str, tuple[Tensor, Tracked]]:

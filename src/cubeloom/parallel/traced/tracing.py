@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from cubeloom.base import torch_private
 from cubeloom.base.grid import Grid
 from cubeloom.parallel.config import Batch
 from cubeloom.parallel.cut import CutError
@@ -16,6 +17,7 @@ from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.specs import LayerSpec
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced.model import Traced, trace
+from cubeloom.parallel.traced.row import Row
 
 _SAMPLES = 2  # of the example, on a rank: what is true of two is true of more
 
@@ -39,11 +41,15 @@ class Tracing(FoundCut):
             )
         key = grid, batch.sequence
         if key not in self._found:
-            self._found[key] = trace(model, grid, self.example(Batch(_SAMPLES, batch.sequence)))
+            with torch_private.real_tensors():  # also in a rehearsal, whose tensors have no values
+                self._found[key] = trace(model, grid, self.example(Batch(_SAMPLES, batch.sequence)))
         return self._found[key]
 
     def specs(self, model: nn.Module, grid: Grid, batch: Batch) -> list[LayerSpec]:
         return list(self.traced(model, grid, batch).specs)
+
+    def row(self, model: nn.Module, grid: Grid, batch: Batch) -> Row:
+        return self.traced(model, grid, batch).row(model)
 
     def finish(
         self, model: nn.Module, grid: Grid, batch: Batch, state: CubeState, fill: Callable[[str, Block], Tensor]

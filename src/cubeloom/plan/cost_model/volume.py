@@ -40,7 +40,9 @@ def pipeline_bytes(
     outputs = [model.kinds[model.row[end - 1]].outputs for end in model.cuts[schedule.stages]]
     received = [output_numbers(each, model, c) * c.item for each in outputs]
     losses = model.kinds[model.row[-1]].losses
-    return add(pipeline_volume(stages, received, model.tied, c, schedule, worker, True, losses, recompute is True))
+    averaged = model.planes is not None  # the loss of a traced model, as its runtime averages it
+    again = recompute is True
+    return add(pipeline_volume(stages, received, model.tied, c, schedule, worker, True, losses, again, averaged))
 
 
 def output_numbers(outputs: Sequence[StageOutput], model: Model, c: ParallelConfig) -> Any:

@@ -43,6 +43,8 @@ class Evaluation:
     given: Path
     """A run or a checkpoint."""
     best: bool = False
+    model: str | None = None
+    """The `file.py:function` of a run whose model is one: no file is executed because a run names it."""
     data: Path | None = None
     """A folder of tokens: its part for validation, or all of it where it has none."""
     grid: Grid | None = None
@@ -105,7 +107,7 @@ def evaluate(asked: Evaluation, run: Run | None = None) -> Evaluated | None:
 
 def _work(asked: Evaluation) -> _Work:
     checkpoint = checkpoint_of(asked.given, asked.best)
-    job, source = job_of(asked.given, checkpoint)
+    job, source = job_of(asked.given, checkpoint, asked.model)
     if asked.data is None and not (asked.given / "settings.toml").is_file() and not job.data.sources:
         raise UserError(f"{asked.given} does not say on what to evaluate it: name a folder of tokens with --data")
     job = _placed(job, asked)
@@ -115,7 +117,7 @@ def _work(asked: Evaluation) -> _Work:
         raise UserError(f"a sequence of {job.batch.sequence} is more than the {source.positions} that the model takes")
     model = skeleton(source)
     schedule = job.schedule.schedule(job.grid.pipe)
-    plan_stages(model, source.cut(model), job.grid, job.batch, schedule, job.layout.rest)
+    plan_stages(model, source.cut(model), job.grid, job.batch, schedule, job.layout.rest(source))
     check_fits(checkpoint, {name: each.shape for name, each in model.named_parameters()})
     found = _samples(job, source, asked.data)
     return _Work(job, source, checkpoint, asked.data, _count(found, job, asked.batches))
@@ -125,8 +127,8 @@ def _placed(job: Job, asked: Evaluation) -> Job:
     """On the grid that is asked for, with what has nothing to do with a loss left out."""
     if asked.grid is not None and asked.grid != job.grid:
         job = replace(job, grid=asked.grid, schedule=ScheduleSettings())
-    rest = job.layout.rest
-    plain = LayoutSettings(activations=rest.activations, weights=rest.weights, inputs=rest.inputs)
+    layout = job.layout
+    plain = LayoutSettings(activations=layout.activations, weights=layout.weights, inputs=layout.inputs)
     least = len(portions(job.schedule.schedule(job.grid.pipe))) * job.grid.data * job.grid.z
     samples = -(-job.batch.samples // least) * least  # the loss is the same in any
     batch = Batch(samples, job.batch.sequence if asked.sequence is None else asked.sequence)
@@ -168,8 +170,9 @@ def _on_rank(work: _Work) -> tuple[float, int]:
     load_weights(work.checkpoint, pipeline.parameters, None, network)
     share = job.grid.share(network.coordinates, job.batch.samples)
     batches = _shares(_samples(job, work.source, work.data), work.count, job.batch.samples, share)
-    placed = ({name: devices.put(each, network.device) for name, each in batch.items()} for batch in batches)
-    return mean_loss(pipeline, network, placed)
+    named = map(work.source.naming, batches)
+    placed = ({name: devices.put(each, network.device) for name, each in batch.items()} for batch in named)
+    return mean_loss(pipeline, network, placed, work.source.naming.targets)
 
 
 def _shares(samples: Samples, count: int, size: int, share: slice) -> Iterator[dict[str, Tensor]]:

@@ -13,7 +13,7 @@ from cubeloom.base.grid import Grid
 from cubeloom.base.limits import LANES, SAMPLES, patience, within
 from cubeloom.comm import devices
 from cubeloom.models import LanguageConfig, ModelSource, OurModel, skeleton
-from cubeloom.parallel import Batch
+from cubeloom.parallel import Batch, ShardingPolicy
 from cubeloom.pipeline.runtime.build import StagePlan, plan_stages
 from cubeloom.train.job.rates import Rate
 from cubeloom.train.job.settings import (
@@ -96,9 +96,15 @@ class Job:
 
     def laid_out(self) -> StagePlan:
         """Which stages have which layers, in which form; raises UserError if the model cannot be cut so."""
-        source, schedule, layout = self.source(), self.schedule.schedule(self.grid.pipe), self.layout
+        source, schedule = self.source(), self.schedule.schedule(self.grid.pipe)
         model = skeleton(source)
-        return plan_stages(model, source.cut(model), self.grid, self.batch, schedule, layout.rest, ways=layout.ways)
+        ways = self.layout.ways
+        return plan_stages(model, source.cut(model), self.grid, self.batch, schedule, self.rest, ways=ways)
+
+    @property
+    def rest(self) -> ShardingPolicy:
+        """How operands rest on the grid."""
+        return self.layout.rest(self.source())
 
     @property
     def learning_rate(self) -> Rate:

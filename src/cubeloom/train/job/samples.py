@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from cubeloom.base.errors import UserError, counted
-from cubeloom.models import GPTConfig, LlamaConfig, OurModel
+from cubeloom.models import PRESETS
 from cubeloom.train.data import Mixture, Samples, TokenFile
 from cubeloom.train.data.random_tokens import RandomTokens
 from cubeloom.train.data.stream import Stream
@@ -38,14 +38,15 @@ def check_validation(job: Job) -> None:
 def samples_of(job: Job, part: Part, stream: dict[str, Any] | None = None) -> Samples:
     """Raises UserError where a folder is missing or does not fit the model. `stream` is where one was left."""
     model, sequence = job.source(), job.batch.sequence
-    if not isinstance(model, OurModel) or not isinstance(model.config, GPTConfig | LlamaConfig):
+    if model.naming.task != "next token":
         raise UserError(
-            f"model.preset = {job.model.preset!r}: training from tokens is for models that predict the next one, gpt and "
-            "llama; for images see examples/diffusion.py"
+            f"model.name = {job.model.called!r}: training from tokens is for models that predict the next one; for images see"
+            " examples/diffusion.py"
         )
     if model.positions is not None and sequence > model.positions:
         raise UserError(f"batch.sequence = {sequence}, and the model has {model.positions} positions: at most as many")
-    assert model.vocabulary is not None
+    if model.vocabulary is None:
+        raise UserError(f"model.name = {job.model.called!r}: the model does not say how many tokens it knows")
     seed = job.seed if job.data.seed is None else job.data.seed
     if not job.data.sources:
         # Training and validation must not be the same tokens.
@@ -56,9 +57,14 @@ def samples_of(job: Job, part: Part, stream: dict[str, Any] | None = None) -> Sa
     for source in job.data.sources:
         tokens = TokenFile(source.tokens)
         if tokens.meta.vocabulary > model.vocabulary:
-            raise UserError(
-                f"{source.folder} has a vocabulary of {tokens.meta.vocabulary}, and the model one of {model.vocabulary}: "
+            advice = (
                 f"set model.vocab to {tokens.meta.vocabulary} or a little more that divides well"
+                if job.model.called in PRESETS
+                else "prepare the data with the tokenizer that the model was made for"
+            )
+            raise UserError(
+                f"{source.folder} has a vocabulary of {tokens.meta.vocabulary}, and the model one of {model.vocabulary}:"
+                f" {advice}"
             )
         streams.append(tokens.stream(sequence, seed=seed, part=part, packing=job.data.packing))
     if len(streams) == 1:
