@@ -66,10 +66,9 @@ class Tracked:
 
     @property
     def of_samples(self) -> bool:
-        """Where data cuts samples: it has as many of something as there are samples, or as many times the same."""
-        return any(
-            factor.ratio > 1 or any(axis == "data" for axis, _ in factor.cutting) for dim in self.dims for factor in dim
-        )
+        """Where data cuts samples: it has as many of something as there are samples; or as many times the same, one behind another."""
+        alike = any(factor.ratio > 1 for factor in self.dims[0]) if self.dims else False
+        return alike or "data" in self.axes
 
     def __str__(self) -> str:
         return described(self.dims)

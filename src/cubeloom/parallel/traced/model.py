@@ -52,7 +52,13 @@ class Traced:
         """Its row of blocks. Raises UserError where it has none, and CutError where its samples cannot be cut."""
         if self.again is None:
             raise CutError(f"{self.model} was not traced, so that its row of blocks is not known")
-        return watched_row(model, self.again)
+        try:
+            return watched_row(model, self.again)
+        except CutError as error:
+            raise CutError(
+                f"{self.model}: micro-batches cut samples, and this model would compute something else of some samples than of"
+                f" all: {error}"
+            ) from None
 
     @property
     def config(self) -> ParallelConfig:

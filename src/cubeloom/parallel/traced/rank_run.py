@@ -172,7 +172,8 @@ class RankRun(RunWithConstants, Replay):
     def lies(self, tensor: Tensor) -> Tracked:
         """As `of`, also of a tensor that is made of numbers alone."""
         if id(tensor) in self.constants:
-            return Tracked(self._dims_of_constant(self.constants[id(tensor)][0], tensor))
+            with self.paused():
+                return Tracked(self._dims_of_constant(self.constants[id(tensor)][0], tensor))
         return self.of(tensor)
 
     def _dims_of_constant(self, number: int, own: Tensor) -> Dims:

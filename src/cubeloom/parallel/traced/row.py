@@ -305,9 +305,7 @@ def _together(
                 yield source[0], number, f"{calls[source[0]].unit} gives whole numbers, which have no gradients"
 
 
-def _uses(
-    owner: str, units: Units, calls: tuple[Call, ...], result: frozenset[Source | str], first: int
-) -> list[int]:
+def _uses(owner: str, units: Units, calls: tuple[Call, ...], result: frozenset[Source | str], first: int) -> list[int]:
     """The calls that depend on a parameter of this module which the forward itself uses."""
 
     def has(sources: frozenset[Source | str]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -69,6 +69,7 @@ class StagePlan:
     outputs: Outputs  # what each piece hands to the next
     tokens: bool  # rows are tokens
     row: Row | None = None  # of a model that does not say its pieces
+    aliases: Mapping[str, str] = field(default_factory=dict)  # from the model's own name of a parameter to its layer's
     # Asked for in every step, and long to find where a model has many layers.
     _holders: dict[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
@@ -95,20 +96,18 @@ class StagePlan:
         tied = {f"{owner}.weight" for spec in self.specs if (owner := shared_owner(spec))}
         losses = sum(isinstance(spec, LossSpec | SquaredLossSpec | TracedLossSpec) for spec, _ in stages[-1])
         averaged = self.row is not None
-        found = pipeline_volume(
-            stages, received, tied, part, self.schedule, worker, zero, losses, averaged=averaged
-        )
+        found = pipeline_volume(stages, received, tied, part, self.schedule, worker, zero, losses, averaged=averaged)
         return named(found, c)
 
     def holders(self, parameter: str) -> tuple[int, ...]:
         """The workers that hold a parameter, because a stage of theirs has its layer or one that shares its weight."""
         if parameter not in self._holders:
-            owner = parameter.rpartition(".")[0]
+            known = self.aliases.get(parameter, parameter)
+            owner = known.rpartition(".")[0]
             users = {
                 spec.name
                 for spec in self.specs
-                if spec.name == owner
-                or (parameter.endswith(".weight") and shared_owner(spec) == owner)
+                if spec.name == owner or (parameter.endswith(".weight") and shared_owner(spec) == owner)
             }
             stages = [s for s in range(len(self.stages)) if any(belongs(user, self.modules_of(s)) for user in users)]
             self._holders[parameter] = tuple(sorted({row[s] for row in self.schedule.placement for s in stages}))
@@ -173,7 +172,7 @@ def plan_stages(
             "batch; use one micro-batch, or a group norm"
         )
     pieces = ModelPieces.of(model, cut, grid, part, specs)
-    pieces.check(model, schedule.stages)
+    pieces.check(model, schedule.stages, ways)
     modules = pieces.modules
     chosen = stages or partition(counted_costs(modules, specs), schedule.stages)
     if [piece for stage in chosen for piece in stage] != list(range(len(modules))) or len(chosen) != schedule.stages:
@@ -181,7 +180,16 @@ def plan_stages(
             f"the stages {chosen} do not have each of {len(modules)} pieces once, in {schedule.stages} stages"
         )
     tokens = not hasattr(model, "example")
-    return StagePlan(schedule, chosen, modules, specs, pieces.outputs, tokens, pieces.row)
+    aliases = {} if pieces.row is None else _aliases(model, specs, grid, rest)
+    return StagePlan(schedule, chosen, modules, specs, pieces.outputs, tokens, pieces.row, aliases)
+
+
+def _aliases(model: nn.Module, specs: Sequence[LayerSpec], grid: Grid, rest: ShardingPolicy) -> dict[str, str]:
+    """Of parameters that several modules have: the first name, which the model is known by, and that of the layer cut."""
+    config = ParallelConfig.exact(grid, rest, Batch(1, 1), item=1)
+    first = {id(each): name for name, each in model.named_parameters()}
+    stated = [name for spec in specs for name in parameters(spec, config)]
+    return {own: name for name in stated if (own := first[id(model.get_parameter(name))]) != name}
 
 
 # All that gradients of layers are summed over, besides replicas of their stage; and what else layers use.
@@ -237,6 +245,8 @@ def hold(
     `compile`: let torch compile what is computed between collectives; whole blocks only where nothing within a block is
     computed once more.
     """
+    if layout.row is not None:
+        _refuse_options(model, recompute, compile, record)
     make_groups(network, layout, rest)
     gradients, clock = Gradients(rest.gradients), Clock(seed)
     held = LocalStages({}, {}, {}, gradients, clock)
@@ -272,14 +282,21 @@ def hold(
         else:
             held.stages[replica, stage] = RecordedStage(runs, state, record=record, home=(replica, stage))
         held.models[replica, stage] = own
-    held.parameters = {_first_name(model, name): each for name, each in held.parameters.items()}
+    first = {stated: name for name, stated in layout.aliases.items()}
+    held.parameters = {first.get(name, name): each for name, each in held.parameters.items()}
     return held
 
 
-def _first_name(model: nn.Module, name: str) -> str:
-    """As the model itself calls a parameter that several modules have."""
-    parameter = model.get_parameter(name)
-    return next(first for first, each in model.named_parameters() if each is parameter)
+def _refuse_options(model: nn.Module, recompute: Recompute, compile: bool, record: Record | None) -> None:
+    """What has no form where nobody has marked the pieces of a model."""
+    refused = {
+        "attention alone cannot be recomputed": recompute == "attention",
+        "it cannot be compiled": compile,
+        "its stages cannot be recorded": record is not None,
+    }
+    for words, asked in refused.items():
+        if asked:
+            raise UserError(f"{type(model).__name__} does not say its pieces, so that {words}")
 
 
 def _recompute_attention(model: nn.Module) -> None:

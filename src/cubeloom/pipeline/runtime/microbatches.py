@@ -47,7 +47,9 @@ def counted_shares(
     times more or less as it has targets.
     """
     sizes = Counter(groups[microbatch] for microbatch, _ in data)
-    portion = {group: torch.tensor(1 / size, dtype=torch.float64, device=network.device) for group, size in sizes.items()}
+    portion = {
+        group: torch.tensor(1 / size, dtype=torch.float64, device=network.device) for group, size in sizes.items()
+    }
     found = {each: {PORTION: portion[groups[each[0]]]} for each in data}
     counts = [count(each) for each in data.values()]
     known = [each for each in counts if each is not None]

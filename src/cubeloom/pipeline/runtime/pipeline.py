@@ -53,6 +53,7 @@ class Pipeline:
         rest = rest or ShardingPolicy()
         self.network = network
         self.schedule = schedule
+        self.ways = ways
         self.layout = plan_stages(model, cut, network.grid, batch, schedule, rest, stages, ways)
         if record is not None:
             check_recordable(self.layout.specs, network.grid, schedule, ways, bool(recompute))
@@ -79,6 +80,11 @@ class Pipeline:
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that this rank holds a block of, by name."""
         return self._held.parameters
+
+    @property
+    def models(self) -> list[tuple[int, nn.Module]]:
+        """The model pruned to each stage that this rank has, with the stage's number."""
+        return [(stage, model) for (_, stage), model in self._held.models.items()]
 
     @property
     def gradients(self) -> Gradients:
@@ -150,6 +156,8 @@ class Pipeline:
 
         `known` is what each stage hands on, in a rehearsal, whose network carries nothing.
         """
+        for stage in self._held.stages.values():
+            stage.forget()
         work = self._work(data, 0, None)
         portion = portions(self.schedule)[0]
         with self.gradients.seen_in_forward() as used:
@@ -171,8 +179,7 @@ class Pipeline:
                     told = self._channels.hear(edge, known[stage - 1] if known else None)
                     self._boundaries[stage - 1], before = apart(told)
                     carry = self._empty(self._boundaries[stage - 1])
-                if stage:
-                    here.told(before)
+                here.told(before)
                 carry = here.dry_run(carry, work.data[portion])
                 before = here.seen
                 if stage + 1 < len(row):

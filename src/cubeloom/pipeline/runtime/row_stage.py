@@ -174,7 +174,7 @@ class RowStage:
 
     def told(self, before: Mapping[str, Shape]) -> None:
         self.before = dict(before)
-        self.seen = {**before, **{name: shape for name, shape in self.seen.items() if name not in before}}
+        self.seen = dict(before)
 
 
 def leave_out(model: nn.Module, row: Row, kept: tuple[str, ...], like: Tensor, device: torch.device) -> None:

@@ -59,6 +59,11 @@ class Stage:
             carry = run(carry, data)
         return carry
 
+    def forget(self) -> None:
+        """What was seen: other shapes come."""
+        if self.row is not None:
+            self.row.seen = {}
+
     def told(self, before: Boundary) -> None:
         """The shapes of what modules of earlier stages give."""
         if self.row is not None:

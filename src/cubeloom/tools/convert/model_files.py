@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -81,7 +83,10 @@ def save_pretrained(model: nn.Module, folder: str | Path, dtype: torch.dtype | N
         raise UserError(f"{type(model).__name__} has no configuration of Hugging Face's: use cubeloom.save")
     first = handle.network.rank == 0
     names = _stored_names(model)
-    shapes = {name: _whole_shape(each, handle.network, dtype) for name, each in names.items()}
+    everybody = _of_all_stages(names, handle.network)
+    shapes = {
+        name: torch.empty(each.shape, dtype=dtype or each.dtype, device="meta") for name, each in everybody.items()
+    }
     files = None
     if first:
         path.mkdir(parents=True, exist_ok=True)
@@ -90,8 +95,8 @@ def save_pretrained(model: nn.Module, folder: str | Path, dtype: torch.dtype | N
         if generation is not None:
             generation.save_pretrained(path)
         files = SafetensorsFiles(path, shapes, SHARD_SIZE)
-    for name, tensor in names.items():
-        whole = whole_of(tensor, handle.network)
+    for name, each in everybody.items():
+        whole = _from_its_stage(each, names.get(name), handle.network)
         if files is not None:
             files.write(name, whole if dtype is None else whole.to(dtype))
     if files is not None:
@@ -116,11 +121,44 @@ def whole_of(tensor: Tensor, network: Network) -> Tensor:
     return whole
 
 
-def _whole_shape(tensor: Tensor, network: Network, dtype: torch.dtype | None) -> Tensor:
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor of the model, and the first place on the pipe axis that has it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    worker: int
+
+
+def _of_all_stages(names: Mapping[str, Tensor], network: Network) -> dict[str, _Stored]:
+    """What there is on any rank, in one order on all."""
+    mine = {name: (_whole_shape(each, network), str(each.dtype).removeprefix("torch.")) for name, each in names.items()}
+    if network.grid.pipe == 1:
+        return {name: _Stored(tuple(shape), getattr(torch, dtype), 0) for name, (shape, dtype) in mine.items()}
+    found: dict[str, _Stored] = {}
+    places = [network.grid.coordinates(rank)["pipe"] for rank in range(network.grid.world)]
+    each_rank = network.host_group.gather(mine)
+    for worker, theirs in sorted(zip(places, each_rank, strict=True), key=lambda each: each[0]):
+        for name, (shape, dtype) in theirs.items():
+            found.setdefault(name, _Stored(tuple(shape), getattr(torch, dtype), worker))
+    return found
+
+
+def _from_its_stage(stored: _Stored, tensor: Tensor | None, network: Network) -> Tensor:
+    whole = None if tensor is None else whole_of(tensor, network)
+    if network.grid.pipe == 1:
+        assert whole is not None
+        return whole
+    if whole is None or network.coordinates["pipe"] != stored.worker:
+        whole = torch.empty(stored.shape, dtype=stored.dtype, device=network.device)
+    return network.axis("pipe").broadcast(whole.contiguous(), stored.worker, "save").wait()
+
+
+def _whole_shape(tensor: Tensor, network: Network) -> list[int]:
     shape, arrangement = list(tensor.shape), arrangement_of(tensor, network)
     if arrangement is not None:
         shape[arrangement.dim] = arrangement.whole
-    return torch.empty(shape, dtype=dtype or tensor.dtype, device="meta")
+    return shape
 
 
 def _stored_names(model: nn.Module) -> dict[str, Tensor]:
