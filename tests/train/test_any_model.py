@@ -156,7 +156,9 @@ def test_a_run_may_start_from_a_checkpoint_instead_of_the_folder(
     run: Path, folder: Path, ranks: RankPool, tmp_path: Path
 ) -> None:
     start = ModelSettings(name=str(folder), start=run)
-    (ended,) = ranks.run(1, train, job_of(tmp_path / "next", str(folder), model=start, steps=1, rate=RateSettings(peak=1e-2)))
+    (ended,) = ranks.run(
+        1, train, job_of(tmp_path / "next", str(folder), model=start, steps=1, rate=RateSettings(peak=1e-2))
+    )
     (plain,) = ranks.run(1, train, job_of(tmp_path / "plain", str(folder), steps=1, rate=RateSettings(peak=1e-2)))
     assert plain.loss == pytest.approx(losses(run)[0], rel=1e-9)
     assert ended.loss != pytest.approx(plain.loss, rel=1e-6)

@@ -17,7 +17,9 @@ from cubeloom.base.files import replace_text
 from cubeloom.base.host import version
 from cubeloom.base.settings import write
 from cubeloom.train.data import TokenFile
+from cubeloom.train.data.sources import sha256
 from cubeloom.train.job import Job
+from cubeloom.train.job.images import SUFFIX
 
 SETTINGS, ENVIRONMENT = "settings.toml", "environment.json"
 
@@ -70,5 +72,10 @@ def environment(job: Job) -> dict[str, Any]:
         "machine": platform.platform(),
         **code_versions(),
         # The tokens' own hashes: another text under the same name is another run.
-        "data": {str(each.folder): TokenFile(each.folder).meta.sha256 for each in job.data.sources},
+        "data": {str(each.folder): _hashes(each.folder) for each in job.data.sources},
     }
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    images = sorted(folder.glob(f"*{SUFFIX}"))
+    return {file.name: sha256(file)[1] for file in images} if images else TokenFile(folder).meta.sha256

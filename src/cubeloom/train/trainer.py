@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +65,7 @@ class Trainer:
         self.network = network
         self._rate = job.learning_rate
         self._source = job.source()
-        self._naming = self._source.naming
+        self._naming: Callable[[dict[str, Tensor]], dict[str, Tensor]] = self._source.naming
         model = skeleton(self._source)
         self.pipeline = Pipeline(
             model,
@@ -87,7 +88,10 @@ class Trainer:
         # The best loss on validation, and how many since were no better.
         self._best: list[float] = progress.get("best", [])
         self._guard = Guard(job.guard, progress.get("norms", ()))
-        self._loader = Loader(samples_of(job, "training"), job.batch.samples, self._share, progress.get("position", 0))
+        samples = samples_of(job, "training")
+        if getattr(samples, "as_forward", False):
+            self._naming = dict
+        self._loader = Loader(samples, job.batch.samples, self._share, progress.get("position", 0))
         self._writer = CheckpointWriter(job.checkpoints, network, job.checkpoint.keep)
 
     def _take_up(self, decision: Decision) -> tuple[int, dict[str, Any]]:
