@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -61,7 +62,7 @@ class UserModel:
 
     def samples(self, batch: Batch, seed: int, step: int, dtype: torch.dtype) -> dict[str, Tensor]:
         """Of the file's `example(samples, sequence, seed)`, or drawn for a model that takes tokens."""
-        example = getattr(_loaded(self.file), "example", None)
+        example = self._example()
         if example is None:
             with torch.device("meta"):
                 model = self._made()[0]
@@ -83,14 +84,39 @@ class UserModel:
             return self._made()[1]
 
     def _made(self) -> tuple[nn.Module, Cut | None]:
-        function = getattr(_loaded(self.file), self.function, None)
-        if not callable(function):
-            raise UserError(f"{self.file} has no function {self.function!r}")
-        made = function()
+        made = self._function()()
         module, cut = made if isinstance(made, tuple) else (made, None)
         if not isinstance(module, nn.Module):
             raise UserError(f"{self.name} gives {type(module).__name__}, and must give a torch.nn.Module")
         return module, cut
+
+    def _function(self) -> Callable[[], Any]:
+        function = getattr(_loaded(self.file), self.function, None)
+        if not callable(function):
+            raise UserError(f"{self.file} has no function {self.function!r}")
+        made: Callable[[], Any] = function
+        return made
+
+    def _example(self) -> Callable[[int, int, int], Any] | None:
+        return getattr(_loaded(self.file), "example", None)
+
+
+@dataclass(frozen=True)
+class GivenModel(UserModel):
+    """The same of a function that a program has."""
+
+    make: Callable[[], nn.Module]
+    example: Callable[[int, int, int], Any] | None = None
+
+    @classmethod
+    def of(cls, make: Callable[[], nn.Module], example: Callable[[int, int, int], Any] | None = None) -> GivenModel:
+        return cls(getattr(make, "__module__", ""), getattr(make, "__qualname__", type(make).__name__), make, example)
+
+    def _function(self) -> Callable[[], Any]:
+        return self.make
+
+    def _example(self) -> Callable[[int, int, int], Any] | None:
+        return self.example
 
 
 def _in(value: Any, dtype: torch.dtype) -> Any:

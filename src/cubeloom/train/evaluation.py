@@ -30,5 +30,5 @@ def mean_loss(
 
 def _counted(batch: Mapping[str, Tensor], targets: str | None, network: Network) -> int:
     """Targets of the whole batch that count; its samples, where it has no targets."""
-    mine = (batch[targets] != IGNORED).sum() if targets is not None else torch.tensor(len(next(iter(batch.values()))))
+    mine = (batch[str(targets)] != IGNORED).sum() if targets in batch else torch.tensor(len(next(iter(batch.values()))))
     return int(network.axis("data", "z").all_reduce(mine.double().to(network.device), "targets").wait().item())

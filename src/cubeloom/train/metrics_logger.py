@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -40,7 +40,13 @@ class MetricsLogger:
             self._shown = stack.enter_context(progress(self._job.steps, trainer.done))
 
     def write(
-        self, step: int, stepped: StepResult, seconds: float, asked_to_stop: bool, validation: float | None = None
+        self,
+        step: int,
+        stepped: StepResult,
+        seconds: float,
+        asked_to_stop: bool,
+        validation: float | None = None,
+        own: Mapping[str, float] | None = None,
     ) -> bool:
         """Note a step; gives whether any rank was asked to stop."""
         waiting = Waiting.of(stepped.waits)
@@ -64,6 +70,7 @@ class MetricsLogger:
                 bubble_s=bubble,
                 skipped=stepped.skipped,
                 validation=validation,
+                own=dict(own or {}),
             )
             self._metrics.write(record)
             self._shown.show(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -67,7 +68,7 @@ class Trainer:
         self.network = network
         self._rate = job.learning_rate
         self._source = job.source()
-        self._naming = self._source.naming
+        self._naming: Callable[[dict[str, Tensor]], dict[str, Tensor]] = self._source.naming
         self.pipeline = pipeline_of(job, self._source, network)
         self.parameters = self.pipeline.parameters
         self.optimizer = optimizer_of(job.optimizer, self.parameters, self.pipeline.gradients)
@@ -79,6 +80,8 @@ class Trainer:
         """After how many steps it was, if anything was evaluated."""
         self._guard = Guard(job.guard, progress.get("norms", ()))
         samples = samples_of(job, "training", progress.get("stream"))
+        if getattr(samples, "as_forward", False):
+            self._naming = dict
         self._loader = Loader(samples, job.batch.samples, self._share, progress.get("position", 0))
         self._writer = CheckpointWriter(job.checkpoints, network, job.checkpoint.keep)
 
@@ -136,7 +139,7 @@ class Trainer:
         """The mean loss of the first batches of validation."""
         samples, size = self._validation, self.job.batch.samples
         shares = (read(samples, number * size, self._share) for number in range(self.job.evaluation.batches))
-        return mean_loss(self.pipeline, self.network, map(self._given, shares), self._naming.targets)[0]
+        return mean_loss(self.pipeline, self.network, map(self._given, shares), self._source.naming.targets)[0]
 
     def judge(self, loss: float) -> bool:
         """Note a loss on validation; whether there have been enough in a row that were no better than the best."""

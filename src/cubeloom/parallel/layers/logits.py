@@ -38,7 +38,7 @@ class CutLogits(Tensor):
         # No memory, and no graph of its own: shape, dtype and device are those of the whole.
         with torch_private.real_tensors():  # a tensor of a rehearsal is of a class of its own
             looks = torch.empty((), dtype=part.dtype, device=part.device).expand(*part.shape[:-1], classes.count)
-        made: CutLogits = looks.as_subclass(CutLogits)
+            made: CutLogits = looks.as_subclass(CutLogits)
         made.part, made.network, made.axis, made.classes, made.origin = part, network, axis, classes, origin
         return made
 

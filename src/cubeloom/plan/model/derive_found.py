@@ -95,9 +95,7 @@ class FoundModel:
         """The largest plane that was traced and divides this one: an axis of one rank is like no other."""
         x, y = plane
         fitting = [
-            (a, b)
-            for a, b in self._traced
-            if x % a == 0 and y % b == 0 and (a > 1) == (x > 1) and (b > 1) == (y > 1)
+            (a, b) for a, b in self._traced if x % a == 0 and y % b == 0 and (a > 1) == (x > 1) and (b > 1) == (y > 1)
         ]
         return max(fitting, key=lambda each: each[0] * each[1], default=(min(x, 2), min(y, 2)))
 

@@ -27,8 +27,9 @@ from cubeloom.train.data import Mixture, Samples, Stream, TokenFile
 from cubeloom.train.data.stream import IGNORED
 from cubeloom.train.evaluation import mean_loss
 from cubeloom.train.job import Job
+from cubeloom.train.job.images import Images
 from cubeloom.train.job.samples import samples_of
-from cubeloom.train.job.settings import LayoutSettings, ScheduleSettings
+from cubeloom.train.job.settings import DataSettings, LayoutSettings, ScheduleSettings, Source
 from cubeloom.train.trainer import pipeline_of
 
 _LONGEST = 14 * 86400.0  # seconds that an evaluation may take
@@ -136,6 +137,8 @@ def _placed(job: Job, asked: Evaluation) -> Job:
 
 
 def _samples(job: Job, source: ModelSource, data: Path | None) -> Samples:
+    if data is not None and source.naming.task != "next token":
+        job, data = replace(job, data=DataSettings(sources=(Source(folder=data),))), None
     if data is None:
         return samples_of(job, "validation")
     file, sequence = TokenFile(data), job.batch.sequence
@@ -156,6 +159,9 @@ def _count(samples: Samples, job: Job, batches: int | None) -> int:
             have = samples.windows
         case Mixture():
             have = samples.longest
+        case Images():
+            size = job.batch.samples if samples.steps else 1  # without targets a batch cannot be filled up
+            have = samples.count // size * size
         case _:
             return wanted or job.evaluation.batches * job.batch.samples  # random ones have no end
     if wanted is not None and wanted > have:
@@ -169,8 +175,9 @@ def _on_rank(work: _Work) -> tuple[float, int]:
     pipeline = pipeline_of(job, work.source, network)
     load_weights(work.checkpoint, pipeline.parameters, None, network)
     share = job.grid.share(network.coordinates, job.batch.samples)
-    batches = _shares(_samples(job, work.source, work.data), work.count, job.batch.samples, share)
-    named = map(work.source.naming, batches)
+    samples = _samples(job, work.source, work.data)
+    batches = _shares(samples, work.count, job.batch.samples, share)
+    named = batches if getattr(samples, "as_forward", False) else map(work.source.naming, batches)
     placed = ({name: devices.put(each, network.device) for name, each in batch.items()} for batch in named)
     return mean_loss(pipeline, network, placed, work.source.naming.targets)
 
@@ -180,5 +187,6 @@ def _shares(samples: Samples, count: int, size: int, share: slice) -> Iterator[d
     for begin in range(0, count, size):
         numbers = torch.arange(begin + share.start, begin + share.stop)
         batch = samples.batch(numbers.clamp(max=count - 1))
-        batch["targets"][numbers >= count] = IGNORED
+        if "targets" in batch:
+            batch["targets"][numbers >= count] = IGNORED
         yield batch

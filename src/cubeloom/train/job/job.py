@@ -15,6 +15,7 @@ from cubeloom.comm import devices
 from cubeloom.models import LanguageConfig, ModelSource, OurModel, skeleton
 from cubeloom.parallel import Batch, ShardingPolicy
 from cubeloom.pipeline.runtime.build import StagePlan, plan_stages
+from cubeloom.train.data import Samples
 from cubeloom.train.job.rates import Rate
 from cubeloom.train.job.settings import (
     CheckpointSettings,
@@ -89,6 +90,10 @@ class Job:
             return found
         vocabulary = vocabulary_of(self.data)
         return found if vocabulary is None else OurModel(replace(found.config, vocab=vocabulary), found.preset)
+
+    def given_samples(self, part: str) -> Samples | None:
+        """Those that a program gave: none, where the settings say what is trained on."""
+        return None
 
     def skeleton(self) -> nn.Module:
         """The model without values."""
