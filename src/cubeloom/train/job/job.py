@@ -88,7 +88,8 @@ class Job:
         said = self.model.vocab is not None or self.model.start is not None
         if said or not isinstance(found, OurModel) or not isinstance(found.config, LanguageConfig):
             return found
-        vocabulary = vocabulary_of(self.data)
+        # A token that no text has hides others.
+        vocabulary = vocabulary_of(self.data, more=found.naming.task == "masked token")
         return found if vocabulary is None else OurModel(replace(found.config, vocab=vocabulary), found.preset)
 
     def given_samples(self, part: str) -> Samples | None:
