@@ -23,6 +23,7 @@ from cubeloom.parallel.parameter import Block
 from cubeloom.tools.convert import convert
 from cubeloom.tools.convert.checkpoint_files import CheckpointWeights
 from cubeloom.tools.convert.exporting import Export
+from cubeloom.tools.convert.hugging_face_folder import HuggingFaceFolder
 from cubeloom.tools.convert.importing import Import
 from cubeloom.tools.sample.trained import Trained
 from cubeloom.train.checkpoint import check_fits, checkpoints, index_of, newest, read_blocks, read_manifest
@@ -143,7 +144,7 @@ def load_run(project: Project) -> object:
     made = load(Job, project.settings)
     shapes = {name: each.shape for name, each in made.skeleton().named_parameters()}
     check_fits(project.checkpoint, shapes, "AdamW")
-    Export(project.checkpoint, None, 10**9)
+    Export(project.checkpoint, CheckpointWeights(project.checkpoint), None, 10**9)
     Trained.of(project.run)
     return load_checkpoint(project)
 
@@ -156,7 +157,7 @@ def load_tokens(project: Project) -> object:
 
 
 def load_exported(project: Project) -> object:
-    work = Import(project.exported, None)
+    work = Import(HuggingFaceFolder(project.exported), None)
     return work.config, {rule.ours: work._join(rule, work._source.read) for rule in work._rules}
 
 

@@ -107,7 +107,7 @@ class Plan:
         if isinstance(model, Model | str):
             return search(model, *asked, **options)
         if self.html is not None:
-            raise UserError(f"--html is for presets so far: the cut of this model is found for each number of devices")
+            raise UserError("--html is for presets so far: the cut of this model is found for each number of devices")
         from cubeloom.plan.search.found_cut import search_found
 
         explained = [] if self.explain is None else [Grid.parse(self.explain)]
