@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from cubeloom.pipeline.pipelined import Pipelined as Pipelined
     from cubeloom.pipeline.pipelined import pipeline as pipeline
     from cubeloom.tools.convert.model_files import load as load
-    from cubeloom.train.library import Trainer as Trainer
     from cubeloom.tools.convert.model_files import save as save
     from cubeloom.tools.convert.model_files import save_pretrained as save_pretrained
     from cubeloom.train.clipping import clip_grad_norm_ as clip_grad_norm_
+    from cubeloom.train.library import Trainer as Trainer
 
 __version__ = "0.1.0"
 

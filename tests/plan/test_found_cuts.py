@@ -29,7 +29,7 @@ TRACED = ShardingPolicy(activations="replicated")
 
 
 def config_of(kind: str) -> Any:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": LAYERS, "num_attention_heads": 4}
+    sizes: Any = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": LAYERS, "num_attention_heads": 4}
     if kind == "gpt2":
         return transformers.GPT2Config(
             vocab_size=64,

@@ -97,9 +97,10 @@ def test_a_program_trains_its_own_model_on_its_own_data_and_measures(ranks: Rank
 
 
 def test_wrong_values_are_refused_at_once(tmp_path: Path) -> None:
+    mesh: Any = _Mesh()
     wanted: dict[str, Any] = {"batch": (8, 1), "steps": 0, "checkpoints": tmp_path}
     with pytest.raises(UserError, match="steps must be at least 1"):
-        cubeloom.Trainer(Net, _Mesh(), Points(), **wanted)
+        cubeloom.Trainer(Net, mesh, Points(), **wanted)
 
 
 class _Mesh:
@@ -119,7 +120,7 @@ def losses(folder: Path) -> list[float]:
 @pytest.mark.parametrize(("preset", "labelled"), [("resnet-tiny", True), ("unet-tiny", False)])
 def test_images_train_from_a_settings_file(ranks: RankPool, tmp_path: Path, preset: str, labelled: bool) -> None:
     config: Any = ModelSettings(preset=preset).source().config  # type: ignore[attr-defined]
-    channels = getattr(config, "channels", None) if labelled else config.in_channels
+    channels = config.channels if labelled else config.in_channels
     shown = torch.randint(256, (12, channels, config.image, config.image), dtype=torch.uint8)
     tensors = {"images": shown} | ({"labels": torch.arange(12) % config.classes} if labelled else {})
     save_file(tensors, tmp_path / "training.safetensors")

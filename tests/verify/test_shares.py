@@ -70,10 +70,8 @@ def test_of_a_preset_they_are_those_of_its_layers(verified: Verified) -> None:
 def test_weights_that_rest_whole_along_an_axis_are_not_cut_over_it() -> None:
     source = preset("gpt-tiny")
     with_z = Experiment(model=source, grid=Grid(z=2), batch=Batch(4, 8))
-    config = {
-        kept: ParallelConfig.exact(with_z.grid, ShardingPolicy(weights=kept), with_z.batch, 8)  # type: ignore[arg-type]
-        for kept in ("freed", "replicated")
-    }
+    rests = {"freed": ShardingPolicy(weights="freed"), "replicated": ShardingPolicy(weights="replicated")}
+    config = {kept: ParallelConfig.exact(with_z.grid, rest, with_z.batch, 8) for kept, rest in rests.items()}
     assert cut_share(with_z.specs(), config["freed"]) > 0.9
     assert cut_share(with_z.specs(), config["replicated"]) < 0.03  # of the table of positions
     alone = ParallelConfig.exact(Grid(data=2), ShardingPolicy(), with_z.batch, 8)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -120,13 +120,10 @@ def _source(model: str | ModelSource | Callable[[], nn.Module], data: object) ->
         return named(model)
     samples = data.get("training") if isinstance(data, Mapping) else data
     example = partial(_first, samples) if getattr(samples, "as_forward", False) else None
-    return (
-        cast(ModelSource, model)
-        if hasattr(model, "describe")
-        else GivenModel.of(cast("Callable[[], nn.Module]", model), example)
-    )
+    return GivenModel.of(model, example) if callable(model) else model
 
 
-def _first(samples: Samples, count: int, sequence: int, seed: int) -> dict[str, Tensor]:
+def _first(samples: Any, count: int, sequence: int, seed: int) -> dict[str, Tensor]:
     """What the model is looked at with."""
-    return samples.batch(torch.arange(count))
+    found: dict[str, Tensor] = samples.batch(torch.arange(count))
+    return found

@@ -171,7 +171,7 @@ class _Plane:
             kept, wide = self._kept(own)
             between = BetweenSpec(
                 name=f"{names[0].rstrip('.')}.between",
-                multiplied=tuple([*multiplied, *of_whole]),
+                multiplied=(*multiplied, *of_whole),
                 kept=kept,
                 wide=wide,
             )

@@ -17,7 +17,7 @@ from cubeloom.pipeline.volume import StageOutput
 
 @dataclass(frozen=True)
 class PlaneOutput:
-    """What a piece of a traced model hands to the next: numbers of a sample, or of all where they are alike, and what cuts them."""
+    """What a piece of a traced model hands to the next: numbers of a sample, or of all that are alike, and what cuts them."""
 
     numbers: float
     of_samples: bool

@@ -43,13 +43,13 @@ def refined(
     if not plans:
         return []
     if model.others:
-        some = plans[:simulated]
-        parts = [[plan for plan in some if model.on(plan.grid.x, plan.grid.y) is each] for each in model.variants]
-        each = [
-            refined(replace(variant, others=()), cluster, task, dtype, part, simulated)
-            for variant, part in zip(model.variants, parts, strict=True)
+        first = plans[:simulated]
+        lying = [[plan for plan in first if model.on(plan.grid.x, plan.grid.y) is each] for each in model.variants]
+        timed = [
+            refined(replace(variant, others=()), cluster, task, dtype, some, simulated)
+            for variant, some in zip(model.variants, lying, strict=True)
         ]
-        return [*sorted(chain(*each), key=lambda plan: plan.seconds), *plans[simulated:]]
+        return [*sorted(chain(*timed), key=lambda plan: plan.seconds), *plans[simulated:]]
     found = list(plans[:simulated])
     candidates = [as_candidate(plan) for plan in found]
     apart = [[int(plan.rank_stride[axis]) for axis in AXES] for plan in found]
@@ -88,12 +88,12 @@ def placed(model: Model, cluster: Cluster, task: Task, dtype: Dtype, candidates:
     if not candidates:
         return []
     if model.others:
-        parts = [[c for c in candidates if model.on(*c.cube[:0:-1]) is each] for each in model.variants]
-        each = [
-            placed(replace(variant, others=()), cluster, task, dtype, part)
-            for variant, part in zip(model.variants, parts, strict=True)
+        lying = [[c for c in candidates if model.on(c.cube[2], c.cube[1]) is variant] for variant in model.variants]
+        own = [
+            placed(replace(variant, others=()), cluster, task, dtype, some)
+            for variant, some in zip(model.variants, lying, strict=True)
         ]
-        return sorted(chain(*each), key=lambda plan: plan.closed)
+        return sorted(chain(*own), key=lambda plan: plan.closed)
     unique = list({replace(each, seconds=0.0): each for each in candidates}.values())
     tried: list[tuple[int, tuple[str, ...], tuple[int, ...]]] = []
     for number, each in enumerate(unique):

@@ -11,9 +11,9 @@ from cubeloom.comm import Network
 from cubeloom.comm.recording_backend import rehearsed
 from cubeloom.models.pieces import Carry, Piece
 from cubeloom.parallel import Batch, apply
-from cubeloom.pipeline import Schedule
 from cubeloom.parallel.replace import Fill
 from cubeloom.parallel.traced import Row
+from cubeloom.pipeline import Schedule
 from cubeloom.pipeline.runtime.channels import Boundary, Shape, together
 from cubeloom.pipeline.runtime.microbatches import cut_up, portions
 from cubeloom.pipeline.runtime.row_stage import RowStage

@@ -75,8 +75,8 @@ def _of_file(checkpoint: Path, said: Mapping[str, Any], named: str | None) -> As
     file, _, function = (named or "").rpartition(":")
     if not file or function != said.get("function"):
         raise UserError(
-            f"{checkpoint} is of {said.get('file')}:{said.get('function')}, and nothing is executed that a checkpoint names: say"
-            f" it, as --model {said.get('file')}:{said.get('function')}"
+            f"{checkpoint} is of {said.get('file')}:{said.get('function')}, and nothing is executed that a checkpoint names:"
+            f" say it, as --model {said.get('file')}:{said.get('function')}"
         )
     source = UserModel(file, function)
     return _writing(checkpoint, skeleton(source), source.naming, None)
