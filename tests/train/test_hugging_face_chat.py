@@ -30,7 +30,12 @@ def what(tmp_path_factory: pytest.TempPathFactory) -> Job:
     from transformers import LlamaConfig
 
     folder = tmp_path_factory.mktemp("chat")
-    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     config = LlamaConfig(vocab_size=288, max_position_embeddings=32, architectures=["LlamaForCausalLM"], **sizes)
     config.save_pretrained(folder / "llama")
     rows: list[dict[str, Any]] = [{"question": "a" * (1 + n % 5), "answer": "b" * (1 + n % 7)} for n in range(30)]
