@@ -17,8 +17,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         b, t, c = x.shape
-        parts = (each.view(b, t, self.heads, c // self.heads).transpose(1, 2) for each in self.c_attn(x).split(c, dim=2))
-        y = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        q, k, v = (each.view(b, t, self.heads, -1).transpose(1, 2) for each in self.c_attn(x).split(c, dim=2))
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.c_proj(y.transpose(1, 2).contiguous().view(b, t, c))
 
 
@@ -47,6 +47,12 @@ class NanoGPT(nn.Module):
         self.lm_head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.transformer["wte"].weight = self.lm_head.weight
 
+    @property
+    def blocks(self) -> nn.ModuleList:
+        found = self.transformer["h"]
+        assert isinstance(found, nn.ModuleList)
+        return found
+
     def begin(self, idx: Tensor) -> Tensor:
         return self.transformer["wte"](idx) + self.transformer["wpe"](torch.arange(idx.shape[1], device=idx.device))
 
@@ -56,18 +62,18 @@ class NanoGPT(nn.Module):
 
     def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
         x = self.begin(idx)
-        for block in self.transformer["h"]:
+        for block in self.blocks:
             x = block(x)
         return self.end(x, targets)
 
 
 class Skipping(NanoGPT):
-    """Blocks see the embedding, and the end sees what the first one gave; the loss is a sum, of which one part counts targets."""
+    """Blocks see the embedding, and the end what the first one gave; the loss has a part that counts no targets."""
 
     def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
         x = x0 = self.begin(idx)
         first = None
-        for block in self.transformer["h"]:
+        for block in self.blocks:
             x = block(x + 0.5 * x0)
             first = x if first is None else first
         assert first is not None
@@ -83,7 +89,7 @@ class Reading(NanoGPT):
 
     def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
         x = self.begin(idx)
-        for block in self.transformer["h"]:
+        for block in self.blocks:
             x = block(x * self.scale)
         return self.end(x, targets)
 
@@ -94,7 +100,7 @@ class Repeating(NanoGPT):
     def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
         x = self.begin(idx)
         for _ in range(2):
-            for block in self.transformer["h"]:
+            for block in self.blocks:
                 x = block(x)
         return self.end(x, targets)
 
@@ -104,7 +110,7 @@ class Mixing(NanoGPT):
 
     def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
         x = self.begin(idx)
-        for block in self.transformer["h"]:
+        for block in self.blocks:
             x = block(x - x.mean(0, keepdim=True))
         return self.end(x, targets)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import cubeloom
 from cubeloom import Grid, UserError
+from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import skeleton
 from cubeloom.models.named import named
@@ -32,10 +33,8 @@ pytestmark = pytest.mark.timeout(240)
 
 OWN = own_models.__file__
 REPLICATED = ShardingPolicy(activations="replicated")
-SIZES: dict[str, Any] = {
-    **{"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4},
-    **{"vocab_size": 64, "max_position_embeddings": 32, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None},
-}
+SIZES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4}
+SIZES |= {"vocab_size": 64, "max_position_embeddings": 32, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
 SHARED: dict[str, Any] = {**SIZES, "num_key_value_heads": 2}
 OLD: dict[str, Any] = {"n_embd": 16, "n_layer": 3, "n_head": 4, "vocab_size": 64, "n_positions": 32}
 STILL: dict[str, Any] = {**OLD, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -53,7 +52,18 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "Falcon": ("ForCausalLM", {**SIZES, "multi_query": False, "bias": False}),
     "Bert": ("ForMaskedLM", {**SIZES, "pad_token_id": 0}),
     "ViT": ("ForImageClassification", {**SIZES, **IMAGES}),
-    "T5": ("ForConditionalGeneration", {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 3, "num_heads": 4, "vocab_size": 64, "decoder_start_token_id": 0}),
+    "T5": (
+        "ForConditionalGeneration",
+        {
+            "d_model": 16,
+            "d_kv": 4,
+            "d_ff": 24,
+            "num_layers": 3,
+            "num_heads": 4,
+            "vocab_size": 64,
+            "decoder_start_token_id": 0,
+        },
+    ),
 }
 
 
@@ -196,7 +206,7 @@ def test_what_cannot_be_cut_apart_is_one_piece(function: str, why: str) -> None:
 
 
 def test_samples_that_see_one_another_are_refused() -> None:
-    with pytest.raises(UserError, match="micro-batches cut samples.*mean over dimension 0"):
+    with pytest.raises(UserError, match=r"micro-batches cut samples.*mean over dimension 0"):
         row_of("mixing")
 
 
@@ -232,8 +242,12 @@ def updated(model: nn.Module, loss: Callable[[Mapping[str, Tensor]], Tensor], cl
     return found
 
 
+def mesh_of(grid: Grid) -> Network:
+    return cubeloom.init(pipe=grid.pipe, data=grid.data, z=grid.z, y=grid.y)
+
+
 def in_stages(grid: Grid, folder: Path) -> tuple[list[float], list[float]]:
-    mesh = cubeloom.init(**grid.sizes)
+    mesh = mesh_of(grid)
     pipe = cubeloom.pipeline(nano(), mesh, schedule="chimera", microbatches=4)
     found = updated(pipe, lambda batch: pipe.step(mesh.shard(batch)), cubeloom.clip_grad_norm_)
     cubeloom.save(pipe, folder)
@@ -264,7 +278,7 @@ def test_a_loop_of_the_users_own(ranks: RankPool, tmp_path: Path, grid: Grid) ->
 
 
 def refusals(grid: Grid) -> list[str]:
-    mesh, model = cubeloom.init(**grid.sizes), nano()
+    mesh, model = mesh_of(grid), nano()
     with torch.device("meta"):
         without_values = NanoGPT()
     empty = cubeloom.pipeline(without_values, mesh)
@@ -305,7 +319,7 @@ def test_wrong_use_is_refused(ranks: RankPool) -> None:
 def exported(grid: Grid, start: Path, folder: Path) -> None:
     import transformers
 
-    mesh = cubeloom.init(**grid.sizes)
+    mesh = mesh_of(grid)
     with torch.device("meta"):
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config.from_pretrained(start))
     pipe = cubeloom.pipeline(model, mesh, microbatches=2)

@@ -42,6 +42,7 @@ def compare(network: Network, serial: nn.Module, batch: Batch, loss_of: Loss, pa
     mine = {key: network.share(value) for key, value in batch.items()}
     report = cubeloom.parallelize(model, network, example=mine)
     state = cubeloom.models.parallelize.handle_of(model).state
+    assert state is not None
     for _ in range(passes):
         model.zero_grad()
         with network.recording() as ledger:
@@ -73,6 +74,8 @@ def largest_difference(
         lie = lie_of(parameter, network)
         scale = max(whole.abs().max().item(), 1e-6)
         for run, rows in lie.parts(local_of(block)):
-            where = tuple(slice(start, start + size) for start, size in zip(lie.offset_of(run), rows.shape, strict=True))
+            where = tuple(
+                slice(start, start + size) for start, size in zip(lie.offset_of(run), rows.shape, strict=True)
+            )
             differences.append((rows - whole[where]).abs().max().item() / scale)
     return max(differences)

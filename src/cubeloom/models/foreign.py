@@ -58,7 +58,7 @@ def _in_double() -> Iterator[None]:
 
 
 def forwarding_loss(model: nn.Module, in_double: bool = True) -> nn.Module:
-    """The same module, whose forward gives the loss alone where its own gives an object that has it, or a pair that begins so.
+    """The same module, whose forward gives the loss alone where its own gives an object that has it.
 
     `in_double`: all that a model in double computes is.
     """

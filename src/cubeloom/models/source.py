@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from cubeloom.base.errors import UserError
 from cubeloom.models.naming import Naming
-from cubeloom.parallel import Batch, Cut, ShardingPolicy
+from cubeloom.parallel import AnyCut, Batch, ShardingPolicy
 from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
 from cubeloom.parallel.replace import Fill
 
@@ -45,7 +45,7 @@ class ModelSource(Protocol):
         """The module. Its forward takes a batch by keyword and returns the mean loss; `pieces` says how stages cut it."""
         ...
 
-    def cut(self, model: nn.Module) -> Cut:
+    def cut(self, model: nn.Module) -> AnyCut:
         """How each of its layers lies on the grid."""
         ...
 

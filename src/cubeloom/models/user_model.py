@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cubeloom.base.errors import UserError
 from cubeloom.models.foreign import filled_by, forwarding_loss, random_batch
 from cubeloom.models.naming import Naming, naming_of
-from cubeloom.parallel import Batch, Cut
+from cubeloom.parallel import AnyCut, Batch
 from cubeloom.parallel.replace import Fill
 from cubeloom.parallel.traced import Tracing
 
@@ -53,7 +53,7 @@ class UserModel:
     def build(self) -> nn.Module:
         return forwarding_loss(self._made()[0])
 
-    def cut(self, model: nn.Module) -> Cut:
+    def cut(self, model: nn.Module) -> AnyCut:
         own = self._own_cut()
         return _tracing(self) if own is None else own
 
@@ -79,11 +79,11 @@ class UserModel:
     def describe(self) -> dict[str, Any]:
         return {"family": FAMILY, "file": self.file, "function": self.function}
 
-    def _own_cut(self) -> Cut | None:
+    def _own_cut(self) -> AnyCut | None:
         with torch.device("meta"):
             return self._made()[1]
 
-    def _made(self) -> tuple[nn.Module, Cut | None]:
+    def _made(self) -> tuple[nn.Module, AnyCut | None]:
         made = self._function()()
         module, cut = made if isinstance(made, tuple) else (made, None)
         if not isinstance(module, nn.Module):

@@ -41,7 +41,10 @@ class StageOutput:
 
 @dataclass(frozen=True)
 class RankOutput:
-    """A tensor that a piece of a traced model hands to the next: numbers that a rank has of a sample, or of all where they are alike."""
+    """A tensor that a piece of a traced model hands to the next.
+
+    `numbers` that a rank has, of one sample; or of any number of samples, where it is the same for all.
+    """
 
     numbers: int
     of_samples: bool
@@ -65,7 +68,8 @@ def pipeline_volume(
     """One step of a worker's ranks. `c.samples` are those of one portion, a micro-batch or half of one.
 
     `received`: bytes of each stage's output on one rank. `tied`: weights that two layers share. `losses`: how many the last
-    stage computes; `averaged`: their sum is averaged over samples, besides. A recomputation runs forwards again; how far is torch's to decide, so that its bytes are an upper bound.
+    stage computes; `averaged`: their sum is averaged over samples, besides. A recomputation runs forwards again; how far is
+    torch's to decide, so that its bytes are an upper bound.
     """
     work = Workload.of(schedule, worker)
     for held in work.held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom.base import torch_private
+from cubeloom.parallel.check.operations import operation_of
 from cubeloom.parallel.collective import Collective, Started
 from cubeloom.parallel.gradients import WeightGradient
 from cubeloom.parallel.layers.alike import all_parts_of, own_part_of
@@ -19,6 +21,7 @@ from cubeloom.parallel.layers.embedding import CubeEmbedding
 from cubeloom.parallel.layers.linear import CubeLinear
 from cubeloom.parallel.layers.logits import CutLogits
 from cubeloom.parallel.layers.norm import CubeNorm
+from cubeloom.parallel.parameter import local_of
 from cubeloom.parallel.products import Product, add_to, product_of
 from cubeloom.parallel.specs import TracedEmbeddingSpec, TracedLinearSpec, TracedNormSpec, WholeSpec
 from cubeloom.parallel.state import CubeState
@@ -96,6 +99,9 @@ class TracedLinear(CubeLinear):
         )
         self._regather = False
         self._own_features = None  # a bias lies as the features do
+        if spec.kept:
+            sections = self._output = KeptSections(spec, state, self._output)
+            self._own_features, self._adds_bias = sections.of_bias, False
         # Of whole outputs that ranks use differently gradients are summed; else all have the same.
         leaves = spec.leaves and spec.shared
         dims = {"rows": 0, "features": self._dim}
@@ -114,15 +120,45 @@ class TracedLinear(CubeLinear):
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
         if self._given == "whole":
-            if self._leave is not None:
-                y = self._leave(y)
-            else:
-                y = all_parts_of(y, self._along_n, self._dim, f"{self._name} leave")
+            shared, name = self._leave, f"{self._name} leave"
+            y = all_parts_of(y, self._along_n, self._dim, name) if shared is None else shared(y)
             return y if y.shape[self._dim] == self._features else y.narrow(self._dim, 0, self._features)
         network = self._state.network
         if self._given == "lazy" and self._along_n.size * network.grid.data * network.grid.z > 1:
             return CutLogits.of(y, network, self._along_n, self._classes, self._name)
         return y
+
+
+class KeptSections:
+    """Of features of several sections each rank gets its part of some, and others whole: such as a key that all heads share."""
+
+    def __init__(self, spec: TracedLinearSpec, state: CubeState, cut: Callable[[Tensor], Tensor]) -> None:
+        network, dims = state.network, {"rows": 0, "features": -1}
+        self._cut, self._kept, self._sizes = cut, spec.kept, spec.sections
+        self._along_n, self._along_k = network.axis(spec.n_axis), network.axis(spec.k_axis)
+        between = [Collective.between(each, network, f"{spec.name} kept", dims) for each in spec.kept_output()]
+        self._sum, self._gather = between
+
+    def __call__(self, partial: Tensor) -> Tensor:
+        parts = partial.split([size // self._along_n.size for size in self._sizes], -1)
+        cut = [part for number, part in enumerate(parts) if number not in self._kept]
+        kept = [part for number, part in enumerate(parts) if number in self._kept]
+        found = iter([self._gather(self._sum(part.contiguous())) for part in kept])
+        own = iter([self._cut(part.contiguous()) for part in cut])
+        return torch.cat([next(found) if number in self._kept else next(own) for number in range(len(parts))], -1)
+
+    def of_bias(self, bias: Tensor) -> Tensor:
+        """Of the whole bias, what this rank adds."""
+        place, count = (
+            self._along_n.index * self._along_k.size + self._along_k.index,
+            self._along_n.size * self._along_k.size,
+        )
+
+        def own(number: int, section: Tensor) -> Tensor:
+            part = len(section) // count
+            return section if number in self._kept else section.narrow(0, place * part, part)
+
+        return torch.cat([own(number, section) for number, section in enumerate(bias.split(list(self._sizes)))])
 
 
 class TracedEmbedding(CubeEmbedding):
@@ -156,16 +192,20 @@ def _(spec: TracedNormSpec, making: Making) -> nn.Module:
 
 @make_layer.register
 def _(spec: WholeSpec, making: Making) -> nn.Module:
-    """The plain module: who reads a parameter of it gets the whole of it, inside autograd; `parameters()` has the distributed one."""
+    """The plain module: who reads a parameter of it gets what a rank uses; `parameters()` has the distributed one."""
     module, state = making.plain, making.state
     reads = _Reads(state, spec.name)
     for each in spec.own:
         parameter = making.parameter(each.name)
         assert parameter is not None
         torch_private.parameters_of(module)[each.name] = parameter
-        if spec.over_z(each, state.config):
+        if axes := spec.rest(each, state.config):
             reads.weights[each.name] = Weight(
-                parameter, state.network.axis("z"), state.rest.weights, state.prefetch_order, f"{spec.name}.{each.name}"
+                parameter,
+                state.network.axis(*axes),
+                state.rest.weights,
+                state.prefetch_order,
+                f"{spec.name}.{each.name}",
             )
     kind = type(module)
     properties: dict[str, Any] = {each.name: property(reads.reader(each.name)) for each in spec.own}
@@ -184,7 +224,9 @@ class _Reads:
 
     def reader(self, name: str) -> Any:
         def read(module: nn.Module) -> Tensor:
-            known = self._read.get(id(module), {})
+            if id(module) not in self._read:
+                return Unread.of(torch_private.parameters_of(module)[name], lambda: self._whole(module, name))
+            known = self._read[id(module)]
             if name not in known:
                 known[name] = self._whole(module, name)
             return known[name]
@@ -214,6 +256,29 @@ class _Reads:
                     self._read[id(module)] = outer
 
         return forward
+
+
+class Unread(Tensor):
+    """A parameter that code outside of its module asks for: gathered where it is used, and not for its shape or type."""
+
+    read: Callable[[], Tensor]
+
+    @staticmethod
+    def of(parameter: nn.Parameter | None, read: Callable[[], Tensor]) -> Unread:
+        assert parameter is not None
+        looks = local_of(parameter).new_empty(()).expand(parameter.shape)
+        made: Unread = looks.as_subclass(Unread)
+        made.read = read
+        return made
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not operation_of(function).metadata:
+            args, kwargs = torch_private.tree_map(
+                lambda each: each.read() if isinstance(each, Unread) else each, (args, kwargs)
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
 
 
 class _Gathered(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Layers of a model that nobody wrote a cut for: features alone are cut at rest, and rows are all those of a rank of data and z.
+"""Layers of a model that nobody wrote a cut for: features alone are cut at rest; rows are all those of a rank of data and z.
 
 An operation between layers may so take its sizes from any tensor: samples and sequences are whole everywhere.
 
@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal
 
-from cubeloom.parallel.arrangement import Arrangement, exchanged
+from cubeloom.parallel.arrangement import Arrangement, exchanged, sectioned
 from cubeloom.parallel.config import REPLICATED, ParallelConfig, choose
 from cubeloom.parallel.layout import Axes, Layout
 from cubeloom.parallel.specs.linear import LinearSpec, Spread, gradient_scatter, weight_transfers
@@ -79,6 +79,7 @@ class TracedLinearSpec(LinearSpec):
     given: FeatureRest
     joins: str | None = None
     shared: bool = False  # ranks along which its output is alike use it differently: its gradient is summed over them
+    kept: tuple[int, ...] = ()  # of its sections, those that every rank has whole and uses differently
     trained: tuple[str, ...] = ("weight", "bias")
     rank: int | None = None  # dimensions of its input, where features are not the last
 
@@ -97,6 +98,11 @@ class TracedLinearSpec(LinearSpec):
         first, axis = (self.k, self.k_axis) if self.transposed else (self.held(c), self.n_axis)
         return c.weights_cut & (first % c.size(axis, "z") == 0)
 
+    def arrangement(self, c: ParallelConfig) -> Arrangement | None:
+        if not self.kept:
+            return super().arrangement(c)
+        return sectioned(self.sections, int(c.size(self.n_axis)), (1,) * len(self.sections))
+
     def _own(self, c: ParallelConfig) -> ParallelConfig:
         return replace(c, weights=choose(self.over_z(c), c.weights, REPLICATED))
 
@@ -110,10 +116,22 @@ class TracedLinearSpec(LinearSpec):
         summed, rest = super().output(spread)
         return summed, replace(rest, partial_gradient=frozenset({self.k_axis})) if self.shared else rest
 
+    def shares_of_output(self) -> tuple[tuple[bool, Fraction], ...]:
+        """Of its features, which share is cut, and which every rank has whole."""
+        whole = Fraction(sum(self.sections[number] for number in self.kept), self.n)
+        return ((False, 1 - whole), (True, whole)) if self.kept else ((False, Fraction(1)),)
+
+    def kept_output(self) -> tuple[tuple[Layout, Layout], tuple[Layout, Layout]]:
+        """Of sections that every rank has whole: summed over K's axis, and gathered over N's."""
+        alone = replace(self, given="whole", shared=True, kept=())
+        return alone.output("replicated"), alone.leaving
+
     @property
     def leaving(self) -> tuple[Layout, Layout]:
         """From features that lie on an axis to whole ones."""
-        rest, whole = _whole(self.n_axis)  # without a sum each rank takes its own part of the gradient, which moves nothing
+        rest, whole = _whole(
+            self.n_axis
+        )  # without a sum each rank takes its own part of the gradient, which moves nothing
         if not self.shared:
             return rest, whole
         both = frozenset({self.k_axis, self.n_axis})
@@ -136,7 +154,9 @@ class TracedLinearSpec(LinearSpec):
                     yield Transfer("I", target.gradient, source.gradient, x, when=call.gradient)
             # A bias is added between the two.
             product = call.live and (call.gradient or "weight" in self.trained)
-            yield from there_and_back(*self.output(self.spread_out(c)), y, back_when=product)
+            for whole, share in self.shares_of_output():
+                for source, target in self.kept_output() if whole else (self.output(self.spread_out(c)),):
+                    yield from there_and_back(source, target, y * share, back_when=product)
             if self.leaves:
                 yield from there_and_back(*self.leaving, y, back_when=product or (call.live and "bias" in self.trained))
             for each in weight_transfers(rest, used, self.k * self.held(c) * self.kernel_numel, self._own(c)):
@@ -149,7 +169,10 @@ class TracedLinearSpec(LinearSpec):
                 yield replace(each, trained="weight" in self.trained)
                 continue
             across, trained = other(self.bias_axis), "bias" in self.trained
-            if self.given == "both":
+            if self.kept:
+                layout, partial_sum = Layout.of(first=None), (*ROWS, *PLANE)
+                yield replace(each, layout=layout, partial=partial_sum, arranged=lambda: None, trained=trained)
+            elif self.given == "both":
                 layout, arranged = Layout.of(first=(self.bias_axis, across)), partial(self._bias_arrangement, c)
                 yield replace(each, layout=layout, partial=ROWS, arranged=arranged, trained=trained)
             else:
@@ -282,7 +305,7 @@ class TracedNormSpec(LayerSpec):
             yield Transfer("I", summed, whole, (2 if self.centred else 1) * rows, "statistic", when=call.gradient)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
-        first, across = self.axes[0], other(self.axes[0])
+        across = other(self.axes[0])
         both = across in self.axes
         alike = () if both or across in self.differing else (across,)
         partial_sum = ROWS if both else (*ROWS, across)
@@ -354,9 +377,15 @@ class WholeParameter:
     dim: int = 0
     cutting: Axes = ()
 
-    def layout(self, over_z: bool, partial_gradient: Axes = ()) -> Layout:
+    @property
+    def plane(self) -> Axes:
+        """Axes of the plane along which ranks use the same of it."""
+        return tuple(axis for axis in PLANE if axis not in self.cutting)
+
+    def layout(self, rest: Axes = (), partial_gradient: Axes = ()) -> Layout:
+        """`rest`: axes that cut its first dimension where it rests."""
         dims = tuple(
-            (f"dim{place}", (*(self.cutting if place == self.dim else ()), *(("z",) if over_z and place == 0 else ())))
+            (f"dim{place}", (*(self.cutting if place == self.dim else ()), *(rest if place == 0 else ())))
             for place in range(max(1, len(self.shape)))
         )
         return Layout(dims, partial_gradient=frozenset(partial_gradient))
@@ -364,7 +393,10 @@ class WholeParameter:
 
 @dataclass(frozen=True, kw_only=True)
 class WholeSpec(LayerSpec):
-    """A module whose parameters each rank of the plane uses whole. At rest z cuts them; a forward gathers them, `times` a step."""
+    """A module whose parameters each rank of the plane uses whole, or its part of them. A forward gathers them, `times` a step.
+
+    At rest all axes cut what they divide: that moves as many bytes as a sum of gradients that are whole.
+    """
 
     kind: str
     why: str
@@ -372,33 +404,44 @@ class WholeSpec(LayerSpec):
     times: int = 1
     forward_flops: float = 0.0  # of a rank's samples
 
-    def over_z(self, parameter: WholeParameter, c: ParallelConfig) -> Any:
-        rows = parameter.shape[0] if parameter.shape else 1
-        parts = c.size("z", *(parameter.cutting if parameter.dim == 0 else ()))
-        return c.weights_cut & (rows % parts == 0) & (c.z > 1) & (len(parameter.shape) > 1)
+    def rests(self, each: WholeParameter, c: ParallelConfig) -> Iterator[tuple[Axes, Any]]:
+        """By which axes its first dimension is cut at rest, and on which decompositions."""
+        own = each.cutting if each.dim == 0 else ()
+        rows, left = each.shape[0] if each.shape else 1, c.weights_cut & (len(each.shape) > 1)
+        for axes in ((*each.plane, "z"), ("z",)):
+            if axes == ("z",) or not own:
+                when = left & (c.size(*axes) > 1) & (rows % c.size(*axes, *own) == 0)
+                yield axes, when
+                left = left & (1 - when)
+
+    def rest(self, each: WholeParameter, c: ParallelConfig) -> Axes:
+        """On one decomposition."""
+        return next((axes for axes, when in self.rests(each, c) if when), ())
 
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
         for each in self.own:
-            rest, used = each.layout(True), each.layout(False, ROWS)
             elements = 1
             for size in each.shape:
                 elements *= size
-            when = self.over_z(each, c)
-            for _ in range(self.times):
-                yield Transfer("F", rest, used, elements, when=when, of_weight=True)
-                if each.trained:
-                    yield gradient_scatter(rest, used, elements, when)
+            for axes, when in self.rests(each, c):
+                rest, used = each.layout(axes), each.layout((), (*ROWS, *each.plane))
+                still = tuple(axis for axis in ("data", *each.plane) if axis not in axes)
+                for _ in range(self.times):
+                    yield Transfer("F", rest, used, elements, when=when, of_weight=True)
+                    if each.trained:
+                        yield gradient_scatter(rest, used, elements, when, still)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
         for each in self.own:
-            alike = tuple(axis for axis in PLANE if axis not in (*each.differing, *each.cutting))
-            cut = self.over_z(each, c)
-            name, shape = f"{self.name}.{each.name}".removeprefix("."), each.shape or (1,)
             # Ranks that compute the same average it: rounding on a GPU is not repeated, and replicas would drift apart.
-            plane = tuple(axis for axis in PLANE if axis not in each.cutting)
-            arranged, trained = partial(self._arrangement, each, c), each.trained
-            yield Parameter(name, shape, each.layout(True), ("data", *plane), cut, arranged, alike, trained)
-            yield Parameter(name, shape, each.layout(False), (*ROWS, *plane), 1 - cut, arranged, alike, trained)
+            alike = tuple(axis for axis in each.plane if axis not in each.differing)
+            name, shape = f"{self.name}.{each.name}".removeprefix("."), each.shape or (1,)
+            arranged, trained, left = partial(self._arrangement, each, c), each.trained, 1
+            for axes, when in self.rests(each, c):
+                summed = tuple(axis for axis in ("data", *each.plane) if axis not in axes)
+                yield Parameter(name, shape, each.layout(axes), summed, when, arranged, alike, trained)
+                left = left & (1 - when)
+            yield Parameter(name, shape, each.layout(), (*ROWS, *each.plane), left, arranged, alike, trained)
 
     def _arrangement(self, each: WholeParameter, c: ParallelConfig) -> Arrangement | None:
         if each.cutting != ("y", "x"):

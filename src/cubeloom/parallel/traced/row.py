@@ -1,4 +1,4 @@
-"""A model's row of blocks, so that a pipeline can cut it between any two: which modules its forward calls, and what they hand on.
+"""A model's row of blocks, which a pipeline can cut: the modules that its forward calls, and what they hand on.
 
 A stage runs the model's own forward. Modules with parameters that an earlier stage has give what they gave there; the first
 one that a later stage has ends it. So what is carried from stage to stage are outputs of modules, those that something later
@@ -7,7 +7,7 @@ depends on. What the forward computes of its inputs alone, such as masks and pos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -260,7 +260,7 @@ def made_row(units: Units, calls: tuple[Call, ...], result: frozenset[Source | s
     """Cut before each block and behind the last, but for what belongs together."""
     blocks = [number for number, call in enumerate(calls) if call.unit in units.blocks]
     if not blocks:
-        raise UserError(f"the model's forward calls none of its blocks ({', '.join(units.blocks[:3])}, ...)")
+        raise UserError(f"the model's forward calls none of its blocks ({', '.join(sorted(units.blocks)[:3])}, ...)")
     first = blocks[0]
     starts = {0, *blocks, *([blocks[-1] + 1] if blocks[-1] + 1 < len(calls) else [])}
     why = ""

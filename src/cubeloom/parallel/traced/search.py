@@ -23,7 +23,7 @@ from cubeloom.parallel.traced.known import Known, Linear
 from cubeloom.parallel.traced.patches import GROUPS, HEADS, WIDTHS, Patch, patch_of, patched
 from cubeloom.parallel.traced.placing import PLANE, Placed, Placing
 from cubeloom.parallel.traced.rank_run import LossUse, Misplaced, RankRun
-from cubeloom.parallel.traced.whole_run import recorded, run_with
+from cubeloom.parallel.traced.whole_run import WholeRun, recorded, run_with
 
 _MOST_TRIES = 400
 
@@ -92,7 +92,9 @@ class Search:
             tried = self._try(less)
         run = tried.run
         flops = run.flops[0], run.flops[1]
-        return Found(tried.placing.placed, tried.choices, run.partial, run.losses, self._record.forwards, self._live(run), flops)
+        return Found(
+            tried.placing.placed, tried.choices, run.partial, run.losses, self._record.forwards, self._live(run), flops
+        )
 
     def _live(self, run: RankRun) -> set[str]:
         layers = {name for name, each in run.placing.placed.items() if any(use.call.live for use in each.uses)}
@@ -155,6 +157,7 @@ class Search:
         parts = tried.placing.parts(placed)
         apart = self._taken_apart(tried.choices, name, placed, refused.sections)
         starts = [tried.choices] if apart is None else [tried.choices, apart]
+        starts += self._kept(tried.choices if apart is None else apart, name, placed, refused)
         if apart is not None:
             yield apart
         if module is None or parts < 2 or not name.startswith(f"{module}."):
@@ -163,10 +166,27 @@ class Search:
             for stage in (HEADS, WIDTHS) if refused.by_numbers else (HEADS,):
                 if (changed := self._patched(choices, module, stage, parts, maker)) is not None:
                     yield changed
-        for count in {parts, *(self._sizes[axis] for axis in PLANE)} - {1}:  # each rank has some of the queries of a key
+        for count in {parts, *(self._sizes[axis] for axis in PLANE)} - {
+            1
+        }:  # each rank has some of the queries of a key
             if (changed := self._patched(tried.choices, module, GROUPS, count, maker)) is not None:
                 changed.shared |= {pattern_of(maker) for maker in refused.makers}
                 yield changed
+
+    def _kept(self, choices: Choices, name: str, placed: Placed, refused: Misplaced) -> list[Choices]:
+        """All queries, and one key and one value that all heads share: these are whole on every rank."""
+        pattern, linear = pattern_of(name), placed.known
+        if not isinstance(linear, Linear) or placed.given != "both" or choices.kept.get(pattern):
+            return []
+        sections = choices.sections.get(pattern, ())
+        if not sections and refused.split is not None and refused.split[0] > 2:
+            count, width = refused.split
+            sections = ((count - 2) * width, width, width)
+        if len(sections) < 2 or sum(sections) != linear.n or sections[0] <= max(sections[1:]):
+            return []
+        changed = choices.copy()
+        changed.sections[pattern], changed.kept[pattern] = sections, tuple(range(1, len(sections)))
+        return [changed]
 
     def _taken_apart(self, choices: Choices, name: str, placed: Placed, sections: tuple[int, ...]) -> Choices | None:
         """Together with what is known of them."""
@@ -230,8 +250,9 @@ class Search:
             return choices
         if (back := self._taken_back(choices, refused)) is not None:
             return back
-        for given in refused.around:  # what the module was given, whose sizes it may have asked for
-            cut = [name for name in placed if name in given and placed[name].given != "whole"]
+        # Code may have asked for the sizes of what its module was given, or of any tensor that was made before.
+        for some in (*refused.around, frozenset(placed)):
+            cut = [name for name in placed if name in some and placed[name].given != "whole"]
             if cut:
                 choices.bar(cut[-1], (placed[cut[-1]].side, placed[cut[-1]].given), refused.why)
                 return choices

@@ -17,11 +17,12 @@ from cubeloom.base.limits import within
 from cubeloom.comm import Network
 from cubeloom.models import AttentionCore
 from cubeloom.models.pieces import Piece
-from cubeloom.parallel import Batch, CubeState, Cut, ShardingPolicy, resolve
+from cubeloom.parallel import AnyCut, Batch, CubeState, ShardingPolicy, resolve
 from cubeloom.parallel.check import Example
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.gradients import Gradients
+from cubeloom.parallel.layout import Axes
 from cubeloom.parallel.replace import Fill, replace_layers
 from cubeloom.parallel.specs import (
     ImageNormSpec,
@@ -134,7 +135,7 @@ def _gathering(specs: list[LayerSpec]) -> list[LayerSpec]:
 
 def plan_stages(
     model: nn.Module,
-    cut: Cut,
+    cut: AnyCut,
     grid: Grid,
     batch: Batch,
     schedule: Schedule,
@@ -199,7 +200,8 @@ _LAYER_AXES = (("y", "z"), ("x", "y"))
 
 def make_groups(network: Network, layout: StagePlan, rest: ShardingPolicy) -> None:
     """Make the groups that any worker's layers need, on all ranks in one order: workers have different layers."""
-    gradient_axes, layer_axes = _GRADIENT_AXES, _LAYER_AXES
+    gradient_axes: tuple[Axes, ...] = _GRADIENT_AXES
+    layer_axes: tuple[Axes, ...] = _LAYER_AXES
     if layout.row is not None:
         config = ParallelConfig.exact(network.grid, rest, Batch(1, 1), item=1)
         used = {each.partial for spec in layout.specs for each in parameters(spec, config).values()}

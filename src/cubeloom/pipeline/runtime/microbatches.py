@@ -15,7 +15,6 @@ from cubeloom.parallel.traced.loss import share_name
 from cubeloom.pipeline import Schedule
 from cubeloom.pipeline.runtime.stage import Data, Portion
 
-
 PORTION = "portion"
 """The name of a portion's share in its group, where losses are means over samples."""
 

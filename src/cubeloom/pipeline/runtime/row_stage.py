@@ -1,7 +1,7 @@
-"""A stage of a model in whose forward nobody has marked pieces: the model's own forward, of which only the stage's modules run.
+"""A stage of a model that does not say its pieces: the model's own forward, of which only the stage's modules run.
 
-Modules of earlier stages give what they gave there, as far as it was carried here, and zeros else, which nothing uses. The first
-module of a later stage ends the forward.
+Modules of earlier stages give what they gave there, as far as it was carried here, and zeros else, which nothing uses. The
+first module of a later stage ends the forward.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RowStage:
             self._numbers.setdefault(call.unit, []).append(number)
         for unit in self._numbers:
             module = model.get_submodule(unit)
-            module.forward = partial(self._called, unit, module.forward)  # type: ignore[method-assign]
+            module.forward = partial(self._called, unit, module.forward)
 
     def run(self, carry: Carry, data: Data) -> Carry:
         run = _Run(carry)
@@ -78,7 +78,8 @@ class RowStage:
 
     def count(self, data: Data) -> Tensor | None:
         """How many targets each cross-entropy of the model's forward counts, in their order."""
-        self._state.counting = counts = []
+        counts: list[Tensor] = []
+        self._state.counting = counts
         try:
             with torch.no_grad():
                 self._forward(_Run({}, counting=True), data)
