@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.autograd.graph import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
@@ -25,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
+from torch.utils.flop_counter import flop_registry
 
 # Families of modules that have no public name.
 AnyConvolution = _ConvNd
@@ -198,6 +200,42 @@ def forget_layouts() -> None:
     from torch.distributed.tensor import debug
 
     getattr(debug, "_clear_sharding_prop_cache", gc.collect)()  # torch 2.11 may not have it
+
+
+# --- tensors without values ---
+
+real_tensors = unset_fake_temporarily
+"""While it is entered, tensors that are made have values, or are on the meta device, also inside a `FakeTensorMode`."""
+
+# --- FLOPs ---
+
+_ATTENTION, _GEMM = torch.ops.aten._scaled_dot_product_flash_attention, torch.ops.aten.addmm
+# Of what torch's own table lacks: attention on a CPU, and products that add in place or have an activation behind them.
+_FLOPS = {
+    **flop_registry,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[_ATTENTION],
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        torch.ops.aten._scaled_dot_product_flash_attention_backward
+    ],
+    torch.ops.aten._addmm_activation: flop_registry[_GEMM],
+    torch.ops.aten.addmm_: flop_registry[_GEMM],
+    torch.ops.aten.baddbmm_: flop_registry[torch.ops.aten.baddbmm],
+}
+
+
+class FlopCounter(TorchDispatchMode):
+    """Multiplications and additions of the products, convolutions and attention that torch computes while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        count = _FLOPS.get(getattr(function, "_overloadpacket", function))
+        if count is not None:
+            self.total += int(count(*args, **(kwargs or {}), out_val=found))
+        return found
 
 
 # --- the elastic agent ---

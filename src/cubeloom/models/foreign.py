@@ -100,6 +100,8 @@ def filled_by(
 
     def fill(name: str, block: Block) -> Tensor:
         if name not in initial:
+            if stored is not None and stored.has(name):
+                return stored.block(name, block.slices).to(device)
             value = buffers[name][block.slices]
             return value.to(device, dtype if value.is_floating_point() else value.dtype)
         if stored is not None and stored.has(name):
@@ -139,7 +141,7 @@ def random_batch(model: nn.Module, batch: Batch, seed: int, step: int, dtype: to
         if like.is_floating_point():
             found[name] = (2 * drawn - 1).to(dtype)
         else:
-            low, high = int(like.min()), int(like.max())
+            low, high = like.min().item(), like.max().item()
             found[name] = (low + drawn * (high - low + 1)).long()
         if name == "labels" and like.dim() == 2:  # of a language model: some do not count
             ignored = counter.uniform(counter.key(seed, step, "ignored"), index) < _IGNORED

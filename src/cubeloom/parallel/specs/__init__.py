@@ -2,6 +2,7 @@
 
 from cubeloom.parallel.specs.attention import AttentionSpec as AttentionSpec
 from cubeloom.parallel.specs.attention import PointwiseSpec as PointwiseSpec
+from cubeloom.parallel.specs.between import BetweenSpec as BetweenSpec
 from cubeloom.parallel.specs.linear import LinearSpec as LinearSpec
 from cubeloom.parallel.specs.linear import shared_copies as shared_copies
 from cubeloom.parallel.specs.lookup import EmbeddingSpec as EmbeddingSpec
@@ -20,6 +21,7 @@ from cubeloom.parallel.specs.spec import Side as Side
 from cubeloom.parallel.specs.spec import Touched as Touched
 from cubeloom.parallel.specs.spec import Transfer as Transfer
 from cubeloom.parallel.specs.spec import collectives as collectives
+from cubeloom.parallel.specs.spec import cut_share as cut_share
 from cubeloom.parallel.specs.spec import divides as divides
 from cubeloom.parallel.specs.spec import other as other
 from cubeloom.parallel.specs.spec import parameters as parameters

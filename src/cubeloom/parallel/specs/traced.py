@@ -184,6 +184,12 @@ class TracedLinearSpec(LinearSpec):
             return self.arrangement(c)
         return exchanged(int(self.held(c)), int(c.size(self.n_axis)), int(c.size(self.k_axis)), self.arrangement(c))
 
+    def rows_in(self, c: ParallelConfig) -> Any:
+        return sum(call.all_in(c) for call in self.calls) / (c.data * c.z)
+
+    def rows_out(self, c: ParallelConfig) -> Any:
+        return sum(call.all_out(c) for call in self.calls) / (c.data * c.z)
+
     def products(self, c: ParallelConfig) -> Iterator[Product]:
         for call in self.calls:
             k, n = self.k / c.size(self.k_axis), self.held(c) / c.size(self.n_axis)
@@ -314,13 +320,14 @@ class TracedNormSpec(LayerSpec):
                 yield Parameter(name, (self.features,), layout, partial_sum, True, arranged, alike, trained)
 
     def touched(self, c: ParallelConfig) -> Touched:
-        nbytes = self._numbers(c) * choose(c.size(*self.axes) > 1, 6 * c.statistic, 2 * c.item)
+        nbytes = self.numbers(c) * choose(c.size(*self.axes) > 1, 6 * c.statistic, 2 * c.item)
         return Touched(nbytes, 2 * nbytes, operators=4)
 
     def saved(self, c: ParallelConfig) -> Any:
-        return self._numbers(c) * c.item
+        return self.numbers(c) * c.item
 
-    def _numbers(self, c: ParallelConfig) -> Any:
+    def numbers(self, c: ParallelConfig) -> Any:
+        """Of its input, on a rank."""
         return sum(call.all_in(c) for call in self.calls) / (c.data * c.z) * self.features / c.size(*self.axes)
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
@@ -340,7 +347,8 @@ class TracedLossSpec(LayerSpec):
     smoothing: float = 0.0
 
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
-        size = Fraction(self.nbytes or c.statistic, c.item)
+        nbytes = self.nbytes or c.statistic
+        size = Fraction(nbytes, c.item) if isinstance(c.samples, Fraction) else nbytes / c.item
         if self.axis is not None:
             summed = Layout.of(rows=ROWS, partial=self.axis)
             elements = c.samples * self.rows * size

@@ -17,7 +17,7 @@ from cubeloom.comm import Network
 from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.cut import CutError, pattern_of
 from cubeloom.parallel.replace import Fill, replace_layers
-from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, WholeSpec, parameters
+from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, WholeSpec, cut_share, parameters
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced.build import specs_of, tied_layers
 from cubeloom.parallel.traced.choices import Choices
@@ -32,7 +32,6 @@ from cubeloom.parallel.traced.without_values import asking_no_values
 from cubeloom.parallel.volume import Volume, step_volume
 
 REST = ShardingPolicy(activations="replicated")
-_CUBE = ("x", "y", "z")
 _LEAST = 4  # samples
 
 
@@ -89,20 +88,20 @@ class Traced:
     @property
     def cut_share(self) -> float:
         """The share of the parameters that every axis of the cube cuts."""
-        axes = {axis for axis in _CUBE if self.grid.size(axis) > 1}
-        cut = sum(prod(each.shape) for each in self.parameters().values() if axes <= each.cuts.keys())
-        return float(cut / self.numbers)
+        return cut_share(self.specs, self.config)
+
+    @property
+    def flops(self) -> float:
+        """Of the forward of one sample of the whole model."""
+        return float(sum(spec.flops(1) for spec in self.specs) + self.flops_between[0] / self.samples)
 
     @property
     def flops_share(self) -> float:
         """The share of the FLOPs of a forward that one rank computes."""
-        linears = [spec for spec in self.specs if isinstance(spec, TracedLinearSpec)]
-        whole = [spec for spec in self.specs if isinstance(spec, WholeSpec)]
-        cut = sum(spec.flops(1) for spec in linears)
-        alike = sum(spec.flops(1) for spec in whole)
-        between = [flops / self.samples for flops in self.flops_between]
-        own = cut / (self.grid.x * self.grid.y) + alike + between[1]
-        return own / max(cut + alike + between[0], 1.0) / (self.grid.data * self.grid.z)
+        cut = sum(spec.flops(1) for spec in self.specs if isinstance(spec, TracedLinearSpec))
+        alike = sum(spec.flops(1) for spec in self.specs if isinstance(spec, WholeSpec))
+        own = cut / (self.grid.x * self.grid.y) + alike + self.flops_between[1] / self.samples
+        return float(own / max(self.flops, 1.0) / (self.grid.data * self.grid.z))
 
     def apply(self, model: nn.Module, network: Network, fill: Fill | None = None) -> CubeState:
         """Cut the model over the network's ranks, in place, on every rank. Without `fill` blocks have the module's values."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from cubeloom.comm import Network
 from cubeloom.models.parallelize import handle_of
 from cubeloom.parallel.arranged import arrangement_of, block_values
 from cubeloom.parallel.parameter import Block, block_of, local_of
-from cubeloom.tools.convert.hugging_face_folder import HuggingFaceFolder, is_hugging_face, write_sums
+from cubeloom.tools.convert.hugging_face_folder import HuggingFaceFolder, is_hugging_face, stored_as, write_sums
 from cubeloom.tools.convert.safetensors_files import SafetensorsFiles
 from cubeloom.train.checkpoint import checkpoints, load_checkpoint, load_weights, save_checkpoint
 from cubeloom.train.part import Part
@@ -177,32 +176,9 @@ def _updates(optimizer: Optimizer) -> int:
 
 def _read(model: nn.Module, path: Path, network: Network) -> None:
     folder = HuggingFaceFolder(path)
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    parameters = {id(each): each for each in model.parameters()}
-    sources = {key: _found(folder, some) for key, some in names.items()}
-    lacking = [names[key][0] for key, source in sources.items() if source is None]
-    if lacking:
-        near = difflib.get_close_matches(lacking[0], folder.tensors, 1)
-        hint = f"; the nearest that it has is {near[0]}" if near else ""
-        more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
-        raise UserError(f"{path} is of another model: it has no {lacking[0]}{more}{hint}")
-    for key, source in sources.items():
-        assert source is not None
-        _fill(parameters[key], folder, source, network)
-
-
-def _found(folder: HuggingFaceFolder, names: list[str]) -> str | None:
-    return next((name for name in _spellings(names) if name in folder.tensors), None)
-
-
-def _spellings(names: list[str]) -> Iterator[str]:
-    """Base models are stored without the prefix that a model with a head has, and the other way round."""
-    for name in names:
-        yield name
-        yield name.partition(".")[2]
-        yield f"model.{name}"
+    parameters = dict(model.named_parameters())
+    for name, source in stored_as(folder, model).items():
+        _fill(parameters[name], folder, source, network)
 
 
 def _fill(parameter: nn.Parameter, folder: HuggingFaceFolder, source: str, network: Network) -> None:

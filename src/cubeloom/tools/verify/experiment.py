@@ -50,7 +50,7 @@ class Experiment:
             model=job.source(),
             grid=job.grid,
             batch=job.batch,
-            rest=job.layout.rest,
+            rest=job.rest,
             steps=steps,
             dtype=dtype,
             seed=seed,
