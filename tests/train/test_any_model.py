@@ -105,12 +105,12 @@ def trained_plainly(model: Theirs, job: Job) -> list[float]:
 
 @pytest.fixture(scope="module")
 def run(folder: Path, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Begun on z=4, gone on with on data=2,y=2."""
+    """Begun on z=4, gone on with on pipe=2,y=2."""
     made = tmp_path_factory.mktemp("runs") / "run"
     ranks.run(
         4, train, job_of(made, str(folder), steps=2, rate=RateSettings(peak=1e-2, decay="constant"), grid=Grid(z=4))
     )
-    later = job_of(made, str(folder), rate=RateSettings(peak=1e-2, decay="constant"), grid=Grid(data=2, y=2))
+    later = job_of(made, str(folder), rate=RateSettings(peak=1e-2, decay="constant"), grid=Grid(pipe=2, y=2))
     ranks.run(4, train, later)
     return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from cubeloom.base.errors import UserError
 from cubeloom.base.limits import of_model, share, within
@@ -39,6 +39,8 @@ class ModelSettings:
     tied: bool | None = None
     start: Path | None = None
     """A checkpoint whose weights to begin with, for instance one that `cubeloom convert` made."""
+
+    ALIKE: ClassVar = ("name", "preset")
 
     def __post_init__(self) -> None:
         if None not in (self.name, self.preset) and self.name != self.preset:
