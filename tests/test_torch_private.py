@@ -371,3 +371,16 @@ def test_the_compiler_writes_what_is_joined_part_by_part() -> None:
     assert "torch.ops.cubeloom" not in backward and "aten.cat" not in backward
     assert backward.count("reinterpret_tensor(") >= 2  # what the loop writes lies in the joined tensor
     assert backward.count('extern "C"') == 1
+
+
+def test_functions_of_a_subclass_can_be_those_of_plain_tensors() -> None:
+    class Loud(Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise AssertionError("it was asked")
+
+    loud = torch.ones(2, 3).as_subclass(Loud)
+    with pytest.raises(AssertionError, match="asked"):
+        loud.size()
+    with private.without_subclasses():
+        assert loud.size() == (2, 3)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -272,3 +272,8 @@ def watched_ranks(finished: Callable[[str], Any], ended: Callable[[int, Mapping[
         yield
     finally:
         processes.MultiprocessContext = plain  # type: ignore[misc]
+
+
+def without_subclasses() -> AbstractContextManager[None]:
+    """Functions of tensors of a subclass are those of plain tensors; modes of functions still see them."""
+    return torch._C.DisableTorchFunctionSubclass()

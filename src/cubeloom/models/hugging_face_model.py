@@ -21,6 +21,7 @@ from cubeloom.models.stored import StoredTensors, is_hugging_face
 from cubeloom.parallel import Batch
 from cubeloom.parallel.replace import Fill
 from cubeloom.parallel.traced import Tracing
+from cubeloom.parallel.traced.without_values import EXPERTS
 
 FAMILY = "hugging_face"
 """Of such models, in the description that a checkpoint has."""
@@ -136,7 +137,7 @@ def from_description(description: Mapping[str, Any], where: str) -> nn.Module:
 
 def _made(architecture: Any, config: Any, where: str) -> nn.Module:
     config = copy(config)
-    config._experts_implementation = "eager"  # grouped products want bfloat16, and sizes that a rank does not know
+    setattr(config, EXPERTS, "eager")  # grouped products want bfloat16, and sizes that a rank does not know
     try:
         made: nn.Module = architecture(config)
         compute_buffers(made)

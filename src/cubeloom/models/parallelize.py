@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
-from cubeloom.launch.init import network_of
+from cubeloom.comm.mesh import Mesh, network_of
 from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.example import example_of
 from cubeloom.parallel.config import Batch, ShardingPolicy
@@ -50,7 +49,7 @@ def handle_of(model: nn.Module) -> Handle:
 
 def parallelize(
     model: nn.Module,
-    mesh: Network | DeviceMesh,
+    mesh: Mesh,
     *,
     cut: AnyCut | None = None,
     example: Example | None = None,

@@ -63,7 +63,7 @@ class CutLogits(Tensor):
             if name in ("get", "repr", "str", "size", "dim", "numel", "stride", "is_floating_point", "len"):
                 if name == "get" and getattr(function, "__self__", None) is Tensor.requires_grad:
                     return first.part.requires_grad
-                with torch._C.DisableTorchFunctionSubclass():
+                with torch_private.without_subclasses():
                     return function(*args, **kwargs)
             found = _arranged(name, function, first, args[1:], kwargs)
             if found is not None:

@@ -3,6 +3,8 @@
 from cubeloom.parallel.specs.attention import AttentionSpec as AttentionSpec
 from cubeloom.parallel.specs.attention import PointwiseSpec as PointwiseSpec
 from cubeloom.parallel.specs.between import BetweenSpec as BetweenSpec
+from cubeloom.parallel.specs.left_whole import WholeParameter as WholeParameter
+from cubeloom.parallel.specs.left_whole import WholeSpec as WholeSpec
 from cubeloom.parallel.specs.linear import LinearSpec as LinearSpec
 from cubeloom.parallel.specs.linear import shared_copies as shared_copies
 from cubeloom.parallel.specs.lookup import EmbeddingSpec as EmbeddingSpec
@@ -33,8 +35,6 @@ from cubeloom.parallel.specs.traced import TracedEmbeddingSpec as TracedEmbeddin
 from cubeloom.parallel.specs.traced import TracedLinearSpec as TracedLinearSpec
 from cubeloom.parallel.specs.traced import TracedLossSpec as TracedLossSpec
 from cubeloom.parallel.specs.traced import TracedNormSpec as TracedNormSpec
-from cubeloom.parallel.specs.traced import WholeParameter as WholeParameter
-from cubeloom.parallel.specs.traced import WholeSpec as WholeSpec
 from cubeloom.parallel.specs.whole import ConcatSpec as ConcatSpec
 from cubeloom.parallel.specs.whole import CopyToRegionSpec as CopyToRegionSpec
 from cubeloom.parallel.specs.whole import DropoutSpec as DropoutSpec

@@ -20,7 +20,7 @@ def partition(costs: Sequence[float], stages: int) -> list[range]:
 def partitions(costs: Sequence[float], counts: Sequence[int]) -> dict[int, list[range]]:
     """The same for several numbers of stages, which share most of the work."""
     count, stages = len(costs), max(counts)
-    if not 1 <= min(counts) or stages > count:
+    if not min(counts) >= 1 or stages > count:
         raise UserError(f"{counted(count, 'piece')} cannot make {stages} stages; at most {count} are possible")
     total = [0.0, *accumulate(costs)]
     best = [[float("inf")] * (count + 1) for _ in range(stages + 1)]
