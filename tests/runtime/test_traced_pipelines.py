@@ -110,6 +110,7 @@ def trains(verified: Verified, model: str, grid: str, family: str, microbatches:
             ("skipping", "pipe=4", "1f1b"),
             ("skipping", "pipe=2,data=2,x=2", "chimera"),
             ("nano", "pipe=2", "pipedream-2bw"),
+            ("plain", "pipe=2,x=2", "1f1b"),
         ],
         [("nano", "pipe=2,y=2", "chimera-zb"), ("skipping", "pipe=4", "1f1b")],
     ),
@@ -172,6 +173,10 @@ def test_a_row_is_cut_before_each_block_and_behind_the_last() -> None:
     ]
     # Of a sample of 12 tokens each rank of x has half of the features.
     assert {(each.numbers, each.of_samples) for some in handed for each in some.values()} == {(12 * 16 // 2, True)}
+
+
+def test_a_layer_without_parameters_has_a_stage() -> None:
+    assert row_of("plain", Grid(pipe=2, x=2)).modules[-1] == ("transformer.ln_f", "lm_head")
 
 
 def test_what_later_blocks_use_travels_with_the_stream() -> None:
