@@ -1,6 +1,6 @@
 """Speed on one GPU beside what torch alone does there, in one run, as ratios.
 
-    OMP_NUM_THREADS=1 python bench/gpu.py one       # one rank: GPT 350M and 1.3B, whole steps
+    OMP_NUM_THREADS=1 python bench/gpu.py one       # one rank: whole steps of GPT 350M and 1.3B; with --sizes also Llama
     OMP_NUM_THREADS=1 python bench/gpu.py pipe      # ranks that share the GPU: pipelines, forward and backward only
     OMP_NUM_THREADS=1 python bench/gpu.py tp        # ranks that share the GPU: tensor parallelism, whole steps
     OMP_NUM_THREADS=1 python bench/gpu.py overlap   # the same, in one and two strands: what is hidden of their parts
@@ -14,19 +14,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import tyro
 from rich.console import Console
-from torch import Tensor
 
-from cubeloom import Grid
+from cubeloom import Grid, UserError
 from cubeloom.comm import Network, devices
 from cubeloom.launch import run
 from cubeloom.launch.share_gpu import sharing
@@ -34,12 +32,17 @@ from cubeloom.parallel import ShardingPolicy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `bench` is found also where this file is run by its name
 from bench import energy, overlap, traced
-from bench.ours import number_type, our_step, tokens_of, train_step
+from bench.one import ALL, CHOSEN, measure_one
+from bench.one import RECIPES as RECIPES
+from bench.ours import number_type, our_step, tokens_of
 from bench.peers import gpt as peer
 from bench.peers import schedules, sharded
 from bench.peers.gpt import Size
+from bench.peers.llama import LlamaSize
+from bench.peers.recipes import PEER as PEER
+from bench.peers.recipes import AnySize, missing
 from bench.peers.schedules import Stacked
-from bench.peers.timing import Compared, Step, Timed, matmul_rate, slowest, take_turns
+from bench.peers.timing import Compared, Step, Timed, slowest, take_turns
 from bench.stacked import our_passes
 
 SIZES = {
@@ -51,9 +54,26 @@ HALVED = {name: replace(size, samples=size.samples // 2) for name, size in SIZES
 WIDE = Size(layers=2, hidden=8192, heads=64, sequence=1024, samples=4, vocab=8192)
 OVERLAPPED = {**HALVED, "wide": WIDE}
 TINY = Size(layers=2, hidden=32, heads=4, sequence=16, samples=4, vocab=64)
-PEER = "torch, compiled blocks"
-TRAINED = "cubeloom, as `train` runs it"
-RECIPES = ("torch", PEER, "cubeloom", "cubeloom, compiled", TRAINED)
+# Of the proportions of Llama 3: one that recipes fit a GPU with together, and one that each fills alone.
+LLAMAS = {
+    "llama-1B": LlamaSize(
+        layers=16, hidden=2048, heads=32, kv_heads=8, mlp_hidden=8192, sequence=4096, samples=4, vocab=128256
+    ),
+    "llama-8B": LlamaSize(
+        layers=32,
+        hidden=4096,
+        heads=32,
+        kv_heads=8,
+        mlp_hidden=14336,
+        sequence=4096,
+        samples=2,
+        vocab=128256,
+        apart=True,
+    ),
+}
+TINY_LLAMA = LlamaSize(
+    layers=2, hidden=32, heads=4, kv_heads=2, mlp_hidden=48, sequence=16, samples=4, vocab=64, apart=True
+)
 # How stages of a pipeline run.
 PLAIN: dict[str, dict[str, bool]] = {"": {}}
 RECORDED = {**PLAIN, ", recorded": {"record": True}}
@@ -61,51 +81,6 @@ COMPILED = {**RECORDED, ", compiled, recorded": {"record": True, "compiled": Tru
 OUR_SCHEDULES = ("1f1b", "zb-h1", "zbv", "chimera", "chimera-zb")
 OUR_CUBES = {"cubeloom y, replicated": "replicated", "cubeloom y, sharded": "sharded"}  # activations at rest
 WAYS = {"": 1, ", two strands": 2}
-
-
-def their_step(size: Size, values: dict[str, Tensor], compiled: bool) -> Step:
-    model = peer.gpt(size, values, compiled)
-    optimizer = peer.adamw(model)
-    tokens, targets = tokens_of(size, next(model.parameters()).device)
-
-    def step() -> Tensor:
-        loss = model(tokens, targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return step
-
-
-def measure_one(
-    title: str,
-    size: Size,
-    kind: devices.Kind,
-    chosen: tuple[str, ...],
-    rounds: int,
-    steps: int,
-    profiled: bool,
-    weighed: bool,
-) -> Compared:
-    device, dtype = devices.current(kind), number_type(kind)
-    values = peer.weights(size, dtype, device)
-    network = Network(Grid(), device)
-    on_gpu = kind != devices.CPU  # a CPU records nothing
-    made: dict[str, Callable[[], Step]] = {
-        "torch": lambda: their_step(size, values, compiled=False),
-        PEER: lambda: their_step(size, values, compiled=True),
-        "cubeloom": lambda: our_step(size, values, network),
-        "cubeloom, compiled": lambda: our_step(size, values, network, compiled=True),
-        TRAINED: lambda: train_step(size, values, network, recorded=on_gpu),
-    }
-    # On a CPU the compiler would take minutes to no purpose: there it is asked to leave everything as it is.
-    with nullcontext() if on_gpu else torch.compiler.set_stance("force_eager"):
-        recipes = {name: made[name]() for name in chosen}
-        timed = take_turns(recipes, device, rounds, steps, profiled=profiled)
-    rate = matmul_rate(device, dtype, 64 if kind == devices.CPU else 8192)
-    costs = energy.costs_of(recipes, energy.Chip(), partial(devices.settle, device)) if weighed else []
-    return Compared(title, timed, PEER, size.tokens, size.teraflops, rate, costs)
 
 
 def measure_pipe(
@@ -203,28 +178,50 @@ class Common:
 
 @dataclass(frozen=True, kw_only=True)
 class One(Common):
-    """One rank: a whole training step of GPT with AdamW, ours beside torch's plain recipe, eager and compiled."""
+    """One rank: a whole training step of GPT or Llama with AdamW, ours beside the strongest recipes of torch."""
 
-    sizes: tuple[str, ...] = tuple(SIZES)
-    recipes: tuple[str, ...] = (PEER, "cubeloom, compiled", TRAINED)
-    """There are more, but two recordings of 1.3B and all else hardly fit a GPU of 140 GB together."""
+    sizes: tuple[Literal["350M", "1.3B", "llama-1B", "llama-8B"], ...] = ("350M", "1.3B")
+    recipes: tuple[str, ...] = CHOSEN
+    """Those whose packages are missing are left out. There are more: two recordings of 1.3B and all else hardly fit a GPU of
+    140 GB together."""
     profile: bool = False
-    """Say also how long kernels of each kind ran in a step."""
+    """Say also how long kernels of each kind ran in a step, and which ran longest in the fastest of ours and of the peers."""
     energy: bool = False
     """Say also what a step costs in joules, and at what clock the chip ran; where there is a GPU, that has a counter for it."""
 
     def __call__(self, console: Console) -> list[Compared]:
+        if unknown := [name for name in self.recipes if name not in ALL]:
+            raise UserError(f"there is no recipe {unknown[0]!r}; there are: {'; '.join(ALL)}")
+        left_out = {name: why for name in self.recipes if (why := missing(name, not self.cpu))}
+        for why in left_out.values():
+            console.print(f"left out: {why}", soft_wrap=True)
+        recipes = tuple(name for name in self.recipes if name not in left_out)
         found: list[Compared] = []
-        for name, size in ({"tiny": TINY} if self.quick else {name: SIZES[name] for name in self.sizes}).items():
-            title = f"GPT {name}, {size.samples} × {size.sequence} tokens, {self.kind}"
-            arguments = title, size, self.kind, self.recipes, *self.turns, self.profile, self.energy and not self.cpu
+        for title, size in self._titled():
+            arguments = title, size, self.kind, recipes, *self.turns, self.profile, self.energy and not self.cpu
             found += run(1, measure_one, *arguments, device=self.kind, timeout=1200)
+            for why in found[-1].failed:
+                console.print(f"left out: {why}", soft_wrap=True, markup=False)
             console.print(found[-1].table())
             if self.profile:
                 console.print(found[-1].kernel_table())
+                for each in found[-1].fastest("torch", "cubeloom"):
+                    console.print(each.longest_table())
             if found[-1].costs:
                 console.print(energy.cost_table(found[-1].costs, energy.Chip().limits()))
         return found
+
+    def _titled(self) -> Iterator[tuple[str, AnySize]]:
+        known: dict[str, AnySize] = {**SIZES, **LLAMAS}
+        quick = dict.fromkeys("llama" if name in LLAMAS else "GPT" for name in self.sizes)
+        tiny: dict[str, AnySize] = {"GPT tiny": TINY, "llama tiny": TINY_LLAMA}
+        chosen = (
+            {f"{each} tiny": tiny[f"{each} tiny"] for each in quick}
+            if self.quick
+            else {name if name in LLAMAS else f"GPT {name}": known[name] for name in self.sizes}
+        )
+        for name, size in chosen.items():
+            yield f"{name}, {size.samples} × {size.sequence} tokens, {self.kind}", size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""GPT with our layers, the same numbers and data as the peer in `bench.peers.gpt` has: whole steps."""
+"""GPT and Llama with our layers, the same numbers and data as the peers in `bench.peers` have: whole steps."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from bench.peers.gpt import Size
+from bench.peers.llama import EPSILON
+from bench.peers.recipes import AnySize
 from bench.peers.timing import Step
 from cubeloom.comm import Network, devices
-from cubeloom.models import GPTConfig, build, cut_of
+from cubeloom.models import GPTConfig, LlamaConfig, build, cut_of
 from cubeloom.parallel import Batch, ShardingPolicy, apply
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import Block
@@ -23,12 +25,14 @@ from cubeloom.train import BlockOptimizer, ShardedOptimizer
 from cubeloom.train.job.settings import OptimizerSettings
 from cubeloom.train.optimizers import optimizer_of
 
+FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+
 
 def number_type(kind: devices.Kind) -> torch.dtype:
     return torch.float32 if kind == devices.CPU else torch.bfloat16
 
 
-def tokens_of(size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
+def tokens_of(size: AnySize, device: torch.device) -> tuple[Tensor, Tensor]:
     """Random tokens, and as targets the ones that follow."""
     numbers = torch.Generator().manual_seed(7)
     drawn = torch.randint(size.vocab, (size.samples, size.sequence + 1), generator=numbers).to(device)
@@ -36,7 +40,7 @@ def tokens_of(size: Size, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def our_step(
-    size: Size,
+    size: AnySize,
     values: dict[str, Tensor],
     network: Network,
     rest: ShardingPolicy | None = None,
@@ -64,7 +68,7 @@ def our_step(
     return step
 
 
-def train_step(size: Size, values: dict[str, Tensor], network: Network, *, recorded: bool) -> Step:
+def train_step(size: AnySize, values: dict[str, Tensor], network: Network, *, recorded: bool) -> Step:
     """The same as `cubeloom train` runs it on one rank, compiled: a pipeline of one stage."""
     with torch.device("meta"):
         model = build(our_config(size))
@@ -99,20 +103,27 @@ def our_adamw(parameters: dict[str, nn.Parameter], gradients: Gradients) -> Bloc
     return optimizer
 
 
-def our_sizes(size: Size) -> dict[str, Any]:
+def our_sizes(size: AnySize) -> dict[str, Any]:
     """As our models and settings files name them."""
     same = {name: getattr(size, name) for name in ("vocab", "hidden", "layers", "heads")}
     return {**same, "positions": size.sequence, "tied": False}
 
 
-def our_config(size: Size) -> GPTConfig:
-    return GPTConfig(**our_sizes(size))
+def our_config(size: AnySize) -> GPTConfig | LlamaConfig:
+    if isinstance(size, Size):
+        return GPTConfig(**our_sizes(size))
+    same = {name: getattr(size, name) for name in ("kv_heads", "mlp_hidden", "rotary_base")}
+    return LlamaConfig(**our_sizes(size), **same, norm_eps=EPSILON)
 
 
 def filled(values: dict[str, Tensor]) -> Callable[[str, Block], Tensor]:
-    """The peer's values for our parameters."""
+    """The peer's values for our parameters; where ours are fused, the peer's one behind another."""
 
     def fill(name: str, block: Block) -> Tensor:
-        return values[name.replace(".attention.", ".").replace(".mlp.", ".")][block.slices].clone()
+        plain = name.replace(".attention.", ".").replace(".mlp.", ".")
+        if plain in values:
+            return values[plain][block.slices].clone()
+        owner, layer, kind = plain.rsplit(".", 2)
+        return torch.cat([values[f"{owner}.{part}.{kind}"] for part in FUSED[layer]])[block.slices]
 
     return fill

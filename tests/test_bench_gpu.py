@@ -7,34 +7,72 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from bench import overlap, traced
 from bench.gpu import (
+    LLAMAS,
     OUR_CUBES,
     OUR_SCHEDULES,
     PEER,
     RECIPES,
+    TINY,
     One,
     main,
 )
+from bench.one import CHOSEN, TRAINED, measure_one
 from bench.peers import gpt as peer
 from bench.peers import schedules, sharded
+from bench.peers.llama import Llama
 from bench.peers.timing import Compared, Timed, slowest
 from rich.console import Console
 
+from cubeloom import UserError
 from cubeloom.comm import devices
+from cubeloom.launch import RankPool
 
 pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.mark.long
-def test_every_recipe_is_timed_and_trains_alike(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["one", "--cpu", "--quick", "--recipes", *RECIPES]) == 0
+@pytest.mark.parametrize("size", ["350M", "llama-1B"])
+def test_every_recipe_is_timed_and_trains_alike(capsys: pytest.CaptureFixture[str], size: str) -> None:
+    assert main(["one", "--cpu", "--quick", "--sizes", size, "--recipes", *RECIPES]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     timed = {each["name"]: each for each in told["timed"]}
     assert set(timed) == set(RECIPES)
     assert all(min(each["steps_ms"]) > 0 for each in timed.values())
     for each in timed.values():
         assert each["loss"] == pytest.approx(timed[PEER]["loss"], abs=1e-5)
+
+
+@pytest.mark.long
+def test_recipes_whose_packages_need_a_gpu_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["one", "--cpu", "--quick", "--profile"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "left out: torch, compiled blocks, Liger, which needs a GPU" in lines
+    assert {each["name"] for each in json.loads(lines[-1])["timed"]} == {*RECIPES} & {*CHOSEN}
+
+
+def test_a_recipe_whose_packages_fail_is_left_out(ranks: RankPool) -> None:
+    """As with a torch that is too new for them; here there is no GPU, or no package."""
+    liger = "torch, compiled blocks, Liger"
+    (found,) = ranks.run(1, measure_one, "tiny", TINY, devices.CPU, (PEER, liger), 1, 1, False, False)
+    assert [each.name for each in found.timed] == [PEER]
+    assert [each.partition(": ")[0] for each in found.failed] == [f"{liger}, which fails"]
+
+
+def test_a_recipe_that_there_is_not_is_refused() -> None:
+    with pytest.raises(UserError, match="there is no recipe 'torch, fast'; there are: torch; torch, compiled blocks"):
+        One(cpu=True, quick=True, recipes=("torch, fast",))(Console())
+
+
+def test_the_fastest_of_each_are_shown_kernel_by_kernel() -> None:
+    kernels = {f"kernel {number}": 20.0 - number for number in range(20)}
+    names = ("torch", PEER, "cubeloom", TRAINED)
+    timed = [Timed(name, [ms], None, 0.0, {}, kernels) for name, ms in zip(names, (9.0, 8.0, 6.0, 7.0), strict=True)]
+    found = Compared("title", timed, PEER, 1000, 1.0).fastest("torch", "cubeloom")
+    assert [each.name for each in found] == [PEER, "cubeloom"]
+    assert all(each.longest_table().row_count == 12 for each in found)
 
 
 def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
@@ -116,10 +154,22 @@ def test_flops_are_megatrons(name: str) -> None:
     assert chosen.teraflops == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("name", LLAMAS)
+def test_flops_of_a_llama_are_those_of_its_matmuls(name: str) -> None:
+    """Three passes of two FLOPs for each number of a matrix but the table, and attention in full."""
+    size = LLAMAS[name]
+    with torch.device("meta"):
+        model = Llama(size)
+    numbers = sum(each.numel() for name, each in model.named_parameters() if each.dim() > 1 and "embed" not in name)
+    attention = 4 * size.sequence * size.hidden * size.layers
+    assert size.teraflops == pytest.approx(3e-12 * size.tokens * (2 * numbers + attention))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not devices.available("cuda"), reason="needs a CUDA device")
-def test_every_recipe_on_a_gpu() -> None:
-    (found,) = One(quick=True, recipes=RECIPES)(Console())
+@pytest.mark.parametrize("size", ["350M", "llama-1B"])
+def test_every_recipe_on_a_gpu(size: Any) -> None:
+    (found,) = One(quick=True, sizes=(size,), recipes=RECIPES)(Console())
     assert [each.name for each in found.timed] == list(RECIPES)
     for each in found.timed:
         assert each.loss == pytest.approx(found.timed[0].loss, abs=2e-2)

@@ -82,7 +82,7 @@ def test_a_checkpoint_of_the_earlier_format_is_refused_and_not_executed(
     files = {file.name: checksum(file) for file in checkpoint.iterdir()}
     (checkpoint / "manifest.json").write_text(json.dumps({**manifest, "format": 1, "files": files}))
     for said in refusals(here, capfd):
-        assert f"{checkpoint} has format 1, of an earlier version, and this one reads 2" in said
+        assert f"{checkpoint} has format 1, of an earlier version, and this one reads 3" in said
     assert not (tmp_path / "executed").exists()
 
 

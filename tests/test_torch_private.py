@@ -20,6 +20,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.tensor import DTensor, Replicate
 
 from cubeloom.base import torch_private as private
+from cubeloom.base.parts import parts_of
 from cubeloom.comm import world
 from cubeloom.launch import RankPool, rendezvous
 from cubeloom.launch.gate import Gate
@@ -336,3 +337,23 @@ def test_backward_hooks_can_be_taken_off_and_put_back() -> None:
     vars(layer).update(before)
     layer(torch.ones(2, requires_grad=True)).sum().backward()
     assert sorted(seen) == [1, 2]
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler itself imports
+def test_the_compiler_writes_what_is_joined_part_by_part() -> None:
+    """The code of a backward has neither our operator nor a cat, and one loop for parts that read the same."""
+    from torch._inductor.utils import run_fw_bw_and_get_code
+
+    def loss(fused: Tensor) -> Tensor:
+        gate, up = parts_of(fused, (32, 32), -1)
+        return (gate.sigmoid() * up).square().sum()
+
+    compiled, eager = (torch.randn(16, 64, generator=torch.Generator().manual_seed(0)) for _ in range(2))
+    _, (_, backward) = run_fw_bw_and_get_code(lambda: torch.compile(loss)(compiled.requires_grad_()))
+    loss(eager.requires_grad_()).backward()
+    assert compiled.grad is not None and eager.grad is not None
+    torch.testing.assert_close(compiled.grad, eager.grad)
+    assert "torch.ops.cubeloom" not in backward and "aten.cat" not in backward
+    assert backward.count("reinterpret_tensor(") >= 2  # what the loop writes lies in the joined tensor
+    assert backward.count('extern "C"') == 1

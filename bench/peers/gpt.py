@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ class Size:
     sequence: int
     samples: int
     vocab: int = 50304
+    apart: bool = False  # so large that recipes fit a GPU only one after another
 
     @property
     def tokens(self) -> int:
@@ -58,12 +60,16 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(size.hidden, size.heads) for _ in range(size.layers))
         self.norm, self.head = nn.LayerNorm(size.hidden), nn.Linear(size.hidden, size.vocab, bias=False)
 
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device)[None]
         x = self.embed(tokens) + self.positions(places)
         for block in self.blocks:
             x = block(x)
-        return mean_loss(self.head(self.norm(x)), targets)
+        found: Tensor = self.norm(x)
+        return found
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return mean_loss(self.head(self.hidden(tokens)), targets)
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -72,8 +78,13 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 def weights(size: Size, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     """Values to begin with, by name, so that everybody begins with the same."""
+    return drawn(lambda: GPT(size), dtype, device)
+
+
+def drawn(make: Callable[[], nn.Module], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """For every parameter of the model that this makes: matrices at random, norms at one, biases at zero."""
     with torch.device("meta"):
-        shapes = {name: tuple(each.shape) for name, each in GPT(size).named_parameters()}
+        shapes = {name: tuple(each.shape) for name, each in make().named_parameters()}
     numbers = torch.Generator(device).manual_seed(0)
     return {name: _draw(name, shape, numbers, device).to(dtype) for name, shape in shapes.items()}
 

@@ -39,6 +39,12 @@ class Timed:
     def step_ms(self) -> float:
         return median(self.steps_ms)
 
+    def longest_table(self, most: int = 12) -> Table:
+        shown = Table("ms of a step", "kernel", title=self.name)
+        for kernel, ms in list(self.longest_ms.items())[:most]:
+            shown.add_row(f"{ms:.2f}", kernel)
+        return shown
+
 
 def slowest(ranks: list[list[Timed]]) -> list[Timed]:
     """Of each step the time of the rank that took longest; the rest is the last rank's, which has the loss."""
@@ -60,6 +66,7 @@ class Compared:
     teraflops: float
     matmul: float | None = None  # TFLOP/s that a large one reached in this run
     costs: list[Cost] = field(default_factory=list)  # in energy; empty unless asked for
+    failed: list[str] = field(default_factory=list)  # recipes of packages that do not work here, and why
 
     def ratio(self, each: Timed) -> float:
         return next(other.step_ms for other in self.timed if other.name == self.against) / each.step_ms
@@ -90,6 +97,11 @@ class Compared:
                 f"{self.ratio(each):.3f}x",
             )
         return shown
+
+    def fastest(self, *beginnings: str) -> list[Timed]:
+        """Of the recipes whose names begin so."""
+        found = ([each for each in self.timed if each.name.startswith(name)] for name in beginnings)
+        return [min(each, key=lambda one: one.step_ms) for each in found if each]
 
     def kernel_table(self) -> Table:
         kinds = sorted({kind for each in self.timed for kind in each.kernels_ms})

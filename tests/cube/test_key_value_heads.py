@@ -31,7 +31,6 @@ from cubeloom.parallel import (
     resolve,
 )
 from cubeloom.parallel.arranged import arrangement_of, lie_of
-from cubeloom.parallel.arrangement import Run, grouped
 from cubeloom.parallel.layers import Attention
 from cubeloom.parallel.layout import Layout
 from cubeloom.parallel.parameter import local_of
@@ -53,20 +52,6 @@ def experiment(model: LlamaConfig, grid: str, rest: ShardingPolicy | None = None
     on = Grid.parse(grid)
     chosen = {"batch": Batch(2 * on.data * on.z, 12), "steps": 2, "rest": rest or ShardingPolicy(), **changes}
     return Experiment(model=OurModel(model), grid=on, **chosen)
-
-
-def test_groups_of_queries_with_copies() -> None:
-    rows = grouped(heads=2, queries=4, width=3, copies=2)  # of [2 heads, 4 + 2, 3] rows
-    assert (rows.whole, rows.held, rows.copies) == (36, 48, 2)
-    copy, counts = Run(6, 6, 12, copies=2, counts=False), Run(6, 6, 12, copies=2)
-    assert rows.runs(0, 12) == [Run(0, 6, 0), copy]
-    assert rows.runs(12, 24) == [Run(0, 6, 6), counts]
-    assert rows.runs(24, 36) == [Run(0, 6, 18), replace(copy, first=30)]
-    assert rows.runs(8, 14) == [replace(copy, start=0, length=4, first=14), Run(4, 2, 6)]
-    counted = [run for run in rows.runs(0, rows.held) if run.counts]
-    assert sorted(row for run in counted for row in range(run.first or 0, (run.first or 0) + run.length)) == [
-        *range(36)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -227,7 +212,7 @@ def cores(grid: Grid) -> tuple[list[int], list[tuple[int, int]]]:
 
 
 def test_attention_has_this_rank_s_queries(ranks: RankPool) -> None:
-    assert ranks.run(2, cores, Grid(y=2)) == [([12, 12], [])] * 2
+    assert ranks.run(2, cores, Grid(y=2)) == [([12, 12], [(56, 56)] * 2)] * 2
     assert ranks.run(4, cores, Grid(y=4)) == [([6, 6], [(56, 64)] * 2)] * 4
 
 
@@ -289,11 +274,11 @@ def test_what_is_no_attention_is_refused() -> None:
         ({"core": Attention(4, 2)}, "and the cut names no Attention(heads=2, queries=4) that knows it"),
         (
             {"qkv": Expand(heads=2, queries=5)},
-            "layer qkv: 24 features are not [heads, queries + 2, head_dim] with heads=2 and",
+            "layer qkv: 24 features are not heads=2 keys, as many values and queries=5 for each",
         ),
         (
             {"proj": Contract(heads=2, queries=3)},
-            "layer proj: 16 features are not [heads, queries, head_dim] with heads=2 and",
+            "layer proj: 16 features are not heads=2 with queries=3 each",
         ),
         ({"proj": Contract(heads=2)}, "layer proj: heads 2 cannot be cut over y=4"),
         ({"qkv": Expand(heads=2)}, "layer qkv: heads 2 cannot be cut over y=4"),

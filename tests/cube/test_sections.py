@@ -324,7 +324,7 @@ def refusal(cut: Cut, grid: str = "y=2", model: Any = None) -> str:
         ({"gate_up": Expand()}, "chunk over dimension 1 of [32, 64/y]"),
         ({"gate_up": Expand(sections=(16, 48))}, "chunk over dimension 1 of [32, (16 | 48)/y]"),
         ({"gate_up": Expand(sections=(16, 16, 16, 16))}, "layer down (Linear), Contract() in the cut, takes features"),
-        ({"qkv": Expand(heads=4, queries=2)}, "split over dimension 1 of"),
+        ({"qkv": Expand(heads=4)}, "split over dimension 1 of"),
     ],
 )
 def test_sections_that_are_none_are_refused(changed: dict[str, Any], said: str) -> None:

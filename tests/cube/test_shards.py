@@ -20,6 +20,7 @@ from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import BERTConfig, Config, GPTConfig, build, config, cut_of
 from cubeloom.parallel import Batch, ShardingPolicy, apply, initial_values, materialise
+from cubeloom.parallel.arranged import arrangement_of, lie_of
 from cubeloom.parallel.parameter import local_of
 from grids import MODELS, rest_is_long
 
@@ -45,10 +46,21 @@ def serial(model: Config) -> nn.Module:
 
 
 def same_bits(model: Config, grid: Grid) -> bool:
-    mine = dict(cut_model(model, grid)[0].named_parameters())
-    theirs = dict(serial(model).named_parameters())
+    cut, network = cut_model(model, grid)
+    mine, theirs = dict(cut.named_parameters()), dict(serial(model).named_parameters())
     assert mine.keys() == theirs.keys()
-    return all(torch.equal(cast(DTensor, mine[name].data).full_tensor(), theirs[name].data) for name in mine)
+
+    def same(name: str, whole: Tensor) -> bool:
+        if arrangement_of(mine[name], network) is None:
+            return torch.equal(cast(DTensor, mine[name].data).full_tensor(), whole)
+        lie = lie_of(mine[name], network)
+        parts = [(lie.offset_of(run), own) for run, own in lie.parts(local_of(mine[name]))]
+        return all(
+            torch.equal(own, whole[tuple(slice(a, a + n) for a, n in zip(offset, own.shape, strict=True))])
+            for offset, own in parts
+        )
+
+    return all(same(name, whole.data) for name, whole in theirs.items())
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,8 @@ def largest_difference(
         lie = lie_of(parameter, network)
         scale = max(whole.abs().max().item(), 1e-6)
         for run, rows in lie.parts(local_of(block)):
-            where = tuple(slice(start, start + size) for start, size in zip(lie.offset_of(run), rows.shape, strict=True))
+            where = tuple(
+                slice(start, start + size) for start, size in zip(lie.offset_of(run), rows.shape, strict=True)
+            )
             differences.append((rows - whole[where]).abs().max().item() / scale)
     return max(differences)

@@ -10,8 +10,8 @@ import cubeloom
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.parallel.traced import mean_over_batch, trace
 from cubeloom.parallel.parameter import Block, local_of
+from cubeloom.parallel.traced import mean_over_batch, trace
 
 from . import toys
 from .parity import Difference, compare
@@ -138,7 +138,7 @@ def refused(grid: Grid) -> None:
         cubeloom.parallelize(module, network, example=example)
     with pytest.raises(UserError, match="cut already"):
         trace(module, grid, example)
-    with pytest.raises(UserError, match="use cubeloom.pipeline"):
+    with pytest.raises(UserError, match=r"use cubeloom\.pipeline"):
         cubeloom.parallelize(toys.Chain(), Network(Grid(pipe=2)), example=example)
 
 

@@ -184,9 +184,7 @@ class Grouped(nn.Module):
             each(x).view(batch, length, self.num_key_value_heads, self.head_dim).transpose(1, 2)
             for each in (self.k, self.v)
         )
-        k, v = (
-            each[:, :, None].expand(-1, -1, self.num_key_value_groups, -1, -1).flatten(1, 2) for each in (k, v)
-        )
+        k, v = (each[:, :, None].expand(-1, -1, self.num_key_value_groups, -1, -1).flatten(1, 2) for each in (k, v))
         y = (q @ k.transpose(-1, -2)).softmax(-1) @ v
         return self.out(y.transpose(1, 2).reshape(batch, length, -1))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,9 @@ def cases() -> list[object]:
 
 
 @pytest.mark.parametrize("name, grid", cases())
-def test_an_architecture_trains_as_the_serial_one(name: str, grid: str, verified: Callable[[Experiment], Report], tmp_path: Path) -> None:
+def test_an_architecture_trains_as_the_serial_one(
+    name: str, grid: str, verified: Callable[[Experiment], Report], tmp_path: Path
+) -> None:
     right(verified(experiment(name, Grid.parse(grid), tmp_path)))
 
 

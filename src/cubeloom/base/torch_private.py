@@ -92,6 +92,21 @@ def put_on_dispatch_modes(modes: tuple[TorchDispatchMode, ...]) -> None:
         _push_mode(mode)
 
 
+# --- the compiler ---
+
+
+def compile_part_by_part(join: Any) -> None:
+    """Have the compiler write each tensor that this operator joins, of `(tensors, dim)`, where it belongs in the joined one."""
+    from torch._inductor import ir
+    from torch._inductor.lowering import lowerings, register_lowering
+
+    def lowered(tensors: Any, dim: int) -> Any:
+        return ir.TensorBox(ir.ConcatKernel.create(list(tensors), dim))
+
+    if join not in lowerings:
+        register_lowering(join, type_promotion_kind=None)(lowered)
+
+
 # --- tensors and modules ---
 
 

@@ -65,7 +65,8 @@ def _join(grid: Grid, kind: devices.Kind, timeout: float) -> None:
     else:
         raise UserError(
             f"the grid {grid} needs {counted(grid.world, 'rank')}, and this is a single process: start it with"
-            f" `torchrun --nproc-per-node {grid.world} FILE`, or call a function with cubeloom.launch.run({grid.world}, function)"
+            f" `torchrun --nproc-per-node {grid.world} FILE`, or call a function with"
+            f" cubeloom.launch.run({grid.world}, function)"
         )
     atexit.register(_leave)
 

@@ -10,6 +10,7 @@ from cubeloom.models.hugging_face import config_from_diffusers as config_from_di
 from cubeloom.models.hugging_face import config_from_hugging_face as config_from_hugging_face
 from cubeloom.models.hugging_face import from_hugging_face as from_hugging_face
 from cubeloom.models.hugging_face import to_hugging_face as to_hugging_face
+from cubeloom.models.layers import AttentionByHead as AttentionByHead
 from cubeloom.models.layers import AttentionCore as AttentionCore
 from cubeloom.models.layers import CrossEntropy as CrossEntropy
 from cubeloom.models.layers import MeanSquaredError as MeanSquaredError

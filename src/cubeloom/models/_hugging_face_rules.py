@@ -120,8 +120,7 @@ def gpt(config: GPTConfig) -> Table:
 
 def llama(config: LlamaConfig) -> Table:
     rules = [*weight("embed", "model.embed_tokens")]
-    qkv = Layout(groups=config.kv_heads, shares=(config.queries_per_key, 1, 1))
-    gate_up = Layout(groups=config.mlp_hidden, shares=(1, 1))
+    qkv, gate_up = Layout(shares=(config.queries_per_key, 1, 1)), Layout(shares=(1, 1))  # one behind another
     for n in range(config.layers):
         our, their = f"blocks.{n}", f"model.layers.{n}"
         heads = (f"{their}.self_attn.{name}_proj" for name in "qkv")

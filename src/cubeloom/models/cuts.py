@@ -57,12 +57,12 @@ def llama_cut(config: LlamaConfig) -> Cut:
     return {
         "embed": Embedding(),
         "blocks.*.norm1": Norm(),
-        # A key with queries that share it is what must stay together.
+        # All queries, all keys and all values; a rank has keys, their values and the queries that share them.
         "blocks.*.attention.qkv": Expand(heads=config.kv_heads, queries=config.queries_per_key),
         "blocks.*.attention.core": Attention(config.kv_heads, config.queries_per_key),
         "blocks.*.attention.proj": Contract(heads=config.kv_heads, queries=config.queries_per_key),
         "blocks.*.norm2": Norm(),
-        "blocks.*.mlp.gate_up": Expand(),
+        "blocks.*.mlp.gate_up": Expand(sections=2 * (config.mlp_hidden,)),
         "blocks.*.mlp.down": Contract(),
         "norm": Norm(),
         "head": Expand(sharded_output=True),

@@ -15,15 +15,16 @@ from torch.nn import functional
 from cubeloom.base.divisors import divisors
 from cubeloom.base.errors import UserError
 from cubeloom.base.initial import Constant, Initial, Normal
+from cubeloom.base.parts import parts_of
 from cubeloom.models.pieces import Piece
 
 
 class AttentionCore(nn.Module):
     """Attention between queries, keys and values already projected; it has no parameters.
 
-    Features come as `[kv_head, queries_per_key + 2, head_dim]`: for each key-value head its queries, then its key, then
-    its value. So a contiguous run of whole groups is a smaller attention, which heads cut over devices are. They leave
-    as `[kv_head, queries_per_key, head_dim]`.
+    Features come as all queries, all keys and all values, one behind another, each `[heads, head_dim]`; queries of one
+    key are neighbours. So kernels read and write long runs of memory, and the same part of each of the three is a
+    smaller attention, which heads cut over devices are. Features leave as the queries came.
 
     Probabilities are not dropped out: GPT-2 and BERT did, models trained since do not, and fused kernels draw a mask
     that depends on how the heads are cut.
@@ -39,21 +40,22 @@ class AttentionCore(nn.Module):
         self.rotary_base = rotary_base
 
     def forward(self, qkv: Tensor, sequence: int) -> Tensor:
-        queries = self.queries_per_key
-        # [batch, sequence, kv_heads, queries + 2, head_dim]
-        grouped = qkv.unflatten(0, (-1, sequence)).unflatten(2, (-1, queries + 2, self.head_dim))
-        # Split, not sliced: the gradients of the parts are then joined once, and not each laid into zeros.
-        if self.rotary_base is None:
-            query, key, value = grouped.split((queries, 1, 1), dim=3)
-        else:
-            turned, value = grouped.split((queries + 1, 1), dim=3)  # queries and key lie together
-            query, key = rotate(turned, self.rotary_base).split((queries, 1), dim=3)
-        # [batch, heads, sequence, head_dim]; of key and value [batch, kv_heads, sequence, head_dim]
-        query, key, value = (each.flatten(2, 3).transpose(1, 2) for each in (query, key, value))
+        # [batch, sequence, heads, head_dim]
+        parts = self.parts(qkv.unflatten(0, (-1, sequence)).unflatten(2, (-1, self.head_dim)))
+        query, key, value = (each.transpose(1, 2) for each in parts)
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=self.causal, enable_gqa=queries > 1
+            query, key, value, is_causal=self.causal, enable_gqa=self.queries_per_key > 1
         )
         return mixed.transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def parts(self, heads: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values, turned where positions are rotary."""
+        keys = heads.shape[2] // (self.queries_per_key + 2)
+        query, key, value = parts_of(heads, (keys * self.queries_per_key, keys, keys), dim=2)
+        if self.rotary_base is not None:
+            cos, sin = turns(heads, self.rotary_base)
+            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        return query, key, value
 
     def extra_repr(self) -> str:
         return (
@@ -62,27 +64,43 @@ class AttentionCore(nn.Module):
         )
 
 
-def rotate(heads: Tensor, base: float) -> Tensor:
-    """Rotary positions for `[batch, sequence, kv_heads, some, head_dim]`: feature i turns with feature i + head_dim/2.
+class AttentionByHead(AttentionCore):
+    """Features come head by head, `[heads, 3, head_dim]`: a contiguous run of them is a smaller attention."""
+
+    def __init__(self, *, head_dim: int, causal: bool = True) -> None:
+        super().__init__(head_dim=head_dim, causal=causal)
+
+    def parts(self, heads: Tensor) -> tuple[Tensor, ...]:
+        return heads.unflatten(2, (-1, 3)).unbind(3)
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions for `[batch, sequence, heads, head_dim]`: feature i turns with feature i + head_dim/2.
 
     Pairing halves rather than neighbours is Hugging Face's convention, which Llama's published weights there follow.
+    Halves change places rather than being cut and joined, which compiled code would do number by number.
     """
-    turns = _turns_as_they_are if torch.compiler.is_compiling() else _turns
-    found = turns(heads.shape[1], heads.shape[-1], base, heads.device)
-    cos, sin = (each.to(heads.dtype)[:, None, None, :] for each in found)  # [sequence, 1, 1, head_dim / 2]
-    left, right = heads.chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+    other_half = heads.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+    return heads * cos + other_half * sin
+
+
+def turns(heads: Tensor, base: float) -> tuple[Tensor, ...]:
+    """What these heads are rotated by, `[sequence, 1, head_dim]`."""
+    compute = _turns_as_they_are if torch.compiler.is_compiling() else _turns
+    found = compute(heads.shape[1], heads.shape[-1], base, heads.device)
+    return tuple(each.to(heads.dtype)[:, None, :] for each in found)
 
 
 def _turns(sequence: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The cosine and sine by which features turn, `[sequence, head_dim / 2]`.
+    """The cosine and sine by which features turn, `[sequence, head_dim]`: the first half to one side, the second to the other.
 
     They are float32 whatever the activations are, as where published weights were trained: in bfloat16 far positions would
     collapse into one, and in float64 the model would no longer be the same to the last digits.
     """
     exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
     places = torch.arange(sequence, device=device, dtype=torch.float32)
-    angles = places[:, None] * (1.0 / base**exponents)
+    speeds = 1.0 / base**exponents
+    angles = places[:, None] * torch.cat((-speeds, speeds))
     return angles.cos(), angles.sin()
 
 
@@ -92,15 +110,15 @@ _turns_as_they_are = torch.library.custom_op("cubeloom::turns", _turns, mutates_
 
 @_turns_as_they_are.register_fake
 def _(sequence: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    found = torch.empty(sequence, head_dim // 2, device=device)
+    found = torch.empty(sequence, head_dim, device=device)
     return found, torch.empty_like(found)
 
 
 class SwiGLU(nn.Module):
-    """`silu(gate) * up`, where even features are gates and odd ones what they gate: any even cut is right by itself."""
+    """`silu(gate) * up` of all gates and, behind them, all that they gate."""
 
     def forward(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.unflatten(-1, (-1, 2)).unbind(-1)
+        gate, up = parts_of(gate_up, 2 * (gate_up.shape[-1] // 2,), dim=-1)
         return functional.silu(gate) * up
 
 
@@ -139,7 +157,7 @@ class Attention(nn.Module):
     def __init__(self, *, hidden: int, heads: int, causal: bool, dropout: float) -> None:
         super().__init__()
         self.qkv = nn.Linear(hidden, 3 * hidden)
-        self.core = AttentionCore(head_dim=hidden // heads, causal=causal)
+        self.core = AttentionByHead(head_dim=hidden // heads, causal=causal)
         self.proj = nn.Linear(hidden, hidden)
         self.dropout = nn.Dropout(dropout)
 

@@ -67,9 +67,7 @@ class GroupedAttention(nn.Module):
 class GatedMLP(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(
-            config.hidden, 2 * config.mlp_hidden, bias=False
-        )  # gate and up by turns, as SwiGLU says
+        self.gate_up = nn.Linear(config.hidden, 2 * config.mlp_hidden, bias=False)
         self.act = SwiGLU()
         self.down = nn.Linear(config.mlp_hidden, config.hidden, bias=False)
 

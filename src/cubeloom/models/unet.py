@@ -12,7 +12,7 @@ from torch.nn import functional
 from cubeloom.base.errors import UserError
 from cubeloom.base.initial import Initial
 from cubeloom.base.turns import interleave, order
-from cubeloom.models.layers import AttentionCore, MeanSquaredError, check_divides, fan_ins, initial_by_fan
+from cubeloom.models.layers import AttentionByHead, MeanSquaredError, check_divides, fan_ins, initial_by_fan
 from cubeloom.models.pieces import Carry, Piece
 
 
@@ -179,7 +179,7 @@ class PixelAttention(nn.Module):
         super().__init__()
         self.norm = nn.GroupNorm(config.groups, channels, eps=config.norm_eps)
         self.qkv = nn.Linear(channels, 3 * channels)
-        self.core = AttentionCore(head_dim=config.head_dim or channels, causal=False)
+        self.core = AttentionByHead(head_dim=config.head_dim or channels, causal=False)
         self.proj = nn.Linear(channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:

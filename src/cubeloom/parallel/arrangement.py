@@ -105,23 +105,6 @@ def sectioned(sizes: Sequence[int], parts: int, copies: Sequence[int]) -> Arrang
     return Arrangement.of(sum(sizes), segments())
 
 
-def grouped(heads: int, queries: int, width: int, copies: int) -> Arrangement:
-    """Of a projection to `[heads, queries + 2, width]`: the queries of a head cut in so many parts, each with a copy of the
-    head's key and value.
-
-    The copy beside a head's last queries counts: there rows lie as in the whole tensor.
-    """
-    group, part = (queries + 2) * width, queries * width // copies
-
-    def segments() -> Iterator[Run]:
-        for head in range(heads):
-            for number in range(copies):
-                yield Run(0, part, head * group + number * part)
-                yield Run(0, 2 * width, head * group + queries * width, copies, counts=number == copies - 1)
-
-    return Arrangement.of(heads * group, segments())
-
-
 def exchanged(rows: int, outer: int, inner: int, of: Arrangement | None = None) -> Arrangement | None:
     """For two axes of so many ranks that cut the rows, the outer one first, where a grid's blocks have the inner one first.
 

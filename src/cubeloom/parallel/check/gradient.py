@@ -13,6 +13,7 @@ def summands(name: str, inputs: Sequence[tuple[Tracked, bool]], result: Dims) ->
     needing = [tracked for tracked, needs in inputs if needs]
     cutting = Tracked(result).axes
     unknown = any(factor.ratio > 1 for dim in result for factor in dim)
+
     def apart(tracked: Tracked) -> list[str]:
         return sorted(cutting - tracked.axes - tracked.summands)
 

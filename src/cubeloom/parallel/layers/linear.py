@@ -41,11 +41,11 @@ class Expand(Declared):
     `turn`: afterwards redistribute, so that features lie on x again (for an odd number of linears in a row).
     `stream`: where the stream of activations lies on y, as behind an odd number of convolutions, an expand leads back to
     it, and its heads are those of its input.
-    `queries`: each of the heads is a key and a value that so many queries share, `[head, queries + 2, head_dim]`. Where the
-    axis that cuts heads has more ranks than there are, a head's queries are divided, and each rank has a copy of key and value.
     `sections`: the sizes of what the outputs are, one behind another, such as gates and values of a gated MLP. Each rank has
-    its equal part of every section, in their order. With `heads` each section is so many heads; with `queries` too, they are
-    all queries, all keys and all values.
+    its equal part of every section, in their order. With `heads` each section is so many heads.
+    `queries`: each of the heads is a key and a value that so many queries share: the sections are all queries, all keys and
+    all values, and need not be said. Where the axis that cuts heads has more ranks than there are, a head's queries are
+    divided, and each rank has a copy of key and value.
     """
 
     heads: int | None = None
@@ -87,18 +87,22 @@ def _spec(
     if kind.heads is not None and not isinstance(module, nn.Linear):
         raise CutError(f"layer {name} is a convolution, whose features cannot be cut by heads; use a linear on pixels")
     k, n, kernel_numel = sizes(name, module)
-    if kind.heads is not None and kind.queries is not None:
-        gives = side == kind.stream
-        features, parts = (n, kind.queries + 2) if gives else (k, kind.queries)
-        if features % (kind.heads * parts):
-            lies = "[heads, queries + 2, head_dim]" if gives else "[heads, queries, head_dim]"
-            raise CutError(
-                f"layer {name}: {features} features are not {lies} with heads={kind.heads} and queries={kind.queries}"
-            )
-    if kind.sections:
-        _check_sections(name, n, kind, of_heads=kind.heads is not None and side == kind.stream)
     # Heads lie on the side that the stream does not: they are the output's if features come from the stream.
     heads_in, heads_out = (kind.heads is not None and (side == kind.stream) is out for out in (False, True))
+    sections = tuple(kind.sections)
+    if kind.heads is not None and kind.queries is not None:
+        features, parts = (n, kind.queries + 2) if heads_out else (k, kind.queries)
+        if features % (kind.heads * parts):
+            keys = (
+                "heads={} keys, as many values and queries={} for each"
+                if heads_out
+                else "heads={} with queries={} each"
+            )
+            raise CutError(f"layer {name}: {features} features are not {keys.format(kind.heads, kind.queries)}")
+        if heads_out:
+            sections = sections or (n // parts * kind.queries, n // parts, n // parts)
+    if sections:
+        _check_sections(name, n, kind, sections, heads_out)
     return LinearSpec(
         name=name,
         k=k,
@@ -112,15 +116,14 @@ def _spec(
         shares=seen.shares,
         heads=kind.heads,
         queries=kind.queries,
-        sections=tuple(kind.sections),
+        sections=sections,
         head_axis="y" if kind.stream == "x" else "x",
         always_in=always_in or heads_in,
         always_out=always_out or heads_out or kind.turn,
     )
 
 
-def _check_sections(name: str, n: int, kind: Expand | Contract, of_heads: bool) -> None:
-    sections = tuple(kind.sections)
+def _check_sections(name: str, n: int, kind: Expand | Contract, sections: tuple[int, ...], of_heads: bool) -> None:
     if sum(sections) != n or min(sections) < 1:
         raise CutError(f"layer {name}: sections={sections} are {sum(sections)} output features, and it has {n}")
     if kind.turn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom.base import torch_private
+from cubeloom.parallel.check.operations import operation_of
 from cubeloom.parallel.collective import Collective, Started
 from cubeloom.parallel.gradients import WeightGradient
 from cubeloom.parallel.layers.alike import all_parts_of, own_part_of
@@ -19,6 +21,7 @@ from cubeloom.parallel.layers.embedding import CubeEmbedding
 from cubeloom.parallel.layers.linear import CubeLinear
 from cubeloom.parallel.layers.logits import CutLogits
 from cubeloom.parallel.layers.norm import CubeNorm
+from cubeloom.parallel.parameter import local_of
 from cubeloom.parallel.products import Product, add_to, product_of
 from cubeloom.parallel.specs import TracedEmbeddingSpec, TracedLinearSpec, TracedNormSpec, WholeSpec
 from cubeloom.parallel.state import CubeState
@@ -114,10 +117,8 @@ class TracedLinear(CubeLinear):
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
         if self._given == "whole":
-            if self._leave is not None:
-                y = self._leave(y)
-            else:
-                y = all_parts_of(y, self._along_n, self._dim, f"{self._name} leave")
+            shared, name = self._leave, f"{self._name} leave"
+            y = all_parts_of(y, self._along_n, self._dim, name) if shared is None else shared(y)
             return y if y.shape[self._dim] == self._features else y.narrow(self._dim, 0, self._features)
         network = self._state.network
         if self._given == "lazy" and self._along_n.size * network.grid.data * network.grid.z > 1:
@@ -156,16 +157,20 @@ def _(spec: TracedNormSpec, making: Making) -> nn.Module:
 
 @make_layer.register
 def _(spec: WholeSpec, making: Making) -> nn.Module:
-    """The plain module: who reads a parameter of it gets the whole of it, inside autograd; `parameters()` has the distributed one."""
+    """The plain module: who reads a parameter of it gets what a rank uses; `parameters()` has the distributed one."""
     module, state = making.plain, making.state
     reads = _Reads(state, spec.name)
     for each in spec.own:
         parameter = making.parameter(each.name)
         assert parameter is not None
         torch_private.parameters_of(module)[each.name] = parameter
-        if spec.over_z(each, state.config):
+        if axes := spec.rest(each, state.config):
             reads.weights[each.name] = Weight(
-                parameter, state.network.axis("z"), state.rest.weights, state.prefetch_order, f"{spec.name}.{each.name}"
+                parameter,
+                state.network.axis(*axes),
+                state.rest.weights,
+                state.prefetch_order,
+                f"{spec.name}.{each.name}",
             )
     kind = type(module)
     properties: dict[str, Any] = {each.name: property(reads.reader(each.name)) for each in spec.own}
@@ -184,7 +189,9 @@ class _Reads:
 
     def reader(self, name: str) -> Any:
         def read(module: nn.Module) -> Tensor:
-            known = self._read.get(id(module), {})
+            if id(module) not in self._read:
+                return Unread.of(torch_private.parameters_of(module)[name], lambda: self._whole(module, name))
+            known = self._read[id(module)]
             if name not in known:
                 known[name] = self._whole(module, name)
             return known[name]
@@ -214,6 +221,29 @@ class _Reads:
                     self._read[id(module)] = outer
 
         return forward
+
+
+class Unread(Tensor):
+    """A parameter that code outside of its module asks for: gathered where it is used, and not for its shape or type."""
+
+    read: Callable[[], Tensor]
+
+    @staticmethod
+    def of(parameter: nn.Parameter | None, read: Callable[[], Tensor]) -> Unread:
+        assert parameter is not None
+        looks = local_of(parameter).new_empty(()).expand(parameter.shape)
+        made: Unread = looks.as_subclass(Unread)
+        made.read = read
+        return made
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not operation_of(function).metadata:
+            args, kwargs = torch_private.tree_map(
+                lambda each: each.read() if isinstance(each, Unread) else each, (args, kwargs)
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
 
 
 class _Gathered(torch.autograd.Function):

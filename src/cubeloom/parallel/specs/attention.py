@@ -41,11 +41,9 @@ class AttentionSpec(LayerSpec):
         return c.rows(self.length) / c.size("x", "y") * numbers * c.item + self.inside(c)
 
     def inside(self, c: ParallelConfig) -> Any:
-        """Of what is kept: what is copied from queries, keys and values, the logarithms of sums, and the output."""
+        """Of what is kept: queries and keys that were turned, the logarithms of sums, and the output."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         numbers = queries + keys if self.rotary else 0
-        if self.heads != self.kv_heads:
-            numbers += queries  # those of one key do not lie in one run
         # The output is the next linear's input, unless that is gathered and kept so.
         copied = (c.size(other(self.head_axis)) > 1) & (1 - c.regathered)
         return c.rows(self.length) / c.size("x", "y") * (numbers * c.item + queries * c.item * copied + 4 * self.heads)

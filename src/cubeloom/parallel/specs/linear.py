@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Literal
 
 from cubeloom.base.grid import Grid
-from cubeloom.parallel.arrangement import Arrangement, grouped, padded, sectioned
+from cubeloom.parallel.arrangement import Arrangement, padded, sectioned
 from cubeloom.parallel.config import FREED, KEPT, Batch, ParallelConfig, ShardingPolicy, choose
 from cubeloom.parallel.layout import Axes, Layout
 from cubeloom.parallel.specs.spec import (
@@ -47,7 +47,10 @@ class LinearSpec(LayerSpec):
     Where heads suffice for the whole plane, that side rests cut further by features; otherwise by rows, as whole sequences.
 
     `sections`: sizes of what its outputs are, one behind another (gates and values); empty: one. Each rank has its equal part
-    of every section. With `queries` they are all queries, all keys and all values.
+    of every section.
+
+    `queries`: each of the heads is a key and a value that so many queries share. Where attention's input is its output, its
+    sections are all queries, all keys and all values.
     """
 
     k: int
@@ -63,9 +66,7 @@ class LinearSpec(LayerSpec):
     head_axis: Side = "y"
     always_in: bool = False  # rows are cut even where activations rest replicated
     always_out: bool = False
-    queries: int | None = (
-        None  # of each head, where heads are keys and values that they share: [head, queries + 2, head_dim]
-    )
+    queries: int | None = None
     sections: tuple[int, ...] = ()
     padded: bool = False  # a loss's head: its outputs are padded where the grid does not divide them
     with_loss: bool = False  # computed together with the cross-entropy that reads it, where the grid allows it
@@ -90,12 +91,7 @@ class LinearSpec(LayerSpec):
         """Its output features as the ranks hold them together: padded, or with copies of keys and values."""
         if self.padded:
             return padded_rows(self.n, c)
-        if self.sections:
-            return sum(self.held_sections(c))
-        if self.queries is None or self.heads is None or not self._heads_out:
-            return self.n
-        key_and_value = 2 * (self.n // (self.heads * (self.queries + 2)))
-        return self.n + key_and_value * self.heads * (self.copies(c) - 1)
+        return sum(self.held_sections(c)) if self.sections else self.n
 
     def held_sections(self, c: ParallelConfig) -> tuple[Any, ...]:
         """The sizes of its sections as the ranks hold them together, with copies of keys and values."""
@@ -109,13 +105,10 @@ class LinearSpec(LayerSpec):
         """Of its outputs, the rows of its bias, on one decomposition; None where they lie as in the serial model."""
         if self.padded:
             return padded(self.n, int(padded_parts(c)))
-        if self.sections:
-            parts = int(c.size(self.n_axis)) * (int(c.size(self.k_axis)) if self.spread_out(c) == "features" else 1)
-            return sectioned(self.sections, parts, tuple(map(int, self._section_copies(c))))
-        copies = int(self.copies(c))
-        if copies == 1 or self.heads is None or self.queries is None or not self._heads_out:
+        if not self.sections:
             return None
-        return grouped(self.heads, self.queries, self.n // (self.heads * (self.queries + 2)), copies)
+        parts = int(c.size(self.n_axis)) * (int(c.size(self.k_axis)) if self.spread_out(c) == "features" else 1)
+        return sectioned(self.sections, parts, tuple(map(int, self._section_copies(c))))
 
     def _weight_arrangement(self, c: ParallelConfig) -> Arrangement | None:
         """Of its weight, whose outputs are rows, or columns where it is transposed."""

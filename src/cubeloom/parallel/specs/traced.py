@@ -1,4 +1,4 @@
-"""Layers of a model that nobody wrote a cut for: features alone are cut at rest, and rows are all those of a rank of data and z.
+"""Layers of a model that nobody wrote a cut for: features alone are cut at rest; rows are all those of a rank of data and z.
 
 An operation between layers may so take its sizes from any tensor: samples and sequences are whole everywhere.
 
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal
 
 from cubeloom.parallel.arrangement import Arrangement, exchanged
@@ -113,7 +113,9 @@ class TracedLinearSpec(LinearSpec):
     @property
     def leaving(self) -> tuple[Layout, Layout]:
         """From features that lie on an axis to whole ones."""
-        rest, whole = _whole(self.n_axis)  # without a sum each rank takes its own part of the gradient, which moves nothing
+        rest, whole = _whole(
+            self.n_axis
+        )  # without a sum each rank takes its own part of the gradient, which moves nothing
         if not self.shared:
             return rest, whole
         both = frozenset({self.k_axis, self.n_axis})
@@ -276,7 +278,7 @@ class TracedNormSpec(LayerSpec):
             yield Transfer("I", summed, whole, (2 if self.centred else 1) * rows, "statistic", when=call.gradient)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
-        first, across = self.axes[0], other(self.axes[0])
+        across = other(self.axes[0])
         both = across in self.axes
         alike = () if both or across in self.differing else (across,)
         partial_sum = ROWS if both else (*ROWS, across)
@@ -346,9 +348,15 @@ class WholeParameter:
     dim: int = 0
     cutting: Axes = ()
 
-    def layout(self, over_z: bool, partial_gradient: Axes = ()) -> Layout:
+    @property
+    def plane(self) -> Axes:
+        """Axes of the plane along which ranks use the same of it."""
+        return tuple(axis for axis in PLANE if axis not in self.cutting)
+
+    def layout(self, rest: Axes = (), partial_gradient: Axes = ()) -> Layout:
+        """`rest`: axes that cut its first dimension where it rests."""
         dims = tuple(
-            (f"dim{place}", (*(self.cutting if place == self.dim else ()), *(("z",) if over_z and place == 0 else ())))
+            (f"dim{place}", (*(self.cutting if place == self.dim else ()), *(rest if place == 0 else ())))
             for place in range(max(1, len(self.shape)))
         )
         return Layout(dims, partial_gradient=frozenset(partial_gradient))
@@ -356,7 +364,10 @@ class WholeParameter:
 
 @dataclass(frozen=True, kw_only=True)
 class WholeSpec(LayerSpec):
-    """A module whose parameters each rank of the plane uses whole. At rest z cuts them; a forward gathers them, `times` a step."""
+    """A module whose parameters each rank of the plane uses whole, or its part of them. A forward gathers them, `times` a step.
+
+    At rest all axes cut what they divide: that moves as many bytes as a sum of gradients that are whole.
+    """
 
     kind: str
     why: str
@@ -364,33 +375,44 @@ class WholeSpec(LayerSpec):
     times: int = 1
     forward_flops: float = 0.0  # of a rank's samples
 
-    def over_z(self, parameter: WholeParameter, c: ParallelConfig) -> Any:
-        rows = parameter.shape[0] if parameter.shape else 1
-        parts = c.size("z", *(parameter.cutting if parameter.dim == 0 else ()))
-        return c.weights_cut & (rows % parts == 0) & (c.z > 1) & (len(parameter.shape) > 1)
+    def rests(self, each: WholeParameter, c: ParallelConfig) -> Iterator[tuple[Axes, Any]]:
+        """By which axes its first dimension is cut at rest, and on which decompositions."""
+        own = each.cutting if each.dim == 0 else ()
+        rows, left = each.shape[0] if each.shape else 1, c.weights_cut & (len(each.shape) > 1)
+        for axes in ((*each.plane, "z"), ("z",)):
+            if axes == ("z",) or not own:
+                when = left & (c.size(*axes) > 1) & (rows % c.size(*axes, *own) == 0)
+                yield axes, when
+                left = left & (1 - when)
+
+    def rest(self, each: WholeParameter, c: ParallelConfig) -> Axes:
+        """On one decomposition."""
+        return next((axes for axes, when in self.rests(each, c) if when), ())
 
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
         for each in self.own:
-            rest, used = each.layout(True), each.layout(False, ROWS)
             elements = 1
             for size in each.shape:
                 elements *= size
-            when = self.over_z(each, c)
-            for _ in range(self.times):
-                yield Transfer("F", rest, used, elements, when=when, of_weight=True)
-                if each.trained:
-                    yield gradient_scatter(rest, used, elements, when)
+            for axes, when in self.rests(each, c):
+                rest, used = each.layout(axes), each.layout((), (*ROWS, *each.plane))
+                still = tuple(axis for axis in ("data", *each.plane) if axis not in axes)
+                for _ in range(self.times):
+                    yield Transfer("F", rest, used, elements, when=when, of_weight=True)
+                    if each.trained:
+                        yield gradient_scatter(rest, used, elements, when, still)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
         for each in self.own:
-            alike = tuple(axis for axis in PLANE if axis not in (*each.differing, *each.cutting))
-            cut = self.over_z(each, c)
-            name, shape = f"{self.name}.{each.name}".removeprefix("."), each.shape or (1,)
             # Ranks that compute the same average it: rounding on a GPU is not repeated, and replicas would drift apart.
-            plane = tuple(axis for axis in PLANE if axis not in each.cutting)
-            arranged, trained = partial(self._arrangement, each, c), each.trained
-            yield Parameter(name, shape, each.layout(True), ("data", *plane), cut, arranged, alike, trained)
-            yield Parameter(name, shape, each.layout(False), (*ROWS, *plane), 1 - cut, arranged, alike, trained)
+            alike = tuple(axis for axis in each.plane if axis not in each.differing)
+            name, shape = f"{self.name}.{each.name}".removeprefix("."), each.shape or (1,)
+            arranged, trained, left = partial(self._arrangement, each, c), each.trained, 1
+            for axes, when in self.rests(each, c):
+                summed = tuple(axis for axis in ("data", *each.plane) if axis not in axes)
+                yield Parameter(name, shape, each.layout(axes), summed, when, arranged, alike, trained)
+                left = left & (1 - when)
+            yield Parameter(name, shape, each.layout(), (*ROWS, *each.plane), left, arranged, alike, trained)
 
     def _arrangement(self, each: WholeParameter, c: ParallelConfig) -> Arrangement | None:
         if each.cutting != ("y", "x"):

@@ -138,7 +138,7 @@ def _whole(model: nn.Module, found: Found, cut: set[str], samples: int) -> Itera
             kind=type(module).__name__,
             why=_why(name, module, found),
             own=tuple(_parameter(kind, each, names[id(each)], found, placed) for kind, each in own.items()),
-            times=len(placed.uses) if placed is not None else found.calls.get(name, 0),
+            times=found.calls.get(name, 0),
             forward_flops=_flops(placed, samples),
         )
 

@@ -14,7 +14,9 @@ _WITHOUT_VALUES = "batched_mm"
 @contextmanager
 def experts_without_values(model: nn.Module) -> Iterator[None]:
     """For as long as this lasts; all implementations compute the same."""
-    configs = {id(config): config for each in model.modules() if hasattr(config := getattr(each, "config", None), _SETTING)}
+    configs = {
+        id(config): config for each in model.modules() if hasattr(config := getattr(each, "config", None), _SETTING)
+    }
     before = {key: getattr(config, _SETTING) for key, config in configs.items()}
     for config in configs.values():
         setattr(config, _SETTING, _WITHOUT_VALUES)

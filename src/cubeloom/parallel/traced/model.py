@@ -104,7 +104,7 @@ class Traced:
         return own / max(cut + alike + between[0], 1.0) / (self.grid.data * self.grid.z)
 
     def apply(self, model: nn.Module, network: Network, fill: Fill | None = None) -> CubeState:
-        """Cut the model over the network's ranks, in place; on every rank. Without `fill` blocks are the module's own values."""
+        """Cut the model over the network's ranks, in place, on every rank. Without `fill` blocks have the module's values."""
         if network.grid.sizes != self.grid.sizes:
             raise UserError(f"this model was traced for the grid {self.grid}, and the network is {network.grid}")
         if fill is None:
@@ -170,9 +170,7 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
         with experts_without_values(model):
             some_samples(model, kinds, sizes, inputs, tied, found, samples, watch)
 
-    return Traced(
-        type(model).__name__, grid, specs, item, found.flops, found.choices, samples, again=again
-    )
+    return Traced(type(model).__name__, grid, specs, item, found.flops, found.choices, samples, again=again)
 
 
 def _on_host(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Numbers that modules hold of their whole features, such as how many heads there are: on a rank they are those of its part.
+"""Numbers that modules hold of their whole features, such as how many heads there are: on a rank they are its part's.
 
-Code like `x.view(batch, sequence, self.num_heads, -1)` takes them from an attribute of the module, or of its configuration. Which
-of them to change is tried out: what is accepted computes what the serial model does.
+Code like `x.view(batch, sequence, self.num_heads, -1)` takes them from an attribute of the module, or of its configuration.
+Which of them to change is tried out: what is accepted computes what the serial model does.
 """
 
 from __future__ import annotations

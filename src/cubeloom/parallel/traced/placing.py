@@ -1,14 +1,15 @@
-"""Where the layers of a model lie that nobody has written a cut for: the model is run as a rank, and each layer takes what it gets.
+"""Where the layers of a model lie that nobody has written a cut for: it is run as a rank, and each layer takes what it gets.
 
-A linear that gets features on x gives features on y, and the other way round: so what was cut once stays cut until an operation
-between layers needs it whole. That operation is refused as in any check, and what it was given is then given in another way:
+A linear that gets features from x gives features on y, and the other way round: so what was cut once stays cut until an
+operation between layers needs it in another way. That operation is refused, as in any check, and what it was given is then
+given in another way:
 
-    features over both axes     [rows, N/(y·x)]   whole heads on each rank
+    features over both axes     [rows, N/(y·x)]   whole heads, an MLP; [rows, N/(x·y)] of the stream
     features over one           [rows, N/y]
     whole, but not gathered yet [rows, N]         logits, whose loss is computed from the parts
     whole                       [rows, N]         gathered
 
-and the model is run once more, until nothing is refused. Layers whose names differ in numbers alone are treated alike.
+Layers whose names differ in numbers alone are treated alike.
 """
 
 from __future__ import annotations

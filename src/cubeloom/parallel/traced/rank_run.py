@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import Any, NoReturn
@@ -35,7 +33,6 @@ from cubeloom.parallel.cut import CutError, pattern_of
 from cubeloom.parallel.traced.choices import Sliced
 from cubeloom.parallel.traced.constants import RunWithConstants
 from cubeloom.parallel.traced.placing import PLANE, Placing
-from cubeloom.parallel.traced.slices import with_argument
 from cubeloom.parallel.traced.whole_run import WholeRun
 
 _FEW = 4  # sections that a view takes the outputs of a layer apart into
@@ -386,11 +383,12 @@ class RankRun(RunWithConstants, Replay):
         others = [(each, needs) for each, needs in pairs if not each.parameters]
         # Over samples the gradients of all parameters are averaged; of one that is cut there is nothing to sum.
         cutting = frozenset(axis for dim in dims for factor in dim for axis, _ in factor.cutting if axis in PLANE)
-        if not cutting and not any(needs for _, needs in others):
+        chosen = {name: self._choices.parameters.get(pattern_of(name)) for name in own}
+        differing = {name: cutting - {axis for axis, _ in (cut.cutting if cut else ())} for name, cut in chosen.items()}
+        if own and not any(differing.values()) and not any(needs for _, needs in others):
             return frozenset(), own
-        for name in own:
-            chosen = self._choices.parameters.get(pattern_of(name))
-            self.note(name, cutting - {axis for axis, _ in (chosen.cutting if chosen else ())})
+        for name, axes in differing.items():
+            self.note(name, axes)
         found = summands(step.name, [(_of_plane(each), needs) for each, needs in others], _of_plane(Tracked(dims)).dims)
         return found, frozenset()
 

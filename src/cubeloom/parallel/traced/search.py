@@ -23,7 +23,7 @@ from cubeloom.parallel.traced.known import Known, Linear
 from cubeloom.parallel.traced.patches import GROUPS, HEADS, WIDTHS, Patch, patch_of, patched
 from cubeloom.parallel.traced.placing import PLANE, Placed, Placing
 from cubeloom.parallel.traced.rank_run import LossUse, Misplaced, RankRun
-from cubeloom.parallel.traced.whole_run import recorded, run_with
+from cubeloom.parallel.traced.whole_run import WholeRun, recorded, run_with
 
 _MOST_TRIES = 400
 
@@ -92,7 +92,9 @@ class Search:
             tried = self._try(less)
         run = tried.run
         flops = run.flops[0], run.flops[1]
-        return Found(tried.placing.placed, tried.choices, run.partial, run.losses, self._record.forwards, self._live(run), flops)
+        return Found(
+            tried.placing.placed, tried.choices, run.partial, run.losses, self._record.forwards, self._live(run), flops
+        )
 
     def _live(self, run: RankRun) -> set[str]:
         layers = {name for name, each in run.placing.placed.items() if any(use.call.live for use in each.uses)}
@@ -163,7 +165,9 @@ class Search:
             for stage in (HEADS, WIDTHS) if refused.by_numbers else (HEADS,):
                 if (changed := self._patched(choices, module, stage, parts, maker)) is not None:
                     yield changed
-        for count in {parts, *(self._sizes[axis] for axis in PLANE)} - {1}:  # each rank has some of the queries of a key
+        for count in {parts, *(self._sizes[axis] for axis in PLANE)} - {
+            1
+        }:  # each rank has some of the queries of a key
             if (changed := self._patched(tried.choices, module, GROUPS, count, maker)) is not None:
                 changed.shared |= {pattern_of(maker) for maker in refused.makers}
                 yield changed

@@ -19,9 +19,15 @@ from cubeloom.parallel.traced.choices import Sliced
 from cubeloom.parallel.traced.constants import RunWithConstants
 from cubeloom.parallel.traced.known import Known
 
+_ENDS = {"detach", "data"}
+
+
+def _has_gradients(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
 
 class WholeRun(RunWithConstants, Record):
-    """`between`: parameters that are used outside of the layers. `live`: what the result depends on, calls of layers by place."""
+    """`between`: parameters that are used outside of layers. `live`: calls of layers that the loss depends on, by place."""
 
     between: set[str]
     live: set[int]
@@ -44,12 +50,17 @@ class WholeRun(RunWithConstants, Record):
         return empty
 
     def _note(self, name: str, tensors: list[Tensor], numbers: list[Any], results: list[Tensor], **more: Any) -> None:
-        self._flows.update((len(self.entries), number) for number, each in enumerate(results) if each.requires_grad)
+        # Not by `requires_grad`: what an autograd function computes inside has none.
+        given = any(each.requires_grad or self.known(each) in self._flows for each in tensors)
+        if (given or more) and name not in _ENDS:
+            self._flows.update(
+                (len(self.entries), number) for number, each in enumerate(results) if _has_gradients(each)
+            )
         super()._note(name, tensors, numbers, results, **more)
 
     @cached_property
     def _flows(self) -> set[Any]:
-        """Results that have a gradient: what is changed in its place has had several places."""
+        """Results that may have a gradient: what is changed in its place has had several places."""
         return set()
 
     def look_back(self, result: Any) -> None:

@@ -15,7 +15,7 @@ from cubeloom.base.grid import Grid
 from cubeloom.base.initial import Normal
 from cubeloom.comm import Entry, Ledger, Network
 from cubeloom.models.gpt import Block
-from cubeloom.models.layers import AttentionCore
+from cubeloom.models.layers import AttentionByHead
 from cubeloom.parallel import Given, apply
 from cubeloom.parallel.layout import Layout
 from cubeloom.parallel.parameter import Block as Part
@@ -102,7 +102,7 @@ class SummaBlock(nn.Module):
 
     def __init__(self, plane: Plane, shape: Shape, dtype: torch.dtype) -> None:
         super().__init__()
-        self.core = AttentionCore(head_dim=shape.hidden // shape.heads)
+        self.core = AttentionByHead(head_dim=shape.hidden // shape.heads)
         self.qkv, self.proj, self.up, self.down = (
             SummaLinear(plane, plane.block(_drawn(name, k, n, dtype), name), name)
             for name, (_, k, n) in shape.matmuls.items()

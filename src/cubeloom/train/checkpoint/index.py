@@ -95,8 +95,8 @@ def _tensor(entry: Mapping[str, Any]) -> StoredTensor:
 
 
 def _block(entry: Mapping[str, Any], whole: tuple[int, ...]) -> StoredBlock:
-    (number,) = _sizes([entry.get("number", 0)])
-    block = StoredBlock(entry["file"], _sizes(entry["offset"]), _sizes(entry["shape"]), number)
+    file, (number,) = entry["file"], _sizes([entry.get("number", 0)])
+    block = StoredBlock(file, _sizes(entry["offset"]), _sizes(entry["shape"]), number)
     ends = (start + size for start, size in zip(block.offset, block.shape, strict=True))
     if not is_plain_name(block.file) or any(end > most for end, most in zip(ends, whole, strict=True)):
         raise ValueError("a block is outside of its tensor, or its file outside of the folder")

@@ -12,7 +12,12 @@ from cubeloom.base.errors import UserError
 from cubeloom.base.file_errors import PAUSES, FilesFailed, retried
 from cubeloom.base.files import check_sealed, checksum, is_plain_name, read_json, sync_names, write_sealed
 
-FORMAT = 2
+FORMAT = 3
+# Of earlier versions, and why they are not read.
+EARLIER = {
+    1: "to read format 1 could execute what somebody put there",
+    2: "a Llama's queries, keys and values, gates and ups lay otherwise in it",
+}
 MANIFEST = "manifest.json"
 
 
@@ -117,10 +122,10 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def _check_format(checkpoint: Path, found: object) -> None:
-    if found == 1:
+    if isinstance(found, int) and found in EARLIER:
         raise UserError(
-            f"{checkpoint} has format 1, of an earlier version, and this one reads {FORMAT}: to read format 1 could execute "
-            "what somebody put there. Export it with the version that wrote it, and import that here (cubeloom convert)"
+            f"{checkpoint} has format {found}, of an earlier version, and this one reads {FORMAT}: {EARLIER[found]}. "
+            "Export it with the version that wrote it, and import that here (cubeloom convert)"
         )
     if found != FORMAT:
         raise UserError(f"{checkpoint} has format {found}, and this version reads {FORMAT}")
