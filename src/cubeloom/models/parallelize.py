@@ -16,7 +16,7 @@ from cubeloom.launch.init import network_of
 from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.example import example_of
 from cubeloom.parallel.config import Batch, ShardingPolicy
-from cubeloom.parallel.layers import Cut
+from cubeloom.parallel.layers import AnyCut
 from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.replace import Fill, apply
 from cubeloom.parallel.resolution import resolve
@@ -42,7 +42,8 @@ def handle_of(model: nn.Module) -> Handle:
     handle = vars(model).get(HANDLE)
     if not isinstance(handle, Handle):
         raise UserError(
-            f"this {type(model).__name__} was not parallelized: call cubeloom.parallelize(model, mesh) or cubeloom.pipeline first"
+            f"this {type(model).__name__} was not parallelized: call cubeloom.parallelize(model, mesh) or"
+            " cubeloom.pipeline first"
         )
     return handle
 
@@ -51,7 +52,7 @@ def parallelize(
     model: nn.Module,
     mesh: Network | DeviceMesh,
     *,
-    cut: Cut | None = None,
+    cut: AnyCut | None = None,
     example: Example | None = None,
     fill: Fill | None = None,
     rest: ShardingPolicy | None = None,
@@ -97,7 +98,7 @@ def _refuse_empty(model: nn.Module, _: Any) -> None:
         )
 
 
-def own_cut(model: nn.Module) -> Cut | None:
+def own_cut(model: nn.Module) -> AnyCut | None:
     from cubeloom.models.cuts import cut_of
 
     try:
@@ -108,7 +109,7 @@ def own_cut(model: nn.Module) -> Cut | None:
 
 def _by_cut(
     model: nn.Module,
-    cut: Cut,
+    cut: AnyCut,
     network: Network,
     fill: Fill,
     rest: ShardingPolicy,

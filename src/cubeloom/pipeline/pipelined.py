@@ -18,7 +18,7 @@ from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.example import example_of
 from cubeloom.models.foreign import forwarding_loss
 from cubeloom.models.parallelize import HANDLE, Example, Handle, own_cut, sequence_of, without_values
-from cubeloom.parallel import Batch, Cut, ShardingPolicy
+from cubeloom.parallel import AnyCut, Batch, ShardingPolicy
 from cubeloom.parallel.replace import Fill
 from cubeloom.parallel.traced import Tracing
 from cubeloom.parallel.traced.values import own_values, refuse_different_values
@@ -38,7 +38,7 @@ def pipeline(
     schedule: str | Schedule = "1f1b",
     microbatches: int | None = None,
     *,
-    cut: Cut | None = None,
+    cut: AnyCut | None = None,
     example: Example | None = None,
     fill: Fill | None = None,
     rest: ShardingPolicy | None = None,

@@ -38,7 +38,7 @@ class Replay(Run):
     def of(self, tensor: Tensor) -> Tracked:
         """What is known of a tensor. One that was there before the run is whole on every rank."""
         if id(tensor) not in self._tracked:
-            known = self._record.found.get(id(tensor))
+            known = self._record.before.get(id(tensor))
             if isinstance(tensor.grad_fn, BackwardCFunction):
                 _refuse_function(tensor.grad_fn)
             if known is None or known[1] is not tensor:

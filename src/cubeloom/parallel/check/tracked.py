@@ -66,7 +66,7 @@ class Tracked:
 
     @property
     def of_samples(self) -> bool:
-        """Where data cuts samples: it has as many of something as there are samples; or as many times the same, one behind another."""
+        """Where data cuts samples: it has something for each sample, or as many times the same, one behind another."""
         alike = any(factor.ratio > 1 for factor in self.dims[0]) if self.dims else False
         return alike or "data" in self.axes
 

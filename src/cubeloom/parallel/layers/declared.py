@@ -69,7 +69,8 @@ class FoundCut(ABC):
         """What is left to do where the layers of a model, or of a stage of it, have been replaced."""
 
 
-Cut = Mapping[str, Declared] | FoundCut  # by module name, `*` standing for a number
+Cut = Mapping[str, Declared]  # by module name, `*` standing for a number
+AnyCut = Cut | FoundCut
 
 
 @dataclass(frozen=True)

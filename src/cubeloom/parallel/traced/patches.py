@@ -61,7 +61,7 @@ def patch_of(module: nn.Module, stage: int, parts: int, already: Patch) -> Patch
 
     held = {name: value for kind in reversed(type(module).__mro__) for name, value in vars(kind).items()} | vars(module)
     own = {name: value for name, value in held.items() if not name.startswith("_") and wanted(name, value)}
-    config = getattr(module, "config", None)
+    config = vars(module).get("config")
     theirs = (
         {}
         if config is None

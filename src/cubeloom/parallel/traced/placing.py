@@ -156,7 +156,7 @@ class Placing:
 
     def _ways(self, linear: Linear, dim: Dim) -> Iterator[tuple[Side, FeatureRest, FeatureRest]]:
         if len(dim) > 1:
-            raise Refused(f"it gets features that lie as {described([dim])}")
+            raise Refused(f"it gets features that lie as {described((dim,))}")
         sources: dict[tuple[str, ...], list[tuple[Side, FeatureRest]]] = {
             ("x",): [("x", "one")],
             ("y",): [("y", "one")],

@@ -27,6 +27,7 @@ from cubeloom.parallel.check.tracked import (
     in_sections,
     is_cut,
     local_shape,
+    parts_of,
     uncut,
 )
 from cubeloom.parallel.cut import CutError, pattern_of
@@ -153,8 +154,12 @@ class RankRun(RunWithConstants, Replay):
         return self._place
 
     def sliced(self, name: str, each: Sliced, whole: Tensor) -> Tensor:
-        dims = uncut(whole.shape)
-        dims = (*dims[: each.place], each.dim, *dims[each.place + 1 :])
+        dims = self.lies(whole).dims if id(whole) in self.constants else uncut(whole.shape)
+        first, *others = each.dim
+        ratio = parts_of(dims[each.place])  # one that is alike for all samples, which are outermost
+        if ratio > 1 and not first.cutting and first.size % ratio == 0:
+            first = replace(first, ratio=ratio)
+        dims = (*dims[: each.place], (first, *others), *dims[each.place + 1 :])
         with self.paused():
             part = torch.empty(local_shape(dims), dtype=whole.dtype, device=META)
         self._keep(part, ("argument", name, each.argument), Tracked(dims))
@@ -350,8 +355,9 @@ class RankRun(RunWithConstants, Replay):
             return {}
         _, args, kwargs = self.running[-1]
         found: dict[str | int, Dims] = {}
-        for key, value in (*enumerate(args), *kwargs.items()):
-            value = self._on_meta(value)
+        given: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
+        for key, each in given:
+            value = self._on_meta(each)
             if isinstance(value, Tensor) and not value.requires_grad:
                 tracked = self._tracked.get(id(value))
                 found[key] = uncut(value.shape) if tracked is None else tracked.dims

@@ -234,8 +234,9 @@ class Search:
             return choices
         if (back := self._taken_back(choices, refused)) is not None:
             return back
-        for given in refused.around:  # what the module was given, whose sizes it may have asked for
-            cut = [name for name in placed if name in given and placed[name].given != "whole"]
+        # Code may have asked for the sizes of what its module was given, or of any tensor that was made before.
+        for some in (*refused.around, frozenset(placed)):
+            cut = [name for name in placed if name in some and placed[name].given != "whole"]
             if cut:
                 choices.bar(cut[-1], (placed[cut[-1]].side, placed[cut[-1]].given), refused.why)
                 return choices

@@ -17,7 +17,7 @@ from cubeloom.base.limits import within
 from cubeloom.comm import Network
 from cubeloom.models import AttentionCore
 from cubeloom.models.pieces import Piece
-from cubeloom.parallel import Batch, CubeState, Cut, ShardingPolicy, resolve
+from cubeloom.parallel import AnyCut, Batch, CubeState, ShardingPolicy, resolve
 from cubeloom.parallel.check import Example
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.config import ParallelConfig
@@ -135,7 +135,7 @@ def _gathering(specs: list[LayerSpec]) -> list[LayerSpec]:
 
 def plan_stages(
     model: nn.Module,
-    cut: Cut,
+    cut: AnyCut,
     grid: Grid,
     batch: Batch,
     schedule: Schedule,

@@ -10,7 +10,7 @@ from torch import nn
 from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid
 from cubeloom.models.pieces import Piece
-from cubeloom.parallel import Batch, Cut
+from cubeloom.parallel import AnyCut, Batch
 from cubeloom.parallel.layers.declared import FoundCut
 from cubeloom.parallel.specs import LayerSpec
 from cubeloom.parallel.traced import Row
@@ -29,7 +29,7 @@ class ModelPieces:
     row: Row | None = None
 
     @classmethod
-    def of(cls, model: nn.Module, cut: Cut, grid: Grid, batch: Batch, specs: Sequence[LayerSpec]) -> ModelPieces:
+    def of(cls, model: nn.Module, cut: AnyCut, grid: Grid, batch: Batch, specs: Sequence[LayerSpec]) -> ModelPieces:
         """Raises UserError where the model cannot be cut."""
         if hasattr(model, "pieces"):
             pieces: list[Piece] = model.pieces()  # type: ignore[operator]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
-from cubeloom.parallel import Batch, CubeState, Cut, ShardingPolicy
+from cubeloom.parallel import AnyCut, Batch, CubeState, ShardingPolicy
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.layers.declared import FoundCut
 from cubeloom.parallel.replace import Fill
@@ -37,7 +37,7 @@ class Pipeline:
     def __init__(
         self,
         model: nn.Module,
-        cut: Cut,
+        cut: AnyCut,
         network: Network,
         batch: Batch,
         fill: Fill,

@@ -1,7 +1,7 @@
 """A stage of a model that does not say its pieces: the model's own forward, of which only the stage's modules run.
 
-Modules of earlier stages give what they gave there, as far as it was carried here, and zeros else, which nothing uses. The first
-module of a later stage ends the forward.
+Modules of earlier stages give what they gave there, as far as it was carried here, and zeros else, which nothing uses. The
+first module of a later stage ends the forward.
 """
 
 from __future__ import annotations

@@ -110,7 +110,9 @@ def whole_of(tensor: Tensor, network: Network) -> Tensor:
     """A parameter or buffer as the serial model has it; called by all ranks."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
-    held, arrangement = tensor.detach().full_tensor(), arrangement_of(tensor, network)
+    detached = tensor.detach()
+    assert isinstance(detached, DTensor)
+    held, arrangement = detached.full_tensor(), arrangement_of(tensor, network)
     if arrangement is None:
         return held
     shape = [arrangement.whole if dim == arrangement.dim else size for dim, size in enumerate(held.shape)]

@@ -12,7 +12,7 @@ from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid
 from cubeloom.base.limits import within
 from cubeloom.models import ModelSource, skeleton
-from cubeloom.parallel import Batch, Cut, ShardingPolicy, resolve
+from cubeloom.parallel import AnyCut, Batch, ShardingPolicy, resolve
 from cubeloom.parallel.specs import LayerSpec
 from cubeloom.pipeline import Schedule, Updates
 from cubeloom.pipeline.runtime.build import Recompute, StagePlan, plan_stages, shared_owner
@@ -66,7 +66,7 @@ class Experiment:
         """The model without values."""
         return skeleton(self.model)
 
-    def cut(self, model: nn.Module) -> Cut:
+    def cut(self, model: nn.Module) -> AnyCut:
         return self.model.cut(model)
 
     def specs(self) -> list[LayerSpec]:
