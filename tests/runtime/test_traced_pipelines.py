@@ -210,6 +210,17 @@ def test_what_cannot_be_cut_apart_is_one_piece(function: str, why: str) -> None:
         ).specs()
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"), [({"compile": True}, "compiled"), ({"record": True}, "recorded"), ({"ways": 2}, "use ways=1")]
+)
+def test_options_that_have_no_form_are_refused(changes: dict[str, Any], why: str) -> None:
+    experiment = Experiment(
+        model=named(own("nano")), grid=Grid(pipe=2), batch=Batch(8, 12), schedule=generate("1f1b", 2, 4), **changes
+    )
+    with pytest.raises(UserError, match=why):
+        experiment.specs()
+
+
 def test_samples_that_see_one_another_are_refused() -> None:
     with pytest.raises(UserError, match=r"micro-batches cut samples.*mean over dimension 0"):
         row_of("mixing")
