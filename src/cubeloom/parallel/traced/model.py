@@ -21,7 +21,7 @@ from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, Whol
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced.build import specs_of, tied_layers
 from cubeloom.parallel.traced.choices import Choices
-from cubeloom.parallel.traced.experts import experts_without_values
+from cubeloom.parallel.traced.without_values import asking_no_values
 from cubeloom.parallel.traced.known import held_elsewhere, known
 from cubeloom.parallel.traced.loss import average_losses
 from cubeloom.parallel.traced.report import table
@@ -150,7 +150,7 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
     sizes = {axis: grid.size(axis) for axis in ("x", "y")}
     tied = tied_layers(model)
     inputs, samples = _several(inputs)
-    with experts_without_values(model):
+    with asking_no_values(model):
         found = Search(model, kinds, sizes, inputs, tied, say).find()
         for placed in found.placed.values():
             for use in placed.uses:
@@ -167,7 +167,7 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
     def again(model: nn.Module, watch: Watch) -> None:
         if samples < 2:
             raise CutError(f"{type(model).__name__} was run without samples, so that they cannot be cut")
-        with experts_without_values(model):
+        with asking_no_values(model):
             some_samples(model, kinds, sizes, inputs, tied, found, samples, watch)
 
     return Traced(type(model).__name__, grid, specs, item, found.flops, found.choices, samples, again=again)

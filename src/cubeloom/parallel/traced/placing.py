@@ -56,6 +56,7 @@ class Placed:
     left_whole: bool = False
     differing: tuple[str, ...] = ()
     sections: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()  # of sections, those that every rank has whole
     shared: bool = False  # ranks along which its output is alike use it differently
     uses: list[Use] = field(default_factory=list)
 
@@ -145,11 +146,14 @@ class Placing:
             axes = self._given_axes(other(side), given)
             if self._divides(linear, given, other(side), *axes):
                 sections = self.choices.sections.get(pattern_of(name), ()) if axes else ()
-                if any(size % prod(self._sizes[axis] for axis in axes) for size in sections):
+                kept = self.choices.kept.get(pattern_of(name), ()) if given == "both" and sections else ()
+                parts, weights = prod(self._sizes[axis] for axis in axes), self._sizes[other(side)]
+                needed = [weights if number in kept else parts for number in range(len(sections))]
+                if any(size % least for size, least in zip(sections, needed, strict=True)):
                     continue
-                dims = self._dims(tracked, shape, place, axes, sections)
+                dims = self._dims(tracked, shape, place, axes, sections, kept)
                 shared = given in ("one", "whole") and pattern_of(name) in self.choices.shared
-                return Placed(linear, side, taken, given, sections=sections, shared=shared), dims
+                return Placed(linear, side, taken, given, sections=sections, kept=kept, shared=shared), dims
         if cut:
             raise Refused(f"layer {name}, {linear.k} to {linear.n} features, cannot be cut as {tracked} lies")
         return Placed(linear, "x", "whole", "whole", left_whole=True), self._dims(tracked, shape, place, ())
@@ -197,7 +201,13 @@ class Placing:
         return Placed(table, "y", "whole", "whole"), self._dims(tracked, shape, -1, ())
 
     def _dims(
-        self, tracked: Tracked, shape: Shape, place: int, axes: Sequence[Side], sections: tuple[int, ...] = ()
+        self,
+        tracked: Tracked,
+        shape: Shape,
+        place: int,
+        axes: Sequence[Side],
+        sections: tuple[int, ...] = (),
+        kept: tuple[int, ...] = (),
     ) -> Dims:
         """Rows lie as those of the input."""
         dims = list(uncut(shape))
@@ -205,7 +215,8 @@ class Placing:
             if at != place % len(shape) and size_of(dim) == size:
                 dims[at] = dim
         if axes:
-            dims[place] = in_sections(sections or [shape[place]], tuple((axis, self._sizes[axis]) for axis in axes))
+            cutting = tuple((axis, self._sizes[axis]) for axis in axes)
+            dims[place] = in_sections(sections or [shape[place]], cutting, kept)
         return tuple(dims)
 
 

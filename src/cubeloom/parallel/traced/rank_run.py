@@ -83,6 +83,7 @@ class Misplaced(CutError):
         tensors: Sequence[Tracked],
         arguments: Mapping[str | int, Dims],
         around: Sequence[frozenset[str]] = (),
+        split: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(f"{place}: {why}" if place else why)
         self.why = why
@@ -94,6 +95,7 @@ class Misplaced(CutError):
         self.by_numbers = by_numbers  # it takes sizes
         self.tensors = tensors
         self.arguments = arguments  # of the module, those that may be cut
+        self.split = split  # the two sizes that a view takes its last dimension apart into
         self.around = around  # makers of what each running module was given, the innermost first
 
 
@@ -341,7 +343,16 @@ class RankRun(RunWithConstants, Replay):
             known,
             self._arguments(),
             [self._makers_of(args, kwargs) for _, args, kwargs in reversed(self.running)],
+            self._split(),
         ) from None
+
+    def _split(self) -> tuple[int, int] | None:
+        entry = self._record.entries[self._place - 1] if 0 < self._place <= len(self._record.entries) else None
+        if entry is None or entry.name not in ("view", "reshape", "unflatten") or not entry.input_shapes:
+            return None
+        before, after = entry.input_shapes[0], entry.shapes[0]
+        fits = len(after) == len(before) + 1 and after[:-2] == before[:-1]
+        return (after[-2], after[-1]) if fits else None
 
     def _makers_of(self, args: Any, kwargs: Any) -> frozenset[str]:
         tensors = list[Tensor]()
@@ -385,6 +396,11 @@ class RankRun(RunWithConstants, Replay):
 
     def _summands(self, step: Step, dims: Dims) -> tuple[frozenset[str], frozenset[str]]:
         pairs = list(zip(step.inputs, step.needs_gradient, strict=True))
+        sectioned = frozenset(axis for each in step.inputs for axis in _kept_along(each))
+        if (
+            sectioned and not sectioned <= Tracked(dims).axes
+        ):  # taken out of what every rank has whole, and uses differently
+            return sectioned - Tracked(dims).axes, frozenset()
         own = frozenset(name for each, needs in pairs if needs for name in each.parameters)
         others = [(each, needs) for each, needs in pairs if not each.parameters]
         # Over samples the gradients of all parameters are averaged; of one that is cut there is nothing to sum.
@@ -410,6 +426,11 @@ class RankRun(RunWithConstants, Replay):
             tracked = self._tracked.get(id(output))
             if tracked is not None and any(axis in PLANE for axis in tracked.axes):
                 self._misplaced(Refused("the model returns it"), [output])
+
+
+def _kept_along(tracked: Tracked) -> frozenset[str]:
+    """The axes that cut sections of it beside others that every rank has whole."""
+    return frozenset(axis for dim in tracked.dims for factor in dim if factor.kept for axis, _ in factor.cutting)
 
 
 def _of_plane(tracked: Tracked) -> Tracked:

@@ -157,6 +157,7 @@ class Search:
         parts = tried.placing.parts(placed)
         apart = self._taken_apart(tried.choices, name, placed, refused.sections)
         starts = [tried.choices] if apart is None else [tried.choices, apart]
+        starts += self._kept(tried.choices if apart is None else apart, name, placed, refused)
         if apart is not None:
             yield apart
         if module is None or parts < 2 or not name.startswith(f"{module}."):
@@ -171,6 +172,21 @@ class Search:
             if (changed := self._patched(tried.choices, module, GROUPS, count, maker)) is not None:
                 changed.shared |= {pattern_of(maker) for maker in refused.makers}
                 yield changed
+
+    def _kept(self, choices: Choices, name: str, placed: Placed, refused: Misplaced) -> list[Choices]:
+        """All queries, and one key and one value that all heads share: these are whole on every rank."""
+        pattern, linear = pattern_of(name), placed.known
+        if not isinstance(linear, Linear) or placed.given != "both" or choices.kept.get(pattern):
+            return []
+        sections = choices.sections.get(pattern, ())
+        if not sections and refused.split is not None and refused.split[0] > 2:
+            count, width = refused.split
+            sections = ((count - 2) * width, width, width)
+        if len(sections) < 2 or sum(sections) != linear.n or sections[0] <= max(sections[1:]):
+            return []
+        changed = choices.copy()
+        changed.sections[pattern], changed.kept[pattern] = sections, tuple(range(1, len(sections)))
+        return [changed]
 
     def _taken_apart(self, choices: Choices, name: str, placed: Placed, sections: tuple[int, ...]) -> Choices | None:
         """Together with what is known of them."""
