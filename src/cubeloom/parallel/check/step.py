@@ -36,6 +36,7 @@ class Step:
     numbers: Sequence[Any]  # and of the rank's
     whole: Sequence[Shape]  # shapes of results
     local: Sequence[Shape] | None  # None where torch refuses local sizes
+    averaged: bool = False  # gradients of what is repeated for each of a rank's samples are averaged over ranks
 
     def argument(self, place: int, *names: str, default: Any = None) -> Any:
         if len(self.args) > place:

@@ -21,7 +21,6 @@ from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, Whol
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced.build import specs_of, tied_layers
 from cubeloom.parallel.traced.choices import Choices
-from cubeloom.parallel.traced.without_values import asking_no_values
 from cubeloom.parallel.traced.known import held_elsewhere, known
 from cubeloom.parallel.traced.loss import average_losses
 from cubeloom.parallel.traced.report import table
@@ -29,10 +28,12 @@ from cubeloom.parallel.traced.row import Row, watched_row
 from cubeloom.parallel.traced.search import Search, Watch, cut_samples, some_samples
 from cubeloom.parallel.traced.slices import OwnParts
 from cubeloom.parallel.traced.values import own_values, place_buffers, refuse_different_values
+from cubeloom.parallel.traced.without_values import asking_no_values
 from cubeloom.parallel.volume import Volume, step_volume
 
 REST = ShardingPolicy(activations="replicated")
 _CUBE = ("x", "y", "z")
+_LEAST = 4  # samples
 
 
 @dataclass(frozen=True)
@@ -178,11 +179,15 @@ def _on_host(value: Any) -> Any:
 
 
 def _several(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """At least two samples, and how many."""
+    """An even number of samples, at least four, and how many: so that half of them are several, too."""
     samples = next((each.shape[0] for each in inputs.values() if isinstance(each, Tensor) and each.dim()), 0)
-    if samples != 1:
+    times = 1 if not samples or (samples >= _LEAST and samples % 2 == 0) else -(-_LEAST // samples) * 2
+    if times == 1:
         return dict(inputs), samples
+
+    def of_samples(value: Any) -> bool:
+        return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == samples
+
     return {
-        name: torch.cat([each, each]) if isinstance(each, Tensor) and each.dim() and each.shape[0] == 1 else each
-        for name, each in inputs.items()
-    }, 2
+        name: torch.cat([each] * times) if of_samples(each) else each for name, each in inputs.items()
+    }, samples * times

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import Any, NoReturn
@@ -27,7 +28,6 @@ from cubeloom.parallel.check.tracked import (
     in_sections,
     is_cut,
     local_shape,
-    parts_of,
     uncut,
 )
 from cubeloom.parallel.cut import CutError, pattern_of
@@ -110,7 +110,7 @@ class RankRun(RunWithConstants, Replay):
         self._parts: dict[int, Tensor] = {}  # by the id of a parameter that is cut, a rank's part of it
         self._lazy: dict[int, str] = {}
         self._averaged: set[int] = set()
-        self._rows_cut = any(tracked.axes for _, tracked in inputs.values())
+        self._rows_cut = self.averaged = any(tracked.axes for _, tracked in inputs.values())
         self.losses: list[LossUse] = []
         self.flops = [0.0, 0.0]  # of products between layers: of the whole, and of a rank
         self.partial: dict[
@@ -156,12 +156,11 @@ class RankRun(RunWithConstants, Replay):
         return self._place
 
     def sliced(self, name: str, each: Sliced, whole: Tensor) -> Tensor:
-        dims = self.lies(whole).dims if id(whole) in self.constants else uncut(whole.shape)
-        first, *others = each.dim
-        ratio = parts_of(dims[each.place])  # one that is alike for all samples, which are outermost
-        if ratio > 1 and not first.cutting and first.size % ratio == 0:
-            first = replace(first, ratio=ratio)
-        dims = (*dims[: each.place], (first, *others), *dims[each.place + 1 :])
+        dims, (first, *rest) = uncut(whole.shape), each.dim
+        times = whole.shape[each.place] // prod(factor.size for factor in rest)
+        if not first.cutting and 0 < times < first.size:  # once for each sample, of which this rank has some
+            first = Factor(first.size, (), first.size // times)
+        dims = (*dims[: each.place], (first, *rest), *dims[each.place + 1 :])
         with self.paused():
             part = torch.empty(local_shape(dims), dtype=whole.dtype, device=META)
         self._keep(part, ("argument", name, each.argument), Tracked(dims))
@@ -211,7 +210,7 @@ class RankRun(RunWithConstants, Replay):
         if is_random(operation, args, kwargs):
             self._refuse_random(operation.name)
         try:
-            if operation.name == "setitem" and len(tensors) > 1:
+            if operation.name in ("setitem", "copy") and len(tensors) > 1:
                 self._specialise(*tensors[:2])
             lazy = self._lazy_input(operation, tensors)
             averaged = self._averaged_input(operation, tensors)
@@ -411,7 +410,8 @@ class RankRun(RunWithConstants, Replay):
             return frozenset(), own
         for name, axes in differing.items():
             self.note(name, axes)
-        found = summands(step.name, [(_of_plane(each), needs) for each, needs in others], _of_plane(Tracked(dims)).dims)
+        plane = partial(_of_plane, alike=not self._rows_cut)
+        found = summands(step.name, [(plane(each), needs) for each, needs in others], plane(Tracked(dims)).dims)
         return found, frozenset()
 
     def note(self, name: str, axes: frozenset[str]) -> None:
@@ -433,10 +433,17 @@ def _kept_along(tracked: Tracked) -> frozenset[str]:
     return frozenset(axis for dim in tracked.dims for factor in dim if factor.kept for axis, _ in factor.cutting)
 
 
-def _of_plane(tracked: Tracked) -> Tracked:
-    """Without the axes that cut samples."""
+def _of_plane(tracked: Tracked, alike: bool) -> Tracked:
+    """Without the axes that cut samples; and without what is `alike` for all of them."""
     dims = tuple(
-        tuple(replace(factor, cutting=tuple(each for each in factor.cutting if each[0] in PLANE)) for factor in dim)
+        tuple(
+            replace(
+                factor,
+                cutting=tuple(each for each in factor.cutting if each[0] in PLANE),
+                ratio=factor.ratio if alike else 1,
+            )
+            for factor in dim
+        )
         for dim in tracked.dims
     )
     return replace(tracked, dims=dims)

@@ -18,7 +18,7 @@ from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced.model import Traced, trace
 from cubeloom.parallel.traced.row import Row
 
-_SAMPLES = 2  # of the example, on a rank: what is true of two is true of more
+_SAMPLES = 4  # of the example: what is true of two on a rank is true of more
 
 
 @dataclass(frozen=True)
