@@ -58,7 +58,7 @@ def _in_double() -> Iterator[None]:
 
 
 def forwarding_loss(model: nn.Module, in_double: bool = True) -> nn.Module:
-    """The same module, whose forward gives the loss alone where its own gives an object that has it.
+    """The same module, whose forward gives the loss alone where its own gives an object or a tuple that has it.
 
     `in_double`: all that a model in double computes is.
     """
@@ -72,8 +72,8 @@ def forwarding_loss(model: nn.Module, in_double: bool = True) -> nn.Module:
         if isinstance(found, Tensor):
             return found
         loss = found.get("loss") if isinstance(found, Mapping) else getattr(found, "loss", None)
-        if loss is None and isinstance(found, tuple) and found and isinstance(found[0], Tensor):
-            loss = found[0]
+        if loss is None and isinstance(found, tuple):
+            loss = next((each for each in found if isinstance(each, Tensor) and not each.dim()), None)
         return found if loss is None else loss
 
     model.__class__ = type(kind.__name__, (kind,), {"forward": forward})

@@ -54,7 +54,7 @@ class Traced:
         if self.again is None:
             raise CutError(f"{self.model} was not traced, so that its row of blocks is not known")
         try:
-            return watched_row(model, self.again)
+            return watched_row(model, [spec.name for spec in self.specs], self.again)
         except CutError as error:
             raise CutError(
                 f"{self.model}: micro-batches cut samples, and this model would compute something else of some samples than of"
