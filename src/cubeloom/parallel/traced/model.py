@@ -43,7 +43,7 @@ class Traced:
     grid: Grid
     specs: tuple[LayerSpec, ...]
     item: int  # bytes of a number
-    flops_between: tuple[float, float]  # of products between layers, of one rank's samples: in all, and on a rank
+    flops_between: tuple[float, float]  # of products between layers, of one sample: in all, and on a rank
     choices: Choices = field(default_factory=Choices)  # what holds for modules beside their layers
     samples: int = 1  # of the example, on one rank
     rest: ShardingPolicy = REST
@@ -93,14 +93,14 @@ class Traced:
     @property
     def flops(self) -> float:
         """Of the forward of one sample of the whole model."""
-        return float(sum(spec.flops(1) for spec in self.specs) + self.flops_between[0] / self.samples)
+        return float(sum(spec.flops(1) for spec in self.specs) + self.flops_between[0])
 
     @property
     def flops_share(self) -> float:
         """The share of the FLOPs of a forward that one rank computes."""
         cut = sum(spec.flops(1) for spec in self.specs if isinstance(spec, TracedLinearSpec))
         alike = sum(spec.flops(1) for spec in self.specs if isinstance(spec, WholeSpec))
-        own = cut / (self.grid.x * self.grid.y) + alike + self.flops_between[1] / self.samples
+        own = cut / (self.grid.x * self.grid.y) + alike + self.flops_between[1]
         return float(own / max(self.flops, 1.0) / (self.grid.data * self.grid.z))
 
     def apply(self, model: nn.Module, network: Network, fill: Fill | None = None) -> CubeState:
@@ -170,7 +170,9 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
         with asking_no_values(model):
             some_samples(model, kinds, sizes, inputs, tied, found, samples, watch)
 
-    return Traced(type(model).__name__, grid, specs, item, found.flops, found.choices, samples, again=again)
+    given = next((each.shape[0] for each in example.values() if isinstance(each, Tensor) and each.dim()), 1)
+    between = found.flops[0] / max(1, samples), found.flops[1] / max(1, samples)
+    return Traced(type(model).__name__, grid, specs, item, between, found.choices, given, again=again)
 
 
 def _on_host(value: Any) -> Any:
@@ -180,9 +182,10 @@ def _on_host(value: Any) -> Any:
 def _several(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """An even number of samples, at least four, and how many: so that half of them are several, too."""
     samples = next((each.shape[0] for each in inputs.values() if isinstance(each, Tensor) and each.dim()), 0)
-    times = 1 if not samples or (samples >= _LEAST and samples % 2 == 0) else -(-_LEAST // samples) * 2
-    if times == 1:
+    if not samples:
         return dict(inputs), samples
+    times = -(-_LEAST // samples)
+    times *= 1 + samples * times % 2
 
     def of_samples(value: Any) -> bool:
         return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == samples

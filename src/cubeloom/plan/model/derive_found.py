@@ -182,7 +182,7 @@ class _Plane:
 
     def _multiplied(self, alone: _Plane, blocks: int) -> list[tuple[float, Axes]]:
         """Products between layers, of a block. Of those that are not cut evenly a part counts as whole."""
-        whole, own = (flops / self.traced.samples / blocks for flops in self.traced.flops_between)
+        whole, own = (flops / blocks for flops in self.traced.flops_between)
         if not whole:
             return []
         for axes in _CUTTING:
