@@ -30,12 +30,16 @@ Example = Mapping[str, Any]
 
 @dataclass
 class Handle:
-    """What is known of a model that was parallelized. `filled`: its parameters have values."""
+    """What is known of a model that was parallelized.
+
+    `filled`: its parameters have values. `config`: as it was; where a rank has some of the heads the model's own may say so.
+    """
 
     network: Network
     state: CubeState
     report: Traced
     filled: bool
+    config: Any
 
 
 def handle_of(model: nn.Module) -> Handle:
@@ -77,6 +81,7 @@ def parallelize(
     if empty and fill is None:
         compute_buffers(model)
         fill = _without_values(model)
+    config = getattr(model, "config", None)
     cut = cut or _own_cut(model)
     if cut is None:
         report = trace(model, network.grid, example or example_of(model))
@@ -85,7 +90,7 @@ def parallelize(
         report, state = _by_cut(
             model, cut, network, fill or own_values(model), rest or ShardingPolicy(), batch, example
         )
-    object.__setattr__(model, _HANDLE, Handle(network, state, report, filled))
+    object.__setattr__(model, _HANDLE, Handle(network, state, report, filled, config))
     model.register_forward_pre_hook(_refuse_empty)
     return report
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
 from cubeloom.models.parallelize import handle_of
 from cubeloom.parallel.arranged import arrangement_of, block_values
+from cubeloom.parallel.cut import pattern_of
 from cubeloom.parallel.parameter import Block, block_of, local_of
 from cubeloom.tools.convert.hugging_face_folder import HuggingFaceFolder, is_hugging_face, write_sums
 from cubeloom.tools.convert.safetensors_files import SafetensorsFiles
@@ -78,8 +81,7 @@ def load(model: nn.Module, folder: str | Path, *, optimizer: Optimizer | None = 
 def save_pretrained(model: nn.Module, folder: str | Path, dtype: torch.dtype | None = None) -> None:
     """Write a folder that transformers loads, whole tensors one after the other; called by all ranks."""
     handle, path = handle_of(model), Path(folder)
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(config, "save_pretrained"):
+    if not hasattr(handle.config, "save_pretrained"):
         raise UserError(f"{type(model).__name__} has no configuration of Hugging Face's: use cubeloom.save")
     first = handle.network.rank == 0
     names = _stored_names(model)
@@ -87,7 +89,7 @@ def save_pretrained(model: nn.Module, folder: str | Path, dtype: torch.dtype | N
     files = None
     if first:
         path.mkdir(parents=True, exist_ok=True)
-        config.save_pretrained(path)
+        _config_of(model, handle.config, dtype).save_pretrained(path)
         generation = getattr(model, "generation_config", None)
         if generation is not None:
             generation.save_pretrained(path)
@@ -100,6 +102,14 @@ def save_pretrained(model: nn.Module, folder: str | Path, dtype: torch.dtype | N
         files.finish()
         write_sums(path)
     handle.network.barrier()
+
+
+def _config_of(model: nn.Module, config: Any, dtype: torch.dtype | None) -> Any:
+    """With what transformers notes of a model that it saves itself."""
+    noted = copy(config)
+    noted.architectures = [type(model).__name__]
+    noted.dtype = dtype or next((each.dtype for each in model.parameters()), None)
+    return noted
 
 
 def whole_of(tensor: Tensor, network: Network) -> Tensor:
@@ -149,9 +159,20 @@ def _read(model: nn.Module, path: Path, network: Network) -> None:
         hint = f"; the nearest that it has is {near[0]}" if near else ""
         more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
         raise UserError(f"{path} is of another model: it has no {lacking[0]}{more}{hint}")
+    _refuse_more(folder, [name for some in names.values() for name in some], type(model).__name__)
     for key, source in sources.items():
         assert source is not None
         _fill(parameters[key], folder, source, network)
+
+
+def _refuse_more(folder: HuggingFaceFolder, names: list[str], model: str) -> None:
+    """Layers of the folder that the model has not, but others like them. Heads and buffers that it does without may be there."""
+    taken = set(_spellings(names))
+    patterns = {pattern_of(name) for name in taken}
+    more = [name for name in folder.tensors if name not in taken and pattern_of(name) in patterns]
+    if more:
+        others = f" (and {len(more) - 1} more)" if len(more) > 1 else ""
+        raise UserError(f"{folder.folder} is of another model: it has {more[0]}{others}, and this {model} has not")
 
 
 def _found(folder: HuggingFaceFolder, names: list[str]) -> str | None:
