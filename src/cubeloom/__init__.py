@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from cubeloom.launch.init import init as init
     from cubeloom.models.parallelize import parallelize as parallelize
     from cubeloom.parallel.traced import Traced as Traced
+    from cubeloom.pipeline.pipelined import Pipelined as Pipelined
+    from cubeloom.pipeline.pipelined import pipeline as pipeline
     from cubeloom.tools.convert.model_files import load as load
     from cubeloom.tools.convert.model_files import save as save
     from cubeloom.tools.convert.model_files import save_pretrained as save_pretrained
+    from cubeloom.train.clipping import clip_grad_norm_ as clip_grad_norm_
 
 __version__ = "0.1.0"
 
@@ -29,6 +32,8 @@ _WHERE = {
     "init": "launch.init",
     "parallelize": "models.parallelize",
     "Traced": "parallel.traced",
+    "Pipelined": "pipeline.pipelined",
+    "clip_grad_norm_": "train.clipping",
     "load": "tools.convert.model_files",
     "save": "tools.convert.model_files",
     "save_pretrained": "tools.convert.model_files",
@@ -36,10 +41,12 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "pipeline":  # a package that can be called
+        return import_module("cubeloom.pipeline")
     if name not in _WHERE:
         raise AttributeError(f"module 'cubeloom' has no attribute {name!r}")
     return getattr(import_module(f"cubeloom.{_WHERE[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHERE})
+    return sorted({*globals(), *_WHERE, "pipeline"})

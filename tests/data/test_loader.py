@@ -17,6 +17,7 @@ from torch import Tensor
 from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid
 from cubeloom.train.data import Loader, Mixture, Samples, Stream
+from cubeloom.train.data.stream import following
 
 STREAM = Stream(np.arange(500, dtype=np.uint16), sequence=7, seed=1)
 MIXTURE = Mixture([STREAM, Stream(np.arange(500, 900, dtype=np.uint16), sequence=7)], [0.6, 0.4])
@@ -41,10 +42,10 @@ def batches(samples: Samples, grid: Grid, position: int, steps: int) -> list[Ten
 
 @pytest.mark.parametrize("samples", [STREAM, MIXTURE], ids=["stream", "mixture"])
 def test_the_shares_of_any_grid_make_the_same_batches(samples: Samples) -> None:
-    expected = [samples.samples(torch.arange(step * BATCH, (step + 1) * BATCH)) for step in range(3)]
+    expected = [samples.batch(torch.arange(step * BATCH, (step + 1) * BATCH)) for step in range(3)]
     for grid in GRIDS:
         for whole, found in zip(expected, batches(samples, grid, 0, 3), strict=True):
-            assert torch.equal(found, torch.stack((whole[:, :-1], whole[:, 1:]), 1)), grid
+            assert torch.equal(found, torch.stack((whole["tokens"], whole["targets"]), 1)), grid
 
 
 @given(before=st.integers(0, 12), first=st.sampled_from(GRIDS), then=st.sampled_from(GRIDS))
@@ -60,10 +61,10 @@ class Failing:
 
     sequence = 1
 
-    def samples(self, numbers: Tensor) -> Tensor:
+    def batch(self, numbers: Tensor) -> dict[str, Tensor]:
         if numbers[0] >= 8:
             raise OSError("the disk is gone")
-        return numbers[:, None].expand(-1, 2)
+        return following(numbers[:, None].expand(-1, 2))
 
 
 def test_what_fails_in_the_thread_fails_in_the_caller_at_its_step() -> None:
@@ -82,9 +83,9 @@ class Counting:
     def __init__(self) -> None:
         self.made = 0
 
-    def samples(self, numbers: Tensor) -> Tensor:
+    def batch(self, numbers: Tensor) -> dict[str, Tensor]:
         self.made += 1
-        return numbers[:, None].expand(-1, 2)
+        return following(numbers[:, None].expand(-1, 2))
 
 
 def test_batches_are_made_ahead_but_not_without_bound() -> None:

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cubeloom.base.errors import UserError
-from cubeloom.train.data import Request, TokenFile, chunks, prepare
-from cubeloom.train.data.writer import Writer, is_validation
+from cubeloom.train.data import Request, TokenFile, chunks, prepare, tables
+from cubeloom.train.data.encoded import is_validation
+from cubeloom.train.data.writer import Writer
 
 from .files import STORIES, contents, json_lines, parquet_file
 
@@ -132,7 +133,7 @@ def test_interrupted_runs_end_in_the_same_bytes(stops: list[int], tokenizer: str
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
         patch.setattr(chunks, "CHUNK", 100)
-        patch.setattr(chunks, "ROWS", 3)
+        patch.setattr(tables, "ROWS", 3)
         patch.setattr(os, "fsync", Interrupting(0))
         request = Request(inputs=sources(folder), tokenizer=tokenizer, validation=0.2)
         expected = contents(prepare(request, folder / "whole").file.folder)

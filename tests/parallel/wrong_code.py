@@ -398,7 +398,7 @@ IMAGE_WRONG: dict[str, Piece] = {
     "a mean of all features": Piece("inner", gated_by_all, "mean over dimension 1", trains=True),
     "a mean of samples": Piece("inner", lambda x: x - x.mean(0), "mean over dimension 0", trains=True),
     "F.batch_norm": Piece(
-        "inner", lambda x: functional.batch_norm(x, None, None, training=True), "batch_norm of", trains=True
+        "inner", lambda x: functional.batch_norm(x, None, None, training=True), "batch_norm over", trains=True
     ),
     "F.group_norm": Piece("inner", lambda x: functional.group_norm(x, 1), "group_norm of", trains=True),
     "a fixed kernel": Piece("inner", blurred, "conv2d of"),

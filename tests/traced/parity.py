@@ -42,6 +42,7 @@ def compare(network: Network, serial: nn.Module, batch: Batch, loss_of: Loss, pa
     mine = {key: network.share(value) for key, value in batch.items()}
     report = cubeloom.parallelize(model, network, example=mine)
     state = cubeloom.models.parallelize.handle_of(model).state
+    assert state is not None
     for _ in range(passes):
         model.zero_grad()
         with network.recording() as ledger:

@@ -43,6 +43,7 @@ def trained(grid: Grid, folder: Path, parameters_alone: bool = False) -> list[fl
         model, mine = Images().double(), network.share(X)
         cubeloom.parallelize(model, network, example={"x": mine})
         state = handle_of(model).state
+        assert state is not None
         assert not model.second.bias.requires_grad and type(model.norm.running_mean) is Tensor  # type: ignore[union-attr]
         optimizer = BlockOptimizer(model.parameters(), partial(torch.optim.AdamW, lr=0.1))
         given = dict(model.named_parameters()) if parameters_alone else model

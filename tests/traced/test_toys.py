@@ -138,7 +138,7 @@ def refused(grid: Grid) -> None:
         cubeloom.parallelize(module, network, example=example)
     with pytest.raises(UserError, match="cut already"):
         trace(module, grid, example)
-    with pytest.raises(UserError, match="use cubeloom.pipeline"):
+    with pytest.raises(UserError, match=r"use cubeloom\.pipeline"):
         cubeloom.parallelize(toys.Chain(), Network(Grid(pipe=2)), example=example)
 
 

@@ -166,14 +166,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         pegasus="PegasusForConditionalGeneration",
         m2m_100="M2M100ForConditionalGeneration",
     ),
-    "marian": Architecture("marian", "MarianMTModel", "both", {"decoder_vocab_size": VOCAB}),
+    "marian": Architecture(
+        "marian", "MarianMTModel", "both", {"decoder_vocab_size": VOCAB, "decoder_start_token_id": 0}
+    ),
     "t5": Architecture("t5", "T5ForConditionalGeneration", "both", later={"decoder_start_token_id": 0}),
     "umt5": Architecture("umt5", "UMT5ForConditionalGeneration", "both", later={"decoder_start_token_id": 0}),
     "whisper": Architecture(
         "whisper",
         "WhisperForConditionalGeneration",
         "both",
-        {"num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": LENGTH},
+        {"num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": LENGTH, "decoder_start_token_id": 1},
     ),
     "vit": Architecture("vit", "ViTForImageClassification", "vision", _IMAGES),
     "deit": Architecture("deit", "DeiTForImageClassification", "vision", _IMAGES),

@@ -26,6 +26,7 @@ from cubeloom.base.host import version
 COMMANDS = (
     "train",
     "sample",
+    "evaluate",
     "report",
     "convert",
     "plan",

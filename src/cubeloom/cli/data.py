@@ -25,23 +25,27 @@ _INTERRUPTED = 130  # as shells have it
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
-    """Turn text, JSON lines (.jsonl, .ndjson, .json) or Parquet (.parquet) into a folder of memory-mapped tokens.
+    """Turn text, JSON lines (.jsonl, .json), Parquet (.parquet) or Arrow (.arrow) into a folder of memory-mapped tokens.
 
-    The folder appears when it is whole. An interrupted run goes on where it stopped when the same command is given again.
+    Records with messages, or with a prompt and an answer, are conversations, of which only answers are targets. The folder
+    appears when it is whole. An interrupted run goes on where it stopped when the same command is given again.
     """
 
     inputs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="INPUT...")]
-    """Files; a text file is one document, unless --separator says otherwise."""
+    """Files, or datasets of Hugging Face's save_to_disk; a text file is one document, unless --separator says otherwise."""
     out: Path
     """The folder to write."""
     tokenizer: str = "bytes"
-    """bytes; bpe, which is trained on the input; or a tokenizer file of Hugging Face."""
+    """bytes; bpe, which is trained on the input; or a tokenizer of Hugging Face: its file, or a folder with it."""
     vocab: int | None = None
     """Tokens of bpe, 16384 by default."""
     end: str | None = None
-    """The token of a tokenizer file that ends a document; found by itself where it has a usual name."""
-    field: str = "text"
-    """The field of JSON lines, or the column of Parquet, that holds the text."""
+    """The token of a tokenizer that ends a document; found by itself where its folder says it or it has a usual name."""
+    field: str | None = None
+    """The field of JSON lines, or the column of Parquet or Arrow, that holds the text; "text" by default. If given, records
+    that look like conversations are text, too."""
+    template: str | None = None
+    """Of conversations: plain, or a file with a chat template; by default that of the tokenizer's folder, else plain."""
     separator: str | None = None
     """In text files, a line that is exactly this ends a document; '' for a blank line."""
     validation: float = 0.01
@@ -58,6 +62,7 @@ class Prepare:
             vocabulary=self.vocab,
             end=self.end,
             field=self.field,
+            template=self.template,
             separator=self.separator,
             validation=self.validation,
         )
@@ -105,6 +110,8 @@ def tell(console: Console, file: TokenFile) -> None:
     console.print(table)
     kind = meta.request["tokenizer"]["kind"]
     console.print(f"a vocabulary of {meta.vocabulary:,} ({kind}), kept as {meta.dtype}", highlight=False)
+    if meta.counted:
+        console.print("conversations: only answers count as targets", highlight=False)
 
 
 def as_json(file: TokenFile) -> dict[str, Any]:
@@ -117,6 +124,7 @@ def as_json(file: TokenFile) -> dict[str, Any]:
         "tokens": {"training": meta.training.tokens, "validation": meta.validation.tokens},
         "documents": {"training": meta.training.documents, "validation": meta.validation.documents},
         "tokenizer": meta.tokenizer,
+        "answers_only": meta.counted,
         "sha256": meta.sha256,
     }
 

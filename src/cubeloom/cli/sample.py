@@ -16,10 +16,12 @@ from cubeloom.tools.sample import Trained, continue_
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Go on with a text, from the newest checkpoint of a run; in one process, whatever grid trained it."""
+    """Go on with a text, from the newest or the best checkpoint of a run; in one process, whatever grid trained it."""
 
     run: tyro.conf.Positional[Path]
     """The folder of a run."""
+    best: bool = False
+    """The checkpoint with the least loss on validation, instead of the newest."""
     prompt: str = "\n"
     tokens: int = 200
     temperature: float = 0.8
@@ -31,7 +33,7 @@ class Sample:
     def __call__(self) -> int:
         if self.tokens < 1 or self.temperature < 0 or not self.prompt:
             raise UserError("--tokens is at least 1, --temperature 0 or more, and --prompt has at least one character")
-        trained = Trained.of(self.run)
+        trained = Trained.of(self.run, self.best)
         begin = [int(token) for token in trained.tokenizer.encode([self.prompt])[0]]
         found = []
         vocabulary = trained.tokenizer.vocabulary

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from cubeloom import pipeline
+import cubeloom.pipeline as pipeline
 from cubeloom.base import settings
 from cubeloom.base.errors import UserError
 from cubeloom.base.files import write_asked

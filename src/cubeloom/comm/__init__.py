@@ -1,5 +1,7 @@
 """The only door to torch.distributed: collectives, their handles, the ledger, devices."""
 
+from torch.distributed.device_mesh import DeviceMesh as DeviceMesh
+
 from cubeloom.comm.axis import Axis as Axis
 from cubeloom.comm.axis import Pending as Pending
 from cubeloom.comm.comm_trace import CommTrace as CommTrace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import difflib
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ def init(*, device: devices.Kind | None = None, timeout: float = 600, **sizes: i
         if name not in AXES:
             near = difflib.get_close_matches(name, AXES, 1, cutoff=0.0)[0]
             raise UserError(f"init has no axis {name!r}; did you mean {near!r}? The axes are {', '.join(AXES)}")
-    grid = Grid(**sizes)
+    grid = Grid(**cast("dict[str, Any]", sizes))
     kind = device or _default()
     if not devices.available(kind):
         raise UserError(f"device={kind!r}: torch sees none here; use device={devices.CPU!r}")
@@ -65,7 +66,8 @@ def _join(grid: Grid, kind: devices.Kind, timeout: float) -> None:
     else:
         raise UserError(
             f"the grid {grid} needs {counted(grid.world, 'rank')}, and this is a single process: start it with"
-            f" `torchrun --nproc-per-node {grid.world} FILE`, or call a function with cubeloom.launch.run({grid.world}, function)"
+            f" `torchrun --nproc-per-node {grid.world} FILE`, or call a function with"
+            f" cubeloom.launch.run({grid.world}, function)"
         )
     atexit.register(_leave)
 

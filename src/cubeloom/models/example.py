@@ -29,8 +29,8 @@ def example_of(model: nn.Module, samples: int = _SAMPLES, sequence: int | None =
         found = _of_tokens(model, list(taken), samples, sequence or _TOKENS)
     if found is None:
         raise UserError(
-            f"{type(model).__name__}.forward takes {', '.join(taken) or 'nothing'}, of which no example is known: pass `example`,"
-            " the keyword arguments of one forward of one rank's samples"
+            f"{type(model).__name__}.forward takes {', '.join(taken) or 'nothing'}, of which no example is known: pass"
+            " `example`, the keyword arguments of one forward of one rank's samples"
         )
     return {name: each for name, each in found.items() if name in taken}
 

@@ -57,18 +57,23 @@ def _in_double() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def forwarding_loss(model: nn.Module) -> nn.Module:
-    """The same module, whose forward gives the loss alone where its own gives an object that has it, or a pair that begins so."""
+def forwarding_loss(model: nn.Module, in_double: bool = True) -> nn.Module:
+    """The same module, whose forward gives the loss alone where its own gives an object that has it.
+
+    `in_double`: all that a model in double computes is.
+    """
     kind = type(model)
 
     @functools.wraps(kind.forward)
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
-        double = next((each.dtype for each in self.parameters()), None) is torch.float64
+        double = in_double and next((each.dtype for each in self.parameters()), None) is torch.float64
         with _in_double() if double else nullcontext():
             found = kind.forward(self, *arguments, **named)
         if isinstance(found, Tensor):
             return found
         loss = found.get("loss") if isinstance(found, Mapping) else getattr(found, "loss", None)
+        if loss is None and isinstance(found, tuple) and found and isinstance(found[0], Tensor):
+            loss = found[0]
         return found if loss is None else loss
 
     model.__class__ = type(kind.__name__, (kind,), {"forward": forward})

@@ -50,7 +50,7 @@ class HuggingFaceModel:
         return forwarding_loss(without_dropout(made))
 
     def cut(self, model: nn.Module) -> Tracing:
-        return _tracing(self, type(model))
+        return _tracing(self)
 
     def fill(self, model: nn.Module, seed: int, dtype: torch.dtype, device: torch.device) -> Fill:
         stored = StoredTensors(Path(self.folder)) if StoredTensors.exist(Path(self.folder)) else None
@@ -67,7 +67,7 @@ class HuggingFaceModel:
 
 
 @cache
-def _tracing(source: HuggingFaceModel, kind: type[nn.Module]) -> Tracing:
+def _tracing(source: HuggingFaceModel) -> Tracing:
     return Tracing(lambda batch: source.samples(batch, 0, 0, torch.get_default_dtype()))
 
 

@@ -16,7 +16,7 @@ from cubeloom.launch.init import network_of
 from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.example import example_of
 from cubeloom.parallel.config import Batch, ShardingPolicy
-from cubeloom.parallel.layers import Cut
+from cubeloom.parallel.layers import AnyCut
 from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.replace import Fill, apply
 from cubeloom.parallel.resolution import resolve
@@ -24,7 +24,7 @@ from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced import Traced, trace
 from cubeloom.parallel.traced.values import own_values
 
-_HANDLE = "_cubeloom"
+HANDLE = "_cubeloom"
 Example = Mapping[str, Any]
 
 
@@ -32,21 +32,24 @@ Example = Mapping[str, Any]
 class Handle:
     """What is known of a model that was parallelized.
 
-    `filled`: its parameters have values. `config`: as it was; where a rank has some of the heads the model's own may say so.
+    `filled`: its parameters have values. `kind`, `config`: of the model as it was given; on a rank that has some of the heads its
+    own configuration may say so.
     """
 
     network: Network
-    state: CubeState
-    report: Traced
+    state: CubeState | None  # None: stages of a pipeline have one each
+    report: Traced | None
     filled: bool
+    kind: str
     config: Any
 
 
 def handle_of(model: nn.Module) -> Handle:
-    handle = vars(model).get(_HANDLE)
+    handle = vars(model).get(HANDLE)
     if not isinstance(handle, Handle):
         raise UserError(
-            f"this {type(model).__name__} was not parallelized: call cubeloom.parallelize(model, mesh) first"
+            f"this {type(model).__name__} was not parallelized: call cubeloom.parallelize(model, mesh) or"
+            " cubeloom.pipeline first"
         )
     return handle
 
@@ -55,7 +58,7 @@ def parallelize(
     model: nn.Module,
     mesh: Network | DeviceMesh,
     *,
-    cut: Cut | None = None,
+    cut: AnyCut | None = None,
     example: Example | None = None,
     fill: Fill | None = None,
     rest: ShardingPolicy | None = None,
@@ -74,15 +77,15 @@ def parallelize(
     network = network_of(mesh)
     if network.grid.pipe > 1:
         raise UserError(f"the grid {network.grid} has pipe={network.grid.pipe}: use cubeloom.pipeline")
-    if _HANDLE in vars(model):
+    if HANDLE in vars(model):
         raise UserError(f"this {type(model).__name__} is parallelized already")
     empty = any(parameter.is_meta for parameter in model.parameters())
     filled = not empty or fill is not None
     if empty and fill is None:
         compute_buffers(model)
-        fill = _without_values(model)
+        fill = without_values(model)
     config = getattr(model, "config", None)
-    cut = cut or _own_cut(model)
+    cut = cut or own_cut(model)
     if cut is None:
         report = trace(model, network.grid, example or example_of(model))
         state = report.apply(model, network, fill)
@@ -90,7 +93,7 @@ def parallelize(
         report, state = _by_cut(
             model, cut, network, fill or own_values(model), rest or ShardingPolicy(), batch, example
         )
-    object.__setattr__(model, _HANDLE, Handle(network, state, report, filled, config))
+    object.__setattr__(model, HANDLE, Handle(network, state, report, filled, type(model).__name__, config))
     model.register_forward_pre_hook(_refuse_empty)
     return report
 
@@ -102,7 +105,7 @@ def _refuse_empty(model: nn.Module, _: Any) -> None:
         )
 
 
-def _own_cut(model: nn.Module) -> Cut | None:
+def own_cut(model: nn.Module) -> AnyCut | None:
     from cubeloom.models.cuts import cut_of
 
     try:
@@ -113,7 +116,7 @@ def _own_cut(model: nn.Module) -> Cut | None:
 
 def _by_cut(
     model: nn.Module,
-    cut: Cut,
+    cut: AnyCut,
     network: Network,
     fill: Fill,
     rest: ShardingPolicy,
@@ -121,7 +124,7 @@ def _by_cut(
     example: Example | None,
 ) -> tuple[Traced, CubeState]:
     grid = network.grid
-    samples, sequence = batch or (grid.data * grid.z * grid.x * grid.y, _sequence(model))
+    samples, sequence = batch or (grid.data * grid.z * grid.x * grid.y, sequence_of(model))
     whole, item = Batch(samples, sequence), next((each.element_size() for each in model.parameters()), 4)
     maker: Callable[[int], Example] | None = None if example is None else (lambda _: example)
     specs = resolve(model, cut, grid, rest, whole, maker)
@@ -131,11 +134,11 @@ def _by_cut(
     ), state
 
 
-def _sequence(model: nn.Module) -> int:
+def sequence_of(model: nn.Module) -> int:
     return int(getattr(model, "positions_most", 1) or 1)
 
 
-def _without_values(model: nn.Module) -> Fill:
+def without_values(model: nn.Module) -> Fill:
     """Blocks that `load` will fill, and buffers, which have their values."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     buffers = dict(model.named_buffers(remove_duplicate=False))

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from cubeloom.parallel import Batch, Cut
+from cubeloom.parallel import AnyCut, Batch
 from cubeloom.parallel.replace import Fill
 
 
@@ -37,7 +37,7 @@ class ModelSource(Protocol):
         """The module. Its forward takes a batch by keyword and returns the mean loss; `pieces` says how stages cut it."""
         ...
 
-    def cut(self, model: nn.Module) -> Cut:
+    def cut(self, model: nn.Module) -> AnyCut:
         """How each of its layers lies on the grid."""
         ...
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cubeloom.base.errors import UserError
 from cubeloom.models.foreign import filled_by, forwarding_loss, random_batch
-from cubeloom.parallel import Batch, Cut
+from cubeloom.parallel import AnyCut, Batch
 from cubeloom.parallel.replace import Fill
 from cubeloom.parallel.traced import Tracing
 
@@ -44,7 +44,7 @@ class UserModel:
     def build(self) -> nn.Module:
         return forwarding_loss(self._made()[0])
 
-    def cut(self, model: nn.Module) -> Cut:
+    def cut(self, model: nn.Module) -> AnyCut:
         with torch.device("meta"):
             own = self._made()[1]
         return _tracing(self) if own is None else own
@@ -67,7 +67,7 @@ class UserModel:
     def describe(self) -> dict[str, Any]:
         return {"family": "file", "file": self.file, "function": self.function}
 
-    def _made(self) -> tuple[nn.Module, Cut | None]:
+    def _made(self) -> tuple[nn.Module, AnyCut | None]:
         function = getattr(_loaded(self.file), self.function, None)
         if not callable(function):
             raise UserError(f"{self.file} has no function {self.function!r}")

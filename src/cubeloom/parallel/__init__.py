@@ -15,6 +15,7 @@ from cubeloom.parallel.volume import step_volume as step_volume
 if TYPE_CHECKING:
     from cubeloom.parallel.check import Example as Example
     from cubeloom.parallel.check import Given as Given
+    from cubeloom.parallel.layers import AnyCut as AnyCut
     from cubeloom.parallel.layers import Attention as Attention
     from cubeloom.parallel.layers import ColwiseFromReplicated as ColwiseFromReplicated
     from cubeloom.parallel.layers import Concat as Concat
@@ -47,7 +48,18 @@ _ELSEWHERE = {
     "state": ("CubeState",),
 }
 _LAYERS = (
-    *("Attention", "Concat", "Contract", "Cut", "Dropout", "Embedding", "Expand", "FeedForward", "FirstToken"),
+    *(
+        "AnyCut",
+        "Attention",
+        "Concat",
+        "Contract",
+        "Cut",
+        "Dropout",
+        "Embedding",
+        "Expand",
+        "FeedForward",
+        "FirstToken",
+    ),
     *(
         "Grouped",
         "RowwiseToReplicated",

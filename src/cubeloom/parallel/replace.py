@@ -19,7 +19,7 @@ from cubeloom.parallel.check import Example
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.config import Batch, ShardingPolicy
 from cubeloom.parallel.cut import CutError
-from cubeloom.parallel.layers.declared import Cut, FoundCut, Making, make_layer
+from cubeloom.parallel.layers.declared import AnyCut, FoundCut, Making, make_layer
 from cubeloom.parallel.parameter import Block, distribute
 from cubeloom.parallel.resolution import resolve
 from cubeloom.parallel.specs import FeedForwardSpec, LayerSpec, Parameter, TracedLossSpec, parameters
@@ -81,7 +81,7 @@ def _start_running(norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, like:
 
 def apply(
     model: nn.Module,
-    cut: Cut,
+    cut: AnyCut,
     network: Network,
     batch: Batch,
     fill: Fill,
@@ -90,7 +90,7 @@ def apply(
     example: Example | None = None,
     unchecked: bool = False,
 ) -> CubeState:
-    """Cut a model, built on the meta device, over the cube, in place. Gives what its layers share: clock and gradients.
+    """AnyCut a model, built on the meta device, over the cube, in place. Gives what its layers share: clock and gradients.
 
     `compile`: let torch compile what is computed between collectives. Raises CutError, before anything is allocated, if the
     model cannot be cut on this grid, or would compute something else than the serial one: see `resolve`, also for `example`

@@ -17,7 +17,7 @@ from cubeloom.base.grid import AXES, Grid, grids
 from cubeloom.parallel.check import Example, check, where_called
 from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.cut import CutError, LayerError, lookup, pattern_of
-from cubeloom.parallel.layers.declared import Cut, Declared, FoundCut, Seen, written
+from cubeloom.parallel.layers.declared import AnyCut, Declared, FoundCut, Seen, written
 from cubeloom.parallel.specs import AttentionSpec, LayerSpec, LinearSpec, LossSpec
 
 # What decides what a layer of torch's computes, and where hooks are kept.
@@ -29,7 +29,7 @@ _TRIED = 300  # grids near one that is refused: a large number of ranks has tens
 
 def resolve(
     model: nn.Module,
-    cut: Cut,
+    cut: AnyCut,
     grid: Grid,
     rest: ShardingPolicy,
     batch: Batch,

@@ -37,6 +37,8 @@ class CubeState:
     inputs: dict[str, Any] = field(default_factory=dict)  # that several layers use, gathered once, by who gathers it
     # Of each loss in the whole batch's mean, where that is cut up.
     shares: dict[str, Tensor] = field(default_factory=dict)
+    portioned: bool = False  # a step's batch is cut up, also where only losses between layers can tell
+    counting: list[Tensor] | None = None  # where the targets of such losses are counted, instead of computing them
     hides_weight_gradients: bool = True  # behind the input gradient's collective; not, only to see what that is worth
     # Weights change between a forward and its backward, so that what the forward saved must not share memory with a parameter.
     updates_under_way: bool = False

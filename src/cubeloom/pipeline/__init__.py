@@ -1,4 +1,14 @@
-"""Pipelines: schedules as values, their generators, checker and simulator. No torch here."""
+"""Pipelines: schedules as values, their generators, checker and simulator. No torch here.
+
+The package can be called: `cubeloom.pipeline(model, mesh)` is `cubeloom.pipeline.pipelined.pipeline`.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 from cubeloom.pipeline.action import Action as Action
 from cubeloom.pipeline.action import Kind as Kind
@@ -20,3 +30,11 @@ from cubeloom.pipeline.simulator import Timeline as Timeline
 from cubeloom.pipeline.simulator import simulate as simulate
 from cubeloom.pipeline.sync import Sync as Sync
 from cubeloom.pipeline.sync import synchronised as synchronised
+
+
+class _Callable(ModuleType):
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return import_module("cubeloom.pipeline.pipelined").pipeline(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

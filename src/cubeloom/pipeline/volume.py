@@ -39,6 +39,20 @@ class StageOutput:
         return c.sharded * cut + (1 - c.sharded) * replicated
 
 
+@dataclass(frozen=True)
+class RankOutput:
+    """A tensor that a piece of a traced model hands to the next.
+
+    `numbers` that a rank has, of one sample; or of any number of samples, where it is the same for all.
+    """
+
+    numbers: int
+    of_samples: bool
+
+    def elements(self, tokens: bool, c: ParallelConfig) -> Any:
+        return self.numbers * c.samples / (c.data * c.z) if self.of_samples else self.numbers
+
+
 def pipeline_volume(
     stages: Sequence[Layers],
     received: Sequence[Any],
@@ -49,11 +63,13 @@ def pipeline_volume(
     zero: bool = False,
     losses: int = 1,
     recompute: bool = False,
+    averaged: bool = False,
 ) -> Iterator[Received]:
     """One step of a worker's ranks. `c.samples` are those of one portion, a micro-batch or half of one.
 
     `received`: bytes of each stage's output on one rank. `tied`: weights that two layers share. `losses`: how many the last
-    stage computes. A recomputation runs forwards again; how far is torch's to decide, so that its bytes are an upper bound.
+    stage computes; `averaged`: their sum is averaged over samples, besides. A recomputation runs forwards again; how far is
+    torch's to decide, so that its bytes are an upper bound.
     """
     work = Workload.of(schedule, worker)
     for held in work.held:
@@ -68,7 +84,7 @@ def pipeline_volume(
     for axes, nbytes in _reductions(stages, own, tied, c, schedule, zero):
         yield axes, updates * nbytes
     if schedule.stages - 1 in own:
-        yield sum_volume(losses * work.portions, ("data", "z"), _DOUBLE, c)
+        yield sum_volume(losses * work.portions + averaged, ("data", "z"), _DOUBLE, c)
     yield sum_volume(1, ("pipe",), _DOUBLE, c, len(schedule.workers))
     for stage, times in work.receives:
         yield ("pipe",), times * received[stage]

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from cubeloom.base import torch_private
 from cubeloom.comm import Network
+from cubeloom.models.parallelize import handle_of
 from cubeloom.parallel.arranged import arrangement_of, lie_of
 from cubeloom.parallel.parameter import local_of
 from cubeloom.train.sharded_optimizer import ShardedOptimizer
@@ -90,6 +91,16 @@ def clip(gradients: list[GradShard], network: Network, most: float) -> Tensor:
     before = norm_of(gradients, network)
     _divide(gradients, _over(before, most))
     return before
+
+
+def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
+    """As torch's, for a model that was parallelized or pipelined: of all gradients, also of stages that other ranks have.
+
+    Called by all ranks; gives the norm before.
+    """
+    network = handle_of(model).network
+    holders: Holders | None = getattr(getattr(model, "plan", None), "holders", None)
+    return clip(pieces(model.named_parameters(), network, holders=holders), network, max_norm)
 
 
 def set_clip_and_skip(

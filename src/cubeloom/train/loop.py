@@ -116,9 +116,12 @@ def _steps(job: Job, trainer: Trainer, stop: Stop, pages: MetricsLogger) -> Ende
         last = trainer.done == job.steps
         if last or step == first + _WARM:
             pages.draw(step, stepped)
-        if asked or enough or last or trainer.done % job.checkpoint.every == 0:
+        best = validation is not None and trainer.best_step == trainer.done
+        if asked or enough or last or trainer.done % job.checkpoint.every == 0 or (best and job.checkpoint.best):
             trainer.save()
             pages.event("checkpoint", step=trainer.done)
+        if best:
+            pages.event("best", step=trainer.done, validation=validation)
         if asked or enough:
             why: Literal["asked to stop", "early stop"] = "asked to stop" if asked else "early stop"
             return Ended(trainer.done, why, loss, _asked(trainer.network, stop))

@@ -6,6 +6,7 @@ import json
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from cubeloom.base.file_errors import retried
 from cubeloom.base.files import replace_text
 from cubeloom.base.host import version
 from cubeloom.base.settings import write
-from cubeloom.train.data import TokenFile
+from cubeloom.train.data import TokenFile, Tokenizer, kept_tokenizer
 from cubeloom.train.job import Job
+from cubeloom.train.job.settings import Source
+from cubeloom.train.job.streams import tokenizer_of
 
 SETTINGS, ENVIRONMENT = "settings.toml", "environment.json"
 
@@ -27,6 +30,8 @@ def write_run_metadata(job: Job) -> None:
         job.folder.mkdir(parents=True, exist_ok=True)
         replace_text(job.folder / SETTINGS, write(job))
         replace_text(job.folder / ENVIRONMENT, json.dumps(environment(job), indent=1) + "\n")
+        for source in job.data.sources[:1]:  # all have one tokenizer
+            kept_tokenizer.keep(*_tokenizer(source), job.folder)
 
     retried(f"folder = {str(job.folder)!r} cannot be written to", keep)
 
@@ -70,5 +75,19 @@ def environment(job: Job) -> dict[str, Any]:
         "machine": platform.platform(),
         **code_versions(),
         # The tokens' own hashes: another text under the same name is another run.
-        "data": {str(each.folder): TokenFile(each.folder).meta.sha256 for each in job.data.sources},
+        "data": {str(each.folder or each.stream): _data(each) for each in job.data.sources},
     }
+
+
+def _data(source: Source) -> dict[str, str]:
+    """The hashes of its files; of a stream, that of its tokenizer is all that is known."""
+    if source.stream is not None:
+        return {"tokenizer": tokenizer_of(source)[0].fingerprint}
+    return TokenFile(source.tokens).meta.sha256
+
+
+def _tokenizer(source: Source) -> tuple[Tokenizer, Mapping[str, str]]:
+    if source.stream is not None:
+        return tokenizer_of(source)
+    tokens = TokenFile(source.tokens)
+    return tokens.tokenizer, tokens.tokenizer_texts

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
 from cubeloom.comm import Network, blames_others, devices
 from cubeloom.comm.recorder import Waits
-from cubeloom.models import skeleton
+from cubeloom.models import ModelSource, skeleton
 from cubeloom.pipeline import Updates
 from cubeloom.pipeline.runtime import Pipeline
 from cubeloom.pipeline.runtime.recorded import GraphRecord
 from cubeloom.train.checkpoint import (
+    BEST,
     CheckpointWriter,
     load_checkpoint,
     load_weights,
     save_checkpoint,
 )
 from cubeloom.train.clipping import norm_of, pieces, set_clip_and_skip
-from cubeloom.train.data import Loader
+from cubeloom.train.data import Loader, Samples
 from cubeloom.train.data.loader import read
 from cubeloom.train.decision import Decision, decide
+from cubeloom.train.evaluation import mean_loss
 from cubeloom.train.guard import Guard
 from cubeloom.train.job import Job
 from cubeloom.train.job.samples import samples_of
@@ -64,29 +67,18 @@ class Trainer:
         self.network = network
         self._rate = job.learning_rate
         self._source = job.source()
-        model = skeleton(self._source)
-        self.pipeline = Pipeline(
-            model,
-            self._source.cut(model),
-            network,
-            job.batch,
-            self._source.fill(model, job.seed, job.numbers, network.device),
-            job.schedule.schedule(job.grid.pipe),
-            job.layout.rest,
-            recompute=RECOMPUTE[job.layout.recompute],
-            ways=job.layout.ways,
-            compile=job.layout.compile,
-            record=GraphRecord() if job.layout.record else None,
-            seed=job.seed,
-        )
+        self.pipeline = pipeline_of(job, self._source, network)
         self.parameters = self.pipeline.parameters
         self.optimizer = optimizer_of(job.optimizer, self.parameters, self.pipeline.gradients)
         self._share = job.grid.share(network.coordinates, job.batch.samples)
         self.done, progress = self._take_up(decision or decide(job, network.host_group))
         # The best loss on validation, and how many since were no better.
         self._best: list[float] = progress.get("best", [])
+        self.best_step: int | None = progress.get(BEST)
+        """After how many steps it was, if anything was evaluated."""
         self._guard = Guard(job.guard, progress.get("norms", ()))
-        self._loader = Loader(samples_of(job, "training"), job.batch.samples, self._share, progress.get("position", 0))
+        samples = samples_of(job, "training", progress.get("stream"))
+        self._loader = Loader(samples, job.batch.samples, self._share, progress.get("position", 0))
         self._writer = CheckpointWriter(job.checkpoints, network, job.checkpoint.keep)
 
     def _take_up(self, decision: Decision) -> tuple[int, dict[str, Any]]:
@@ -135,31 +127,36 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
+    @cached_property
+    def _validation(self) -> Samples:
+        return samples_of(self.job, "validation")
+
     def evaluate(self) -> float:
         """The mean loss of the first batches of validation."""
-        samples, size = samples_of(self.job, "validation"), self.job.batch.samples
-        losses = [
-            self.pipeline.evaluate(self._to_device(read(samples, number * size, self._share)))
-            for number in range(self.job.evaluation.batches)
-        ]
-        return sum(losses) / len(losses)
+        samples, size = self._validation, self.job.batch.samples
+        shares = (read(samples, number * size, self._share) for number in range(self.job.evaluation.batches))
+        return mean_loss(self.pipeline, self.network, map(self._to_device, shares))[0]
 
     def judge(self, loss: float) -> bool:
         """Note a loss on validation; whether there have been enough in a row that were no better than the best."""
         best, worse = self._best or [float("inf"), 0]
         self._best = [loss, 0] if loss < best else [best, worse + 1]
+        if loss < best:
+            self.best_step = self.done
         patience = self.job.evaluation.patience
         return patience is not None and self._best[1] >= patience
 
     def save(self) -> None:
         progress = {
-            "position": self._loader.position,
+            **self._loader.progress,
             "norms": list(self._guard.norms),
             "best": self._best,
+            BEST: self.best_step,
             "model": self._source.describe(),
         }
+        best = self.best_step if self.job.checkpoint.best else None
         if self.job.checkpoint.asynchronous:
-            self._writer.save(self.done, self.parameters, self.optimizer, progress)
+            self._writer.save(self.done, self.parameters, self.optimizer, progress, best)
         else:
             save_checkpoint(
                 self.job.checkpoints,
@@ -169,6 +166,7 @@ class Trainer:
                 self.network,
                 progress,
                 self.job.checkpoint.keep,
+                best,
             )
 
     @property
@@ -184,3 +182,22 @@ class Trainer:
 
     def _to_device(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: devices.put(tensor, self.network.device) for name, tensor in data.items()}
+
+
+def pipeline_of(job: Job, source: ModelSource, network: Network) -> Pipeline:
+    """The job's model on its grid."""
+    model = skeleton(source)
+    return Pipeline(
+        model,
+        source.cut(model),
+        network,
+        job.batch,
+        source.fill(model, job.seed, job.numbers, network.device),
+        job.schedule.schedule(job.grid.pipe),
+        job.layout.rest,
+        recompute=RECOMPUTE[job.layout.recompute],
+        ways=job.layout.ways,
+        compile=job.layout.compile,
+        record=GraphRecord() if job.layout.record else None,
+        seed=job.seed,
+    )

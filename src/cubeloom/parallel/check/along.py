@@ -129,6 +129,27 @@ def batch_norm(step: Step) -> list[Dims]:
     return [joined(step.name, [tracked.dims, *((*each.dims, *rest) for each in channels)], step.whole[0])]
 
 
+def fourier(step: Step) -> list[Dims]:
+    step.refuse_other_numbers()
+    tracked = step.only
+    given = step.argument(
+        2, "dim", default=-1 if step.name in ("fft_fft", "fft_ifft", "fft_rfft", "fft_irfft") else None
+    )
+    places = places_of(given, len(tracked.dims))
+    refuse_cut(step, tracked, places, _consequence(step.name))
+    return _replaced(step, tracked, places)
+
+
+def of_samples(step: Step) -> list[Dims]:
+    """Convolutions and norms between layers: of each sample by itself, and of all its channels."""
+    step.refuse_other_numbers()
+    tracked, *weights = step.inputs
+    refuse_cut(step, tracked, range(1, len(tracked.dims)), _consequence(step.name))
+    for weight in weights:
+        refuse_cut(step, weight, range(len(weight.dims)), _consequence(step.name))
+    return [(tracked.dims[0], *uncut(step.whole[0][1:]))]
+
+
 def _shape(sizes: Any) -> Sequence[int]:
     return (sizes,) if isinstance(sizes, int) else sizes
 
@@ -232,6 +253,11 @@ RULES: dict[str, Rule] = {
     },
     **dict.fromkeys(("interpolate", "upsample"), resampled),
     "batch_norm": batch_norm,
+    **{
+        f"fft_{inverse}{real}fft{end}": fourier for inverse in ("", "i") for real in ("", "r") for end in ("", "2", "n")
+    },
+    **dict.fromkeys(("group_norm", "instance_norm"), of_samples),
+    **{f"conv{kind}{count}d": of_samples for kind in ("", "_transpose") for count in (1, 2, 3)},
     "cosine_similarity": cosine,
     "embedding": looked_up,
 }

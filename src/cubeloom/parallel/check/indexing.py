@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from torch import Tensor
@@ -63,6 +64,9 @@ def indexed(step: Step, tracked: Tracked) -> Dims:
             _refuse_cut_place(step, tracked, place)
             tensors.append((len(found), step.of(mine)))
             place += 1
+        elif isinstance(mine, list) and _takes_kept(tracked.dims[place], mine, theirs):
+            found.append(uncut([len(mine)])[0])
+            place += 1
         elif isinstance(mine, list):
             _refuse_cut_place(step, tracked, place)
             found.append(uncut([len(mine)])[0])
@@ -84,6 +88,8 @@ def _whole_index(step: Step) -> Any:
     numbers = iter(step.whole_numbers)
 
     def filled(item: Any) -> Any:
+        if isinstance(item, list):
+            return [next(numbers, None) for _ in item]
         return item if isinstance(item, Tensor) else next(numbers, None)
 
     index = step.args[1]
@@ -117,6 +123,19 @@ def _sliced(step: Step, tracked: Tracked, place: int, mine: Any, theirs: Any, si
     if whole != own:
         step.refuse_other_numbers()
     return uncut([len(whole)])[0]
+
+
+def _takes_kept(dim: Dim, mine: Sequence[int], theirs: Any) -> bool:
+    """Whether the same numbers are taken out of sections that every rank has whole."""
+    if len(dim) != 1 or not dim[0].kept or not isinstance(theirs, list) or len(mine) != len(theirs):
+        return False
+    factor, ends = dim[0], list(accumulate(dim[0].sections, initial=0))
+    local = factor.local(factor.size)
+    for own, place in zip(mine, (each % factor.size for each in theirs), strict=True):
+        section = next(number for number, end in enumerate(ends[1:]) if place < end)
+        if section not in factor.kept or own % local != factor.local(ends[section]) + place - ends[section]:
+            return False
+    return True
 
 
 def _refuse_cut_place(step: Step, tracked: Tracked, place: int) -> None:

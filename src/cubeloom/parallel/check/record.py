@@ -52,14 +52,14 @@ class Record(Run):
         self.kept: dict[
             int, tuple[Any, Tensor]
         ] = {}  # how each tensor is known; kept, so that an id is that of one tensor
-        self.found: dict[int, tuple[Any, Tensor]] = {}  # those that were there before, however they were changed
+        self.before: dict[int, tuple[Any, Tensor]] = {}  # those that were there before, however they were changed
         for name, value in inputs.items():
             if isinstance(value, Tensor):
                 self.kept[id(value)] = ("input", name), value
 
     def known(self, tensor: Tensor) -> Any:
         if id(tensor) not in self.kept:
-            self.kept[id(tensor)] = self.found[id(tensor)] = ("outside", id(tensor)), tensor
+            self.kept[id(tensor)] = self.before[id(tensor)] = ("outside", id(tensor)), tensor
         return self.kept[id(tensor)][0]
 
     def step(

@@ -24,6 +24,8 @@ LayerRule = Callable[[str, Sequence[Tracked], Sequence[bool], Shape], Tracked]
 
 
 class Replay(Run):
+    averaged = False  # as in Step
+
     def __init__(self, record: Record, layer_rule: LayerRule, inputs: Mapping[str, tuple[Tensor, Tracked]]) -> None:
         super().__init__(record.model, record.layers)
         self._record = record
@@ -38,7 +40,7 @@ class Replay(Run):
     def of(self, tensor: Tensor) -> Tracked:
         """What is known of a tensor. One that was there before the run is whole on every rank."""
         if id(tensor) not in self._tracked:
-            known = self._record.found.get(id(tensor))
+            known = self._record.before.get(id(tensor))
             if isinstance(tensor.grad_fn, BackwardCFunction):
                 _refuse_function(tensor.grad_fn)
             if known is None or known[1] is not tensor:
@@ -114,7 +116,19 @@ class Replay(Run):
                 return result
         entry, inputs = self._next(operation.name, tensors)
         local = None if error is not None else [tuple(each.shape) for each in results]
-        step = Step(operation.name, args, kwargs, inputs, before, self.of, entry.numbers, numbers, entry.shapes, local)
+        step = Step(
+            operation.name,
+            args,
+            kwargs,
+            inputs,
+            before,
+            self.of,
+            entry.numbers,
+            numbers,
+            entry.shapes,
+            local,
+            self.averaged,
+        )
         found = ruled(step)
         if error is not None:
             given = " and ".join(map(str, inputs))

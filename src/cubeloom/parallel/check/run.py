@@ -110,7 +110,8 @@ class Run(TorchFunctionMode, ABC):
     def failed(self, error: Exception) -> NoReturn:
         place = where.raised(error)
         raise CutError(
-            f"{place and place + ': '}the model itself fails where it is run once without values: {type(error).__name__}: {first_line(error)}"
+            f"{place and place + ': '}the model itself fails where it is run once without values: {type(error).__name__}:"
+            f" {first_line(error)}"
         ) from error
 
     def _make_opaque(self, name: str) -> None:

@@ -36,6 +36,7 @@ class Step:
     numbers: Sequence[Any]  # and of the rank's
     whole: Sequence[Shape]  # shapes of results
     local: Sequence[Shape] | None  # None where torch refuses local sizes
+    averaged: bool = False  # gradients of what is repeated for each of a rank's samples are averaged over ranks
 
     def argument(self, place: int, *names: str, default: Any = None) -> Any:
         if len(self.args) > place:
@@ -119,7 +120,8 @@ def spans(
     if len(found) < len(whole):
         refuse_cut(step, tracked, [place], consequence)
     parts = parts_of(dim)
-    expected = [(start // parts, stop // parts) for start, stop in whole]
+    local = dim[0].local if len(dim) == 1 else (lambda stop: stop // parts)
+    expected = [(local(start), local(stop)) for start, stop in whole]
     if own is None or list(own) != expected:
         taken = "torch refuses it on a rank" if own is None else f"a rank takes {_in_words(own)} of its part"
         raise Refused(

@@ -24,16 +24,26 @@ class Factor:
     cutting: Cutting = ()
     ratio: int = 1
     sections: tuple[int, ...] = ()  # of unequal sizes; of equal ones it is two factors
+    kept: tuple[int, ...] = ()  # of sections, those that every rank has whole
 
     @property
     def parts(self) -> int:
         return prod(size for _, size in self.cutting) * self.ratio if self.cutting else self.ratio
 
+    def local(self, stop: int) -> int:
+        """How much of what is before this place of the whole a rank has; of sections, where one ends."""
+        if not self.kept:
+            return stop // self.parts
+        ends = accumulate(self.sections)
+        found = [(size, end) for size, end in zip(self.sections, ends, strict=True) if end <= stop]
+        return sum(size if number in self.kept else size // self.parts for number, (size, _) in enumerate(found))
+
     def __str__(self) -> str:
         if self.ratio > 1:
             return f"{self.size} (alike, 1/{self.ratio} on a rank)"
         if self.sections:
-            return f"({' | '.join(map(str, self.sections))})/{named(self.cutting)}"
+            sizes = [f"{size} whole" if number in self.kept else f"{size}" for number, size in enumerate(self.sections)]
+            return f"({' | '.join(sizes)})/{named(self.cutting)}"
         return f"{self.size}/{named(self.cutting)}" if self.cutting else str(self.size)
 
 
@@ -64,6 +74,12 @@ class Tracked:
     def axes(self) -> frozenset[str]:
         return frozenset(axis for dim in self.dims for factor in dim for axis, _ in factor.cutting)
 
+    @property
+    def of_samples(self) -> bool:
+        """Where data cuts samples: it has something for each sample, or as many times the same, one behind another."""
+        alike = any(factor.ratio > 1 for factor in self.dims[0]) if self.dims else False
+        return alike or "data" in self.axes
+
     def __str__(self) -> str:
         return described(self.dims)
 
@@ -85,7 +101,7 @@ def is_cut(dim: Dim) -> bool:
 
 
 def local_shape(dims: Dims) -> tuple[int, ...]:
-    return tuple(size_of(dim) // parts_of(dim) for dim in dims)
+    return tuple(prod(factor.local(factor.size) for factor in dim) for dim in dims)
 
 
 def named(cutting: Cutting) -> str:
@@ -103,8 +119,12 @@ def described(dims: Dims) -> str:
     return f"[{', '.join(' x '.join(map(str, dim)) or '1' for dim in dims)}]"
 
 
-def in_sections(sizes: Sequence[int], cutting: Cutting) -> Dim:
-    """A dimension of sections one behind another, of each of which a rank has an equal part."""
+def in_sections(sizes: Sequence[int], cutting: Cutting, kept: Sequence[int] = ()) -> Dim:
+    """A dimension of sections one behind another, of each of which a rank has an equal part, or all if it is `kept`."""
+    if len(kept) == len(sizes):
+        return uncut([sum(sizes)])[0]
+    if kept:
+        return (Factor(sum(sizes), cutting, sections=tuple(sizes), kept=tuple(kept)),)
     if not cutting or len(sizes) == 1:
         return normal([Factor(sum(sizes), cutting)])
     if len(set(sizes)) == 1:
@@ -123,7 +143,9 @@ def cut_out(dim: Dim, start: int, stop: int) -> Dim | None:
     if first.sections and not rest:
         ends = list(accumulate(first.sections, initial=0))
         if start in ends and stop in ends and start < stop:
-            return in_sections(first.sections[ends.index(start) : ends.index(stop)], first.cutting)
+            low, high = ends.index(start), ends.index(stop)
+            kept = [number - low for number in first.kept if low <= number < high]
+            return in_sections(first.sections[low:high], first.cutting, kept)
     size = size_of(rest)
     if first.parts == 1 and rest and not (start % size or stop % size) and start < stop:
         return normal([Factor((stop - start) // size), *rest])
@@ -149,7 +171,7 @@ def _merged(outer: Factor, inner: Factor) -> Factor | None:
     if outer.sections or inner.sections:
         if inner.cutting or inner.ratio > 1 or inner.sections:
             return None
-        return Factor(size, outer.cutting, sections=tuple(each * inner.size for each in outer.sections))
+        return replace(outer, size=size, sections=tuple(each * inner.size for each in outer.sections))
     if outer.ratio > 1 or inner.ratio > 1:
         return Factor(size, (), outer.ratio * inner.ratio) if outer.ratio > 1 and inner.ratio > 1 else None
     # A contiguous block of the outer factor is one of the product, if the inner one is whole or the block is a single one.
@@ -164,7 +186,8 @@ def split(factor: Factor, outer: int) -> tuple[Factor, Factor] | None:
         return None
     rest = factor.size // outer
     if factor.sections:
-        if any(each % (rest * factor.parts) for each in factor.sections):
+        needed = [rest if number in factor.kept else rest * factor.parts for number in range(len(factor.sections))]
+        if any(each % least for each, least in zip(factor.sections, needed, strict=True)):
             return None
         return replace(factor, size=outer, sections=tuple(each // rest for each in factor.sections)), Factor(rest)
     if factor.ratio > 1:
@@ -201,7 +224,8 @@ def common(first: Dim, second: Dim) -> Dim | None:
                 return None
             (one, left[:0]), (two, right[:0]) = outer, other
         alike = one.ratio > 1 or two.ratio > 1
-        if one.parts != two.parts or ((one.cutting, one.sections) != (two.cutting, two.sections) and not alike):
+        lie = [(each.cutting, each.sections, each.kept) for each in (one, two)]
+        if one.parts != two.parts or (lie[0] != lie[1] and not alike):
             return None
         found.append(two if one.ratio > 1 else one)
     return normal(found)

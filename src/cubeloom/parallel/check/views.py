@@ -120,7 +120,7 @@ def repeat_interleave(step: Step) -> list[Dims]:
 
 def _refuse_repeated_gradient(step: Step, found: Sequence[Dim], tracked: Tracked) -> None:
     # The gradients of parameters between layers are averaged over samples.
-    known = tracked.parameters or tracked.summands
+    known = tracked.parameters or tracked.summands or step.averaged
     if step.needs_gradient[0] and not known and any(factor.ratio > 1 for dim in found for factor in dim):
         raise Refused(
             f"{step.name} repeats {tracked} along a dimension of which a rank has a part: each rank would have a summand of its"

@@ -1,6 +1,7 @@
 """The layers of the cube, a file for each kind: how a cut declares it, and what computes it on a rank."""
 
 from cubeloom.parallel.layers.attention import Attention as Attention
+from cubeloom.parallel.layers.declared import AnyCut as AnyCut
 from cubeloom.parallel.layers.declared import Cut as Cut
 from cubeloom.parallel.layers.declared import Declared as Declared
 from cubeloom.parallel.layers.declared import Making as Making

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import singledispatch
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -19,6 +20,9 @@ from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.specs import LayerSpec
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.weight import Weight
+
+if TYPE_CHECKING:
+    from cubeloom.parallel.traced.row import Row
 
 
 @dataclass(frozen=True)
@@ -55,13 +59,18 @@ class FoundCut(ABC):
         """Raises CutError where there is none."""
 
     @abstractmethod
+    def row(self, model: nn.Module, grid: Grid, batch: Batch) -> Row:
+        """Where a pipeline can cut the model. Raises UserError where it cannot."""
+
+    @abstractmethod
     def finish(
         self, model: nn.Module, grid: Grid, batch: Batch, state: CubeState, fill: Callable[[str, Block], Tensor]
     ) -> None:
         """What is left to do where the layers of a model, or of a stage of it, have been replaced."""
 
 
-Cut = Mapping[str, Declared] | FoundCut  # by module name, `*` standing for a number
+Cut = Mapping[str, Declared]  # by module name, `*` standing for a number
+AnyCut = Cut | FoundCut
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,9 @@ class CutLogits(Tensor):
             if found is not None:
                 return found
             if function is functional.cross_entropy:
-                found = cut_cross_entropy(*args, **kwargs)
-                if found is not None:
-                    return found
+                loss = cut_cross_entropy(*args, **kwargs)
+                if loss is not None:
+                    return loss
         return function(*_wholes(args), **_wholes(kwargs))
 
 

@@ -99,6 +99,9 @@ class TracedLinear(CubeLinear):
         )
         self._regather = False
         self._own_features = None  # a bias lies as the features do
+        if spec.kept:
+            sections = self._output = KeptSections(spec, state, self._output)
+            self._own_features, self._adds_bias = sections.of_bias, False
         # Of whole outputs that ranks use differently gradients are summed; else all have the same.
         leaves = spec.leaves and spec.shared
         dims = {"rows": 0, "features": self._dim}
@@ -117,15 +120,45 @@ class TracedLinear(CubeLinear):
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
         if self._given == "whole":
-            if self._leave is not None:
-                y = self._leave(y)
-            else:
-                y = all_parts_of(y, self._along_n, self._dim, f"{self._name} leave")
+            shared, name = self._leave, f"{self._name} leave"
+            y = all_parts_of(y, self._along_n, self._dim, name) if shared is None else shared(y)
             return y if y.shape[self._dim] == self._features else y.narrow(self._dim, 0, self._features)
         network = self._state.network
         if self._given == "lazy" and self._along_n.size * network.grid.data * network.grid.z > 1:
             return CutLogits.of(y, network, self._along_n, self._classes, self._name)
         return y
+
+
+class KeptSections:
+    """Of features of several sections each rank gets its part of some, and others whole: such as a key that all heads share."""
+
+    def __init__(self, spec: TracedLinearSpec, state: CubeState, cut: Callable[[Tensor], Tensor]) -> None:
+        network, dims = state.network, {"rows": 0, "features": -1}
+        self._cut, self._kept, self._sizes = cut, spec.kept, spec.sections
+        self._along_n, self._along_k = network.axis(spec.n_axis), network.axis(spec.k_axis)
+        between = [Collective.between(each, network, f"{spec.name} kept", dims) for each in spec.kept_output()]
+        self._sum, self._gather = between
+
+    def __call__(self, partial: Tensor) -> Tensor:
+        parts = partial.split([size // self._along_n.size for size in self._sizes], -1)
+        cut = [part for number, part in enumerate(parts) if number not in self._kept]
+        kept = [part for number, part in enumerate(parts) if number in self._kept]
+        found = iter([self._gather(self._sum(part.contiguous())) for part in kept])
+        own = iter([self._cut(part.contiguous()) for part in cut])
+        return torch.cat([next(found) if number in self._kept else next(own) for number in range(len(parts))], -1)
+
+    def of_bias(self, bias: Tensor) -> Tensor:
+        """Of the whole bias, what this rank adds."""
+        place, count = (
+            self._along_n.index * self._along_k.size + self._along_k.index,
+            self._along_n.size * self._along_k.size,
+        )
+
+        def own(number: int, section: Tensor) -> Tensor:
+            part = len(section) // count
+            return section if number in self._kept else section.narrow(0, place * part, part)
+
+        return torch.cat([own(number, section) for number, section in enumerate(bias.split(list(self._sizes)))])
 
 
 class TracedEmbedding(CubeEmbedding):
@@ -159,7 +192,7 @@ def _(spec: TracedNormSpec, making: Making) -> nn.Module:
 
 @make_layer.register
 def _(spec: WholeSpec, making: Making) -> nn.Module:
-    """The plain module: who reads a parameter of it gets the whole of it, inside autograd; `parameters()` has the distributed one."""
+    """The plain module: who reads a parameter of it gets what a rank uses; `parameters()` has the distributed one."""
     module, state = making.plain, making.state
     reads = _Reads(state, spec.name)
     for each in spec.own:

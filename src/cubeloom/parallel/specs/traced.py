@@ -1,4 +1,4 @@
-"""Layers of a model that nobody wrote a cut for: features alone are cut at rest, and rows are all those of a rank of data and z.
+"""Layers of a model that nobody wrote a cut for: features alone are cut at rest; rows are all those of a rank of data and z.
 
 An operation between layers may so take its sizes from any tensor: samples and sequences are whole everywhere.
 
@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, Literal
 
-from cubeloom.parallel.arrangement import Arrangement, exchanged
+from cubeloom.parallel.arrangement import Arrangement, exchanged, sectioned
 from cubeloom.parallel.config import REPLICATED, ParallelConfig, choose
 from cubeloom.parallel.layout import Axes, Layout
 from cubeloom.parallel.specs.linear import LinearSpec, Spread, gradient_scatter, weight_transfers
@@ -79,6 +79,7 @@ class TracedLinearSpec(LinearSpec):
     given: FeatureRest
     joins: str | None = None
     shared: bool = False  # ranks along which its output is alike use it differently: its gradient is summed over them
+    kept: tuple[int, ...] = ()  # of its sections, those that every rank has whole and uses differently
     trained: tuple[str, ...] = ("weight", "bias")
     rank: int | None = None  # dimensions of its input, where features are not the last
 
@@ -97,6 +98,11 @@ class TracedLinearSpec(LinearSpec):
         first, axis = (self.k, self.k_axis) if self.transposed else (self.held(c), self.n_axis)
         return c.weights_cut & (first % c.size(axis, "z") == 0)
 
+    def arrangement(self, c: ParallelConfig) -> Arrangement | None:
+        if not self.kept:
+            return super().arrangement(c)
+        return sectioned(self.sections, int(c.size(self.n_axis)), (1,) * len(self.sections))
+
     def _own(self, c: ParallelConfig) -> ParallelConfig:
         return replace(c, weights=choose(self.over_z(c), c.weights, REPLICATED))
 
@@ -109,6 +115,16 @@ class TracedLinearSpec(LinearSpec):
     def output(self, spread: Spread) -> tuple[Layout, Layout]:
         summed, rest = super().output(spread)
         return summed, replace(rest, partial_gradient=frozenset({self.k_axis})) if self.shared else rest
+
+    def shares_of_output(self) -> tuple[tuple[bool, Fraction], ...]:
+        """Of its features, which share is cut, and which every rank has whole."""
+        whole = Fraction(sum(self.sections[number] for number in self.kept), self.n)
+        return ((False, 1 - whole), (True, whole)) if self.kept else ((False, Fraction(1)),)
+
+    def kept_output(self) -> tuple[tuple[Layout, Layout], tuple[Layout, Layout]]:
+        """Of sections that every rank has whole: summed over K's axis, and gathered over N's."""
+        alone = replace(self, given="whole", shared=True, kept=())
+        return alone.output("replicated"), alone.leaving
 
     @property
     def leaving(self) -> tuple[Layout, Layout]:
@@ -138,7 +154,9 @@ class TracedLinearSpec(LinearSpec):
                     yield Transfer("I", target.gradient, source.gradient, x, when=call.gradient)
             # A bias is added between the two.
             product = call.live and (call.gradient or "weight" in self.trained)
-            yield from there_and_back(*self.output(self.spread_out(c)), y, back_when=product)
+            for whole, share in self.shares_of_output():
+                for source, target in self.kept_output() if whole else (self.output(self.spread_out(c)),):
+                    yield from there_and_back(source, target, y * share, back_when=product)
             if self.leaves:
                 yield from there_and_back(*self.leaving, y, back_when=product or (call.live and "bias" in self.trained))
             for each in weight_transfers(rest, used, self.k * self.held(c) * self.kernel_numel, self._own(c)):
@@ -151,7 +169,10 @@ class TracedLinearSpec(LinearSpec):
                 yield replace(each, trained="weight" in self.trained)
                 continue
             across, trained = other(self.bias_axis), "bias" in self.trained
-            if self.given == "both":
+            if self.kept:
+                layout, partial_sum = Layout.of(first=None), (*ROWS, *PLANE)
+                yield replace(each, layout=layout, partial=partial_sum, arranged=lambda: None, trained=trained)
+            elif self.given == "both":
                 layout, arranged = Layout.of(first=(self.bias_axis, across)), partial(self._bias_arrangement, c)
                 yield replace(each, layout=layout, partial=ROWS, arranged=arranged, trained=trained)
             else:
@@ -278,7 +299,7 @@ class TracedNormSpec(LayerSpec):
             yield Transfer("I", summed, whole, (2 if self.centred else 1) * rows, "statistic", when=call.gradient)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
-        first, across = self.axes[0], other(self.axes[0])
+        across = other(self.axes[0])
         both = across in self.axes
         alike = () if both or across in self.differing else (across,)
         partial_sum = ROWS if both else (*ROWS, across)

@@ -3,4 +3,6 @@
 from cubeloom.parallel.traced.loss import mean_over_batch as mean_over_batch
 from cubeloom.parallel.traced.model import Traced as Traced
 from cubeloom.parallel.traced.model import trace as trace
+from cubeloom.parallel.traced.row import Handed as Handed
+from cubeloom.parallel.traced.row import Row as Row
 from cubeloom.parallel.traced.tracing import Tracing as Tracing

@@ -73,6 +73,7 @@ def _layers(model: nn.Module, cut: dict[str, Placed], tied: dict[str, str], samp
                     given=placed.given,
                     sections=placed.sections,
                     joins=None if first == name else first,
+                    kept=placed.kept,
                     shared=placed.shared,
                     rank=known.rank,
                 )

@@ -49,6 +49,7 @@ class Choices:
     sections: dict[str, tuple[int, ...]] = field(
         default_factory=dict
     )  # of outputs that are several, one behind another
+    kept: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of sections, those that every rank has whole
     patches: dict[str, tuple[Patched, ...]] = field(default_factory=dict)
     shared: set[str] = field(default_factory=set)  # layers whose output ranks use differently: its gradient is summed
     slices: dict[str, tuple[Sliced, ...]] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from cubeloom.parallel.layers.logits import cut_cross_entropy
-from cubeloom.parallel.layers.loss import Mean
+from cubeloom.parallel.layers.loss import Mean, share_of
 from cubeloom.parallel.state import CubeState
 
 # Losses that divide by the number of targets that are not ignored, which differs from rank to rank.
@@ -34,7 +34,7 @@ def mean_over_batch(loss: Tensor, state: CubeState, targets: int | Tensor = 1) -
 
 def average_losses(module: nn.Module, state: CubeState) -> None:
     """From now on a cross-entropy inside the module's forward is the mean over all targets of the whole batch."""
-    if state.network.grid.data * state.network.grid.z == 1:
+    if state.network.grid.data * state.network.grid.z == 1 and not state.portioned:
         return
     kind = type(module)
 
@@ -49,19 +49,30 @@ def average_losses(module: nn.Module, state: CubeState) -> None:
 class _CountedLosses(TorchFunctionMode):
     def __init__(self, state: CubeState) -> None:
         super().__init__()
-        self._state = state
+        self._state, self._losses = state, 0
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if function is functional.cross_entropy and (found := cut_cross_entropy(*args, **kwargs)) is not None:
-            return found  # of the whole batch already
-        result = function(*args, **kwargs)
-        if function is functional.cross_entropy or function is functional.nll_loss:
-            count = _targets(*args, **kwargs)
-            return result if count is None else mean_over_batch(result, self._state, count)
-        return result
+        if function is not functional.cross_entropy and function is not functional.nll_loss:
+            return function(*args, **kwargs)
+        count = _targets(*args, **kwargs)
+        if count is None:
+            return function(*args, **kwargs)
+        if self._state.counting is not None:
+            self._state.counting.append(count.double())
+            return torch.zeros((), device=count.device)
+        mean = cut_cross_entropy(*args, **kwargs) if function is functional.cross_entropy else None
+        if mean is None:
+            mean = mean_over_batch(function(*args, **kwargs), self._state, count)
+        self._losses += 1
+        return share_of(mean, self._state.shares.get(share_name(self._losses - 1)))
+
+
+def share_name(loss: int) -> str:
+    """Of the share of a portion in a group's mean: which cross-entropy of the forward it is of."""
+    return f"cross-entropy {loss}"
 
 
 def _targets(

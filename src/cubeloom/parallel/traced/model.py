@@ -21,17 +21,19 @@ from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, Whol
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced.build import specs_of, tied_layers
 from cubeloom.parallel.traced.choices import Choices
-from cubeloom.parallel.traced.experts import experts_without_values
 from cubeloom.parallel.traced.known import held_elsewhere, known
 from cubeloom.parallel.traced.loss import average_losses
 from cubeloom.parallel.traced.report import table
-from cubeloom.parallel.traced.search import Search, cut_samples
+from cubeloom.parallel.traced.row import Row, watched_row
+from cubeloom.parallel.traced.search import Search, Watch, cut_samples, some_samples
 from cubeloom.parallel.traced.slices import OwnParts
 from cubeloom.parallel.traced.values import own_values, place_buffers, refuse_different_values
+from cubeloom.parallel.traced.without_values import asking_no_values
 from cubeloom.parallel.volume import Volume, step_volume
 
 REST = ShardingPolicy(activations="replicated")
 _CUBE = ("x", "y", "z")
+_LEAST = 4  # samples
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,19 @@ class Traced:
     choices: Choices = field(default_factory=Choices)  # what holds for modules beside their layers
     samples: int = 1  # of the example, on one rank
     rest: ShardingPolicy = REST
+    again: Callable[[nn.Module, Watch], object] | None = None  # runs the model once more, on some of its samples
+
+    def row(self, model: nn.Module) -> Row:
+        """Its row of blocks. Raises UserError where it has none, and CutError where its samples cannot be cut."""
+        if self.again is None:
+            raise CutError(f"{self.model} was not traced, so that its row of blocks is not known")
+        try:
+            return watched_row(model, self.again)
+        except CutError as error:
+            raise CutError(
+                f"{self.model}: micro-batches cut samples, and this model would compute something else of some samples than of"
+                f" all: {error}"
+            ) from None
 
     @property
     def config(self) -> ParallelConfig:
@@ -90,7 +105,7 @@ class Traced:
         return own / max(cut + alike + between[0], 1.0) / (self.grid.data * self.grid.z)
 
     def apply(self, model: nn.Module, network: Network, fill: Fill | None = None) -> CubeState:
-        """Cut the model over the network's ranks, in place; on every rank. Without `fill` blocks are the module's own values."""
+        """Cut the model over the network's ranks, in place, on every rank. Without `fill` blocks have the module's values."""
         if network.grid.sizes != self.grid.sizes:
             raise UserError(f"this model was traced for the grid {self.grid}, and the network is {network.grid}")
         if fill is None:
@@ -136,7 +151,7 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
     sizes = {axis: grid.size(axis) for axis in ("x", "y")}
     tied = tied_layers(model)
     inputs, samples = _several(inputs)
-    with experts_without_values(model):
+    with asking_no_values(model):
         found = Search(model, kinds, sizes, inputs, tied, say).find()
         for placed in found.placed.values():
             for use in placed.uses:
@@ -148,15 +163,15 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
             f" samples than of all: {why}"
         )
     item = next((parameter.element_size() for parameter in model.parameters()), 4)
-    return Traced(
-        type(model).__name__,
-        grid,
-        tuple(specs_of(model, found, tied, samples)),
-        item,
-        found.flops,
-        found.choices,
-        samples,
-    )
+    specs = tuple(specs_of(model, found, tied, samples))
+
+    def again(model: nn.Module, watch: Watch) -> None:
+        if samples < 2:
+            raise CutError(f"{type(model).__name__} was run without samples, so that they cannot be cut")
+        with asking_no_values(model):
+            some_samples(model, kinds, sizes, inputs, tied, found, samples, watch)
+
+    return Traced(type(model).__name__, grid, specs, item, found.flops, found.choices, samples, again=again)
 
 
 def _on_host(value: Any) -> Any:
@@ -164,11 +179,15 @@ def _on_host(value: Any) -> Any:
 
 
 def _several(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """At least two samples, and how many."""
+    """An even number of samples, at least four, and how many: so that half of them are several, too."""
     samples = next((each.shape[0] for each in inputs.values() if isinstance(each, Tensor) and each.dim()), 0)
-    if samples != 1:
+    times = 1 if not samples or (samples >= _LEAST and samples % 2 == 0) else -(-_LEAST // samples) * 2
+    if times == 1:
         return dict(inputs), samples
+
+    def of_samples(value: Any) -> bool:
+        return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == samples
+
     return {
-        name: torch.cat([each, each]) if isinstance(each, Tensor) and each.dim() and each.shape[0] == 1 else each
-        for name, each in inputs.items()
-    }, 2
+        name: torch.cat([each] * times) if of_samples(each) else each for name, each in inputs.items()
+    }, samples * times

@@ -1,7 +1,7 @@
-"""Numbers that modules hold of their whole features, such as how many heads there are: on a rank they are those of its part.
+"""Numbers that modules hold of their whole features, such as how many heads there are: on a rank they are its part's.
 
-Code like `x.view(batch, sequence, self.num_heads, -1)` takes them from an attribute of the module, or of its configuration. Which
-of them to change is tried out: what is accepted computes what the serial model does.
+Code like `x.view(batch, sequence, self.num_heads, -1)` takes them from an attribute of the module, or of its configuration.
+Which of them to change is tried out: what is accepted computes what the serial model does.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def patch_of(module: nn.Module, stage: int, parts: int, already: Patch) -> Patch
 
     held = {name: value for kind in reversed(type(module).__mro__) for name, value in vars(kind).items()} | vars(module)
     own = {name: value for name, value in held.items() if not name.startswith("_") and wanted(name, value)}
-    config = getattr(module, "config", None)
+    config = vars(module).get("config")
     theirs = (
         {}
         if config is None

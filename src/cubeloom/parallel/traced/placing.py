@@ -1,14 +1,15 @@
-"""Where the layers of a model lie that nobody has written a cut for: the model is run as a rank, and each layer takes what it gets.
+"""Where the layers of a model lie that nobody has written a cut for: it is run as a rank, and each layer takes what it gets.
 
-A linear that gets features on x gives features on y, and the other way round: so what was cut once stays cut until an operation
-between layers needs it whole. That operation is refused as in any check, and what it was given is then given in another way:
+A linear that gets features from x gives features on y, and the other way round: so what was cut once stays cut until an
+operation between layers needs it in another way. That operation is refused, as in any check, and what it was given is then
+given in another way:
 
-    features over both axes     [rows, N/(y·x)]   whole heads on each rank
+    features over both axes     [rows, N/(y·x)]   whole heads, an MLP; [rows, N/(x·y)] of the stream
     features over one           [rows, N/y]
     whole, but not gathered yet [rows, N]         logits, whose loss is computed from the parts
     whole                       [rows, N]         gathered
 
-and the model is run once more, until nothing is refused. Layers whose names differ in numbers alone are treated alike.
+Layers whose names differ in numbers alone are treated alike.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Placed:
     left_whole: bool = False
     differing: tuple[str, ...] = ()
     sections: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()  # of sections, those that every rank has whole
     shared: bool = False  # ranks along which its output is alike use it differently
     uses: list[Use] = field(default_factory=list)
 
@@ -126,7 +128,7 @@ class Placing:
         features = 1 if isinstance(placed.known, Table) else tracked.shape[place]
         rows_in, rows_out = prod(tracked.shape) // features, prod(shape) // shape[place]
         call = Call(rows_in, rows_out, gradient and self.live, live=self.live)
-        before.uses.append(Use(call, id(tracked), fixed="data" not in tracked.axes))
+        before.uses.append(Use(call, id(tracked), fixed=not tracked.of_samples))
 
     def _linear(self, name: str, linear: Linear, tracked: Tracked, shape: Shape) -> tuple[Placed, Dims]:
         place = _feature_place(linear, len(shape))
@@ -144,18 +146,21 @@ class Placing:
             axes = self._given_axes(other(side), given)
             if self._divides(linear, given, other(side), *axes):
                 sections = self.choices.sections.get(pattern_of(name), ()) if axes else ()
-                if any(size % prod(self._sizes[axis] for axis in axes) for size in sections):
+                kept = self.choices.kept.get(pattern_of(name), ()) if given == "both" and sections else ()
+                parts, weights = prod(self._sizes[axis] for axis in axes), self._sizes[other(side)]
+                needed = [weights if number in kept else parts for number in range(len(sections))]
+                if any(size % least for size, least in zip(sections, needed, strict=True)):
                     continue
-                dims = self._dims(tracked, shape, place, axes, sections)
+                dims = self._dims(tracked, shape, place, axes, sections, kept)
                 shared = given in ("one", "whole") and pattern_of(name) in self.choices.shared
-                return Placed(linear, side, taken, given, sections=sections, shared=shared), dims
+                return Placed(linear, side, taken, given, sections=sections, kept=kept, shared=shared), dims
         if cut:
             raise Refused(f"layer {name}, {linear.k} to {linear.n} features, cannot be cut as {tracked} lies")
         return Placed(linear, "x", "whole", "whole", left_whole=True), self._dims(tracked, shape, place, ())
 
     def _ways(self, linear: Linear, dim: Dim) -> Iterator[tuple[Side, FeatureRest, FeatureRest]]:
         if len(dim) > 1:
-            raise Refused(f"it gets features that lie as {described([dim])}")
+            raise Refused(f"it gets features that lie as {described((dim,))}")
         sources: dict[tuple[str, ...], list[tuple[Side, FeatureRest]]] = {
             ("x",): [("x", "one")],
             ("y",): [("y", "one")],
@@ -196,7 +201,13 @@ class Placing:
         return Placed(table, "y", "whole", "whole"), self._dims(tracked, shape, -1, ())
 
     def _dims(
-        self, tracked: Tracked, shape: Shape, place: int, axes: Sequence[Side], sections: tuple[int, ...] = ()
+        self,
+        tracked: Tracked,
+        shape: Shape,
+        place: int,
+        axes: Sequence[Side],
+        sections: tuple[int, ...] = (),
+        kept: tuple[int, ...] = (),
     ) -> Dims:
         """Rows lie as those of the input."""
         dims = list(uncut(shape))
@@ -204,7 +215,8 @@ class Placing:
             if at != place % len(shape) and size_of(dim) == size:
                 dims[at] = dim
         if axes:
-            dims[place] = in_sections(sections or [shape[place]], tuple((axis, self._sizes[axis]) for axis in axes))
+            cutting = tuple((axis, self._sizes[axis]) for axis in axes)
+            dims[place] = in_sections(sections or [shape[place]], cutting, kept)
         return tuple(dims)
 
 

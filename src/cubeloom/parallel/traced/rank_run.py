@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import Any, NoReturn
@@ -82,6 +83,7 @@ class Misplaced(CutError):
         tensors: Sequence[Tracked],
         arguments: Mapping[str | int, Dims],
         around: Sequence[frozenset[str]] = (),
+        split: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(f"{place}: {why}" if place else why)
         self.why = why
@@ -93,6 +95,7 @@ class Misplaced(CutError):
         self.by_numbers = by_numbers  # it takes sizes
         self.tensors = tensors
         self.arguments = arguments  # of the module, those that may be cut
+        self.split = split  # the two sizes that a view takes its last dimension apart into
         self.around = around  # makers of what each running module was given, the innermost first
 
 
@@ -107,7 +110,7 @@ class RankRun(RunWithConstants, Replay):
         self._parts: dict[int, Tensor] = {}  # by the id of a parameter that is cut, a rank's part of it
         self._lazy: dict[int, str] = {}
         self._averaged: set[int] = set()
-        self._rows_cut = any(tracked.axes for _, tracked in inputs.values())
+        self._rows_cut = self.averaged = any(tracked.axes for _, tracked in inputs.values())
         self.losses: list[LossUse] = []
         self.flops = [0.0, 0.0]  # of products between layers: of the whole, and of a rank
         self.partial: dict[
@@ -153,8 +156,11 @@ class RankRun(RunWithConstants, Replay):
         return self._place
 
     def sliced(self, name: str, each: Sliced, whole: Tensor) -> Tensor:
-        dims = uncut(whole.shape)
-        dims = (*dims[: each.place], each.dim, *dims[each.place + 1 :])
+        dims, (first, *rest) = uncut(whole.shape), each.dim
+        times = whole.shape[each.place] // prod(factor.size for factor in rest)
+        if not first.cutting and 0 < times < first.size:  # once for each sample, of which this rank has some
+            first = Factor(first.size, (), first.size // times)
+        dims = (*dims[: each.place], (first, *rest), *dims[each.place + 1 :])
         with self.paused():
             part = torch.empty(local_shape(dims), dtype=whole.dtype, device=META)
         self._keep(part, ("argument", name, each.argument), Tracked(dims))
@@ -165,6 +171,13 @@ class RankRun(RunWithConstants, Replay):
             f"{where.here(self.names)}: {name} draws random numbers, and each rank would draw its own for its part: set the"
             " model's dropout to 0, or call model.eval() before it is parallelized"
         )
+
+    def lies(self, tensor: Tensor) -> Tracked:
+        """As `of`, also of a tensor that is made of numbers alone."""
+        if id(tensor) in self.constants:
+            with self.paused():
+                return Tracked(self._dims_of_constant(self.constants[id(tensor)][0], tensor))
+        return self.of(tensor)
 
     def _dims_of_constant(self, number: int, own: Tensor) -> Dims:
         """One that is made of the size of a rank's samples is alike along them, or it is something else."""
@@ -197,7 +210,7 @@ class RankRun(RunWithConstants, Replay):
         if is_random(operation, args, kwargs):
             self._refuse_random(operation.name)
         try:
-            if operation.name == "setitem" and len(tensors) > 1:
+            if operation.name in ("setitem", "copy") and len(tensors) > 1:
                 self._specialise(*tensors[:2])
             lazy = self._lazy_input(operation, tensors)
             averaged = self._averaged_input(operation, tensors)
@@ -329,7 +342,16 @@ class RankRun(RunWithConstants, Replay):
             known,
             self._arguments(),
             [self._makers_of(args, kwargs) for _, args, kwargs in reversed(self.running)],
+            self._split(),
         ) from None
+
+    def _split(self) -> tuple[int, int] | None:
+        entry = self._record.entries[self._place - 1] if 0 < self._place <= len(self._record.entries) else None
+        if entry is None or entry.name not in ("view", "reshape", "unflatten") or not entry.input_shapes:
+            return None
+        before, after = entry.input_shapes[0], entry.shapes[0]
+        fits = len(after) == len(before) + 1 and after[:-2] == before[:-1]
+        return (after[-2], after[-1]) if fits else None
 
     def _makers_of(self, args: Any, kwargs: Any) -> frozenset[str]:
         tensors = list[Tensor]()
@@ -343,8 +365,9 @@ class RankRun(RunWithConstants, Replay):
             return {}
         _, args, kwargs = self.running[-1]
         found: dict[str | int, Dims] = {}
-        for key, value in (*enumerate(args), *kwargs.items()):
-            value = self._on_meta(value)
+        given: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
+        for key, each in given:
+            value = self._on_meta(each)
             if isinstance(value, Tensor) and not value.requires_grad:
                 tracked = self._tracked.get(id(value))
                 found[key] = uncut(value.shape) if tracked is None else tracked.dims
@@ -372,6 +395,11 @@ class RankRun(RunWithConstants, Replay):
 
     def _summands(self, step: Step, dims: Dims) -> tuple[frozenset[str], frozenset[str]]:
         pairs = list(zip(step.inputs, step.needs_gradient, strict=True))
+        sectioned = frozenset(axis for each in step.inputs for axis in _kept_along(each))
+        if (
+            sectioned and not sectioned <= Tracked(dims).axes
+        ):  # taken out of what every rank has whole, and uses differently
+            return sectioned - Tracked(dims).axes, frozenset()
         own = frozenset(name for each, needs in pairs if needs for name in each.parameters)
         others = [(each, needs) for each, needs in pairs if not each.parameters]
         # Over samples the gradients of all parameters are averaged; of one that is cut there is nothing to sum.
@@ -382,7 +410,8 @@ class RankRun(RunWithConstants, Replay):
             return frozenset(), own
         for name, axes in differing.items():
             self.note(name, axes)
-        found = summands(step.name, [(_of_plane(each), needs) for each, needs in others], _of_plane(Tracked(dims)).dims)
+        plane = partial(_of_plane, alike=not self._rows_cut)
+        found = summands(step.name, [(plane(each), needs) for each, needs in others], plane(Tracked(dims)).dims)
         return found, frozenset()
 
     def note(self, name: str, axes: frozenset[str]) -> None:
@@ -399,10 +428,22 @@ class RankRun(RunWithConstants, Replay):
                 self._misplaced(Refused("the model returns it"), [output])
 
 
-def _of_plane(tracked: Tracked) -> Tracked:
-    """Without the axes that cut samples."""
+def _kept_along(tracked: Tracked) -> frozenset[str]:
+    """The axes that cut sections of it beside others that every rank has whole."""
+    return frozenset(axis for dim in tracked.dims for factor in dim if factor.kept for axis, _ in factor.cutting)
+
+
+def _of_plane(tracked: Tracked, alike: bool) -> Tracked:
+    """Without the axes that cut samples; and without what is `alike` for all of them."""
     dims = tuple(
-        tuple(replace(factor, cutting=tuple(each for each in factor.cutting if each[0] in PLANE)) for factor in dim)
+        tuple(
+            replace(
+                factor,
+                cutting=tuple(each for each in factor.cutting if each[0] in PLANE),
+                ratio=factor.ratio if alike else 1,
+            )
+            for factor in dim
+        )
         for dim in tracked.dims
     )
     return replace(tracked, dims=dims)

@@ -38,8 +38,8 @@ def table(
             why[pattern_of(spec.name)] = spec.why
     yield f"{model}: {cut_share:.1%} of the parameters are cut over every axis of the cube; a rank computes {flops_share:.1%}"
     width = max((len(name) for name, _ in rows), default=0)
-    for (name, lies), (times, numbers, moved) in rows.items():
-        yield f"  {name or '(the model)':<{width}} ×{times:<3.0f} {lies:<34} {numbers:>15,.0f} {moved:>15,.0f} bytes"
+    for (name, lies), (times, total, received) in rows.items():
+        yield f"  {name or '(the model)':<{width}} ×{times:<3.0f} {lies:<34} {total:>15,.0f} {received:>15,.0f} bytes"
     if why:
         yield "whole on every rank of x and y:"
         yield from (f"  {name or '(the model)'}: {reason}" for name, reason in why.items())

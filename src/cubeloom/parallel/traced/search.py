@@ -7,6 +7,7 @@ which it lies, for one that is cut less.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -22,7 +23,7 @@ from cubeloom.parallel.traced.known import Known, Linear
 from cubeloom.parallel.traced.patches import GROUPS, HEADS, WIDTHS, Patch, patch_of, patched
 from cubeloom.parallel.traced.placing import PLANE, Placed, Placing
 from cubeloom.parallel.traced.rank_run import LossUse, Misplaced, RankRun
-from cubeloom.parallel.traced.whole_run import recorded, run_with
+from cubeloom.parallel.traced.whole_run import WholeRun, recorded, run_with
 
 _MOST_TRIES = 400
 
@@ -156,6 +157,7 @@ class Search:
         parts = tried.placing.parts(placed)
         apart = self._taken_apart(tried.choices, name, placed, refused.sections)
         starts = [tried.choices] if apart is None else [tried.choices, apart]
+        starts += self._kept(tried.choices if apart is None else apart, name, placed, refused)
         if apart is not None:
             yield apart
         if module is None or parts < 2 or not name.startswith(f"{module}."):
@@ -170,6 +172,21 @@ class Search:
             if (changed := self._patched(tried.choices, module, GROUPS, count, maker)) is not None:
                 changed.shared |= {pattern_of(maker) for maker in refused.makers}
                 yield changed
+
+    def _kept(self, choices: Choices, name: str, placed: Placed, refused: Misplaced) -> list[Choices]:
+        """All queries, and one key and one value that all heads share: these are whole on every rank."""
+        pattern, linear = pattern_of(name), placed.known
+        if not isinstance(linear, Linear) or placed.given != "both" or choices.kept.get(pattern):
+            return []
+        sections = choices.sections.get(pattern, ())
+        if not sections and refused.split is not None and refused.split[0] > 2:
+            count, width = refused.split
+            sections = ((count - 2) * width, width, width)
+        if len(sections) < 2 or sum(sections) != linear.n or sections[0] <= max(sections[1:]):
+            return []
+        changed = choices.copy()
+        changed.sections[pattern], changed.kept[pattern] = sections, tuple(range(1, len(sections)))
+        return [changed]
 
     def _taken_apart(self, choices: Choices, name: str, placed: Placed, sections: tuple[int, ...]) -> Choices | None:
         """Together with what is known of them."""
@@ -233,8 +250,9 @@ class Search:
             return choices
         if (back := self._taken_back(choices, refused)) is not None:
             return back
-        for given in refused.around:  # what the module was given, whose sizes it may have asked for
-            cut = [name for name in placed if name in given and placed[name].given != "whole"]
+        # Code may have asked for the sizes of what its module was given, or of any tensor that was made before.
+        for some in (*refused.around, frozenset(placed)):
+            cut = [name for name in placed if name in some and placed[name].given != "whole"]
             if cut:
                 choices.bar(cut[-1], (placed[cut[-1]].side, placed[cut[-1]].given), refused.why)
                 return choices
@@ -293,21 +311,41 @@ def cut_samples(
 
     The layers then know which of their rows are as many for any number of samples.
     """
-    parts = next(each for each in range(2, samples + 1) if samples % each == 0)
-    empty = {name: each.to("meta") if isinstance(each, Tensor) else each for name, each in inputs.items()}
-    placing = Placing(known, sizes, found.choices, tied)
     try:
-        record, _ = recorded(model, known, empty, found.choices.slices)
-        given = _parts_of_samples(empty, samples, parts)
-        run = RankRun(record, placing, given)
-        own = {name: tensor for name, (tensor, _) in given.items()}
-        _run_as_rank(model, run, found.choices, {**empty, **own})
+        placed = some_samples(model, known, sizes, inputs, tied, found, samples)
     except CutError as error:
         return str(error)
-    for name, each in placing.placed.items():
+    for name, each in placed.items():
         for use, here in zip(found.placed[name].uses, each.uses, strict=True):
             use.fixed = here.fixed
     return None
+
+
+# What watches a run: it is given how a tensor lies, and for how many samples a rank has it.
+Watch = Callable[[Callable[[Tensor], Tracked], int], AbstractContextManager[None]]
+
+
+def some_samples(
+    model: nn.Module,
+    known: Mapping[str, Known],
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, Any],
+    tied: Mapping[str, str],
+    found: Found,
+    samples: int,
+    watch: Watch | None = None,
+) -> dict[str, Placed]:
+    """A run of a rank that has a part of the samples. Raises CutError where it computes something else of them than of all."""
+    parts = next(each for each in range(2, samples + 1) if samples % each == 0)
+    empty = {name: each.to("meta") if isinstance(each, Tensor) else each for name, each in inputs.items()}
+    placing = Placing(known, sizes, found.choices, tied)
+    record, _ = recorded(model, known, empty, found.choices.slices)
+    given = _parts_of_samples(empty, samples, parts)
+    run = RankRun(record, placing, given)
+    own = {name: tensor for name, (tensor, _) in given.items()}
+    with nullcontext() if watch is None else watch(run.lies, samples // parts):
+        _run_as_rank(model, run, found.choices, {**empty, **own})
+    return placing.placed
 
 
 def _parts_of_samples(inputs: Mapping[str, Any], samples: int, parts: int) -> dict[str, tuple[Tensor, Tracked]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ class OwnParts:
 
     def __call__(self, _: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         for each in self.slices:
-            args, kwargs = with_argument(args, kwargs, each.argument, lambda whole, each=each: self._of(each, whole))
+            args, kwargs = with_argument(args, kwargs, each.argument, partial(self._of, each))
         return args, kwargs
 
     def _of(self, each: Sliced, whole: Tensor) -> Tensor:

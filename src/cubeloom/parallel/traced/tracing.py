@@ -16,8 +16,9 @@ from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.specs import LayerSpec
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced.model import Traced, trace
+from cubeloom.parallel.traced.row import Row
 
-_SAMPLES = 2  # of the example, on a rank: what is true of two is true of more
+_SAMPLES = 4  # of the example: what is true of two on a rank is true of more
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ class Tracing(FoundCut):
 
     def specs(self, model: nn.Module, grid: Grid, batch: Batch) -> list[LayerSpec]:
         return list(self.traced(model, grid, batch).specs)
+
+    def row(self, model: nn.Module, grid: Grid, batch: Batch) -> Row:
+        return self.traced(model, grid, batch).row(model)
 
     def finish(
         self, model: nn.Module, grid: Grid, batch: Batch, state: CubeState, fill: Callable[[str, Block], Tensor]

@@ -27,7 +27,7 @@ def _has_gradients(tensor: Tensor) -> bool:
 
 
 class WholeRun(RunWithConstants, Record):
-    """`between`: parameters that are used outside of the layers. `live`: what the result depends on, calls of layers by place."""
+    """`between`: parameters that are used outside of layers. `live`: calls of layers that the loss depends on, by place."""
 
     between: set[str]
     live: set[int]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,26 +17,41 @@ from cubeloom.base.limits import within
 from cubeloom.comm import Network
 from cubeloom.models import AttentionCore
 from cubeloom.models.pieces import Piece
-from cubeloom.parallel import Batch, CubeState, Cut, ShardingPolicy, resolve
+from cubeloom.parallel import AnyCut, Batch, CubeState, ShardingPolicy, resolve
 from cubeloom.parallel.check import Example
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.gradients import Gradients
+from cubeloom.parallel.layout import Axes
 from cubeloom.parallel.replace import Fill, replace_layers
-from cubeloom.parallel.specs import ImageNormSpec, LayerSpec, LinearSpec, LossSpec, SquaredLossSpec, shared_copies
+from cubeloom.parallel.specs import (
+    ImageNormSpec,
+    LayerSpec,
+    LossSpec,
+    SquaredLossSpec,
+    TracedLinearSpec,
+    TracedLossSpec,
+    collectives,
+    parameters,
+    shared_copies,
+)
 from cubeloom.parallel.state import Clock
+from cubeloom.parallel.traced import Row
 from cubeloom.parallel.volume import Volume, named
 from cubeloom.parallel.weave import recompute as again
 from cubeloom.pipeline import Schedule, Updates, check
 from cubeloom.pipeline.runtime.microbatches import portions
+from cubeloom.pipeline.runtime.model_pieces import ModelPieces, Outputs
 from cubeloom.pipeline.runtime.partition import belongs, counted_costs, partition
 from cubeloom.pipeline.runtime.recorded import Record, RecordedStage
-from cubeloom.pipeline.runtime.stage import Stage
-from cubeloom.pipeline.runtime.stage_outputs import stage_outputs
-from cubeloom.pipeline.volume import StageOutput, pipeline_volume
+from cubeloom.pipeline.runtime.row_stage import RowStage, leave_out
+from cubeloom.pipeline.runtime.stage import Run, Stage
+from cubeloom.pipeline.volume import RankOutput, StageOutput, pipeline_volume
 from cubeloom.pipeline.workload import Workload
 
 Home = tuple[int, int]  # replica, stage
+# What is left to do where layers of a stage's model were replaced.
+Finish = Callable[[nn.Module, CubeState, Fill], None]
 Recompute = bool | Collection[int] | Literal["attention"]
 
 
@@ -52,8 +67,10 @@ class StagePlan:
     stages: Sequence[range]  # the pieces of each stage
     modules: Sequence[tuple[str, ...]]  # the modules of each piece
     specs: Sequence[LayerSpec]
-    outputs: Sequence[tuple[StageOutput, ...]]  # what each piece hands to the next
+    outputs: Outputs  # what each piece hands to the next
     tokens: bool  # rows are tokens
+    row: Row | None = None  # of a model that does not say its pieces
+    aliases: Mapping[str, str] = field(default_factory=dict)  # from the model's own name of a parameter to its layer's
     # Asked for in every step, and long to find where a model has many layers.
     _holders: dict[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
@@ -61,9 +78,10 @@ class StagePlan:
         return tuple(name for piece in self.stages[stage] for name in self.modules[piece])
 
     def specs_of(self, stage: int) -> list[LayerSpec]:
-        return [spec for spec in self.specs if belongs(spec.name, self.modules_of(stage))]
+        modules = self.modules_of(stage)
+        return _gathering([spec for spec in self.specs if belongs(spec.name, modules)])
 
-    def output_of(self, stage: int) -> tuple[StageOutput, ...]:
+    def output_of(self, stage: int) -> tuple[StageOutput | RankOutput, ...]:
         """What a stage hands to the next."""
         return self.outputs[self.stages[stage][-1]]
 
@@ -76,28 +94,48 @@ class StagePlan:
             c.item * sum(output.elements(self.tokens, part) for output in self.output_of(stage))
             for stage in range(count)
         ]
-        tied = {f"{spec.shares}.weight" for spec in self.specs if isinstance(spec, LinearSpec) and spec.shares}
-        losses = sum(isinstance(spec, LossSpec | SquaredLossSpec) for spec, _ in stages[-1])
-        return named(pipeline_volume(stages, received, tied, part, self.schedule, worker, zero, losses), c)
+        tied = {f"{owner}.weight" for spec in self.specs if (owner := shared_owner(spec))}
+        losses = sum(isinstance(spec, LossSpec | SquaredLossSpec | TracedLossSpec) for spec, _ in stages[-1])
+        averaged = self.row is not None
+        found = pipeline_volume(stages, received, tied, part, self.schedule, worker, zero, losses, averaged=averaged)
+        return named(found, c)
 
     def holders(self, parameter: str) -> tuple[int, ...]:
         """The workers that hold a parameter, because a stage of theirs has its layer or one that shares its weight."""
         if parameter not in self._holders:
-            owner = parameter.rpartition(".")[0]
+            known = self.aliases.get(parameter, parameter)
+            owner = known.rpartition(".")[0]
             users = {
                 spec.name
                 for spec in self.specs
-                if spec.name == owner
-                or (parameter.endswith(".weight") and isinstance(spec, LinearSpec) and spec.shares == owner)
+                if spec.name == owner or (parameter.endswith(".weight") and shared_owner(spec) == owner)
             }
             stages = [s for s in range(len(self.stages)) if any(belongs(user, self.modules_of(s)) for user in users)]
             self._holders[parameter] = tuple(sorted({row[s] for row in self.schedule.placement for s in stages}))
         return self._holders[parameter]
 
 
+def shared_owner(spec: LayerSpec) -> str | None:
+    """The layer whose weight this one uses."""
+    return getattr(spec, "shares", None)
+
+
+def _gathering(specs: list[LayerSpec]) -> list[LayerSpec]:
+    """Of layers that take the same input one gathers it: where it is in another stage, the first that is here."""
+    first: dict[str, str] = {}
+    names = {spec.name for spec in specs}
+    found = []
+    for spec in specs:
+        if isinstance(spec, TracedLinearSpec) and spec.joins is not None and spec.joins not in names:
+            gatherer = first.setdefault(spec.joins, spec.name)
+            spec = replace(spec, joins=None if gatherer == spec.name else gatherer)
+        found.append(spec)
+    return found
+
+
 def plan_stages(
     model: nn.Module,
-    cut: Cut,
+    cut: AnyCut,
     grid: Grid,
     batch: Batch,
     schedule: Schedule,
@@ -134,15 +172,25 @@ def plan_stages(
             f"layer {norm} is a batch norm, whose statistics would be those of each of {count} micro-batches and not of the "
             "batch; use one micro-batch, or a group norm"
         )
-    pieces: list[Piece] = model.pieces()  # type: ignore[operator]
-    modules = [piece.modules for piece in pieces]
+    pieces = ModelPieces.of(model, cut, grid, part, specs)
+    pieces.check(model, schedule.stages, ways)
+    modules = pieces.modules
     chosen = stages or partition(counted_costs(modules, specs), schedule.stages)
-    if [piece for stage in chosen for piece in stage] != list(range(len(pieces))) or len(chosen) != schedule.stages:
+    if [piece for stage in chosen for piece in stage] != list(range(len(modules))) or len(chosen) != schedule.stages:
         raise UserError(
-            f"the stages {chosen} do not have each of {len(pieces)} pieces once, in {schedule.stages} stages"
+            f"the stages {chosen} do not have each of {len(modules)} pieces once, in {schedule.stages} stages"
         )
-    outputs = stage_outputs(model, specs)
-    return StagePlan(schedule, chosen, modules, specs, outputs, tokens=not hasattr(model, "example"))
+    tokens = not hasattr(model, "example")
+    aliases = {} if pieces.row is None else _aliases(model, specs, grid, rest)
+    return StagePlan(schedule, chosen, modules, specs, pieces.outputs, tokens, pieces.row, aliases)
+
+
+def _aliases(model: nn.Module, specs: Sequence[LayerSpec], grid: Grid, rest: ShardingPolicy) -> dict[str, str]:
+    """Of parameters that several modules have: the first name, which the model is known by, and that of the layer cut."""
+    config = ParallelConfig.exact(grid, rest, Batch(1, 1), item=1)
+    first = {id(each): name for name, each in model.named_parameters()}
+    stated = [name for spec in specs for name in parameters(spec, config)]
+    return {own: name for name in stated if (own := first[id(model.get_parameter(name))]) != name}
 
 
 # All that gradients of layers are summed over, besides replicas of their stage; and what else layers use.
@@ -150,15 +198,23 @@ _GRADIENT_AXES = (("data",), ("data", "z"), ("data", "z", "y"), ("data", "z", "x
 _LAYER_AXES = (("y", "z"), ("x", "y"))
 
 
-def make_groups(network: Network, layout: StagePlan) -> None:
+def make_groups(network: Network, layout: StagePlan, rest: ShardingPolicy) -> None:
     """Make the groups that any worker's layers need, on all ranks in one order: workers have different layers."""
-    for axes in (*_GRADIENT_AXES, *_LAYER_AXES):
+    gradient_axes: tuple[Axes, ...] = _GRADIENT_AXES
+    layer_axes: tuple[Axes, ...] = _LAYER_AXES
+    if layout.row is not None:
+        config = ParallelConfig.exact(network.grid, rest, Batch(1, 1), item=1)
+        used = {each.partial for spec in layout.specs for each in parameters(spec, config).values()}
+        gradient_axes = (*gradient_axes, *sorted(used.difference(gradient_axes)))
+        moved = {each.axes for spec in layout.specs for each in collectives(spec, config)}
+        layer_axes = (*layer_axes, *sorted(moved | {axes[::-1] for axes in moved}))
+    for axes in (*gradient_axes, *layer_axes):
         network.axis(*axes)
     for axis, count in sorted(shared_copies(layout.specs, network.grid)):
         network.neighbours(axis, count)
     owners = [spec.name for spec in layout.specs]
     for workers in sorted({layout.holders(f"{owner}.{kind}") for owner in owners for kind in ("weight", "bias")}):
-        for axes in _GRADIENT_AXES:
+        for axes in gradient_axes:
             network.across(workers, *axes)
 
 
@@ -184,40 +240,65 @@ def hold(
     compile: bool = False,
     record: Record | None = None,
     seed: int = 0,
+    finish: Finish = lambda *_: None,
 ) -> LocalStages:
     """Build the stages of this rank's worker. A name is one parameter, also where two of the stages share it.
 
     `compile`: let torch compile what is computed between collectives; whole blocks only where nothing within a block is
     computed once more.
     """
-    make_groups(network, layout)
+    if layout.row is not None:
+        _refuse_options(model, recompute, compile, record)
+    make_groups(network, layout, rest)
     gradients, clock = Gradients(rest.gradients), Clock(seed)
     held = LocalStages({}, {}, {}, gradients, clock)
     homes = layout.schedule.held_by(network.coordinates["pipe"])
     # By stage: workers that hold the same stages must make the groups of their gradients in one order.
     for replica, stage in sorted(homes, key=lambda home: home[1]):
         own = deepcopy(model)
-        _prune(own, layout, stage)
+        if layout.row is None:
+            _prune(own, layout, stage)
         under_way = layout.schedule.updates is not Updates.FLUSH
-        state = CubeState(network, rest, gradients, clock=clock, updates_under_way=under_way)
+        state = CubeState(network, rest, gradients, clock=clock, updates_under_way=under_way, portioned=True)
         specs = layout.specs_of(stage)
         plain = whole_blocks(own, specs, network.grid) if compile and recompute != "attention" else {}
         replace_layers(own, specs, state, fill, held.parameters, layout.holders)
         if compile:
             compile_local(own, plain, state)
-        pieces: list[Piece] = own.pieces()  # type: ignore[operator]
-        runs = [pieces[number].run for number in layout.stages[stage]]
+        if layout.row is not None:
+            like = next(iter(held.parameters.values()))
+            leave_out(own, layout.row, layout.modules_of(stage), like, network.device)
+            finish(own, state, fill)
+            of_row = RowStage(own, layout.row, layout.stages[stage], state)
+            runs: list[Run] = [of_row.run]
+        else:
+            pieces: list[Piece] = own.pieces()  # type: ignore[operator]
+            runs, of_row = [pieces[number].run for number in layout.stages[stage]], None
         if recompute == "attention":
             _recompute_attention(own)
             whole = False
         else:
             whole = recompute if isinstance(recompute, bool) else stage in recompute
         if record is None:
-            held.stages[replica, stage] = Stage(runs, state, whole, ways)
+            held.stages[replica, stage] = Stage(runs, state, whole, ways, row=of_row)
         else:
             held.stages[replica, stage] = RecordedStage(runs, state, record=record, home=(replica, stage))
         held.models[replica, stage] = own
+    first = {stated: name for name, stated in layout.aliases.items()}
+    held.parameters = {first.get(name, name): each for name, each in held.parameters.items()}
     return held
+
+
+def _refuse_options(model: nn.Module, recompute: Recompute, compile: bool, record: Record | None) -> None:
+    """What has no form where nobody has marked the pieces of a model."""
+    refused = {
+        "attention alone cannot be recomputed": recompute == "attention",
+        "it cannot be compiled": compile,
+        "its stages cannot be recorded": record is not None,
+    }
+    for words, asked in refused.items():
+        if asked:
+            raise UserError(f"{type(model).__name__} does not say its pieces, so that {words}")
 
 
 def _recompute_attention(model: nn.Module) -> None:

@@ -43,6 +43,19 @@ def from_text(text: bytes) -> Boundary:
     }
 
 
+_BEFORE = "before "
+
+
+def together(boundary: Boundary, before: Boundary) -> Boundary:
+    """What is handed on, and the shapes of what was made before, as one description."""
+    return boundary | {f"{_BEFORE}{name}": shape for name, shape in before.items()}
+
+
+def apart(told: Boundary) -> tuple[Boundary, Boundary]:
+    handed = {name: shape for name, shape in told.items() if not name.startswith(_BEFORE)}
+    return handed, {name.removeprefix(_BEFORE): shape for name, shape in told.items() if name not in handed}
+
+
 class Channels:
     """The channels of a schedule's workers; `steps` is this worker's programme, with receives where channels want them.
 

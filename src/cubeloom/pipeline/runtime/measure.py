@@ -10,6 +10,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
+from cubeloom.base.errors import UserError
 from cubeloom.comm import devices
 from cubeloom.models.pieces import Carry, Piece
 from cubeloom.parallel import materialise
@@ -24,6 +25,8 @@ def measured_costs(
     `model` is on the meta device: pieces are given values one at a time, so that only one has to fit into memory. Measure on
     one rank and hand the stages to all: `partition(costs, stages)` must come out the same everywhere.
     """
+    if not hasattr(model, "pieces"):
+        raise UserError(f"{type(model).__name__} does not say its pieces, so that they cannot be timed one by one")
     carry: Carry = {}
     costs = []
     for number in range(len(_pieces(model))):

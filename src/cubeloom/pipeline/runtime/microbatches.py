@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,8 +11,12 @@ from torch import Tensor
 from cubeloom.comm import Network
 from cubeloom.parallel.layers.edges import CubeSquaredLoss
 from cubeloom.parallel.layers.loss import CubeCrossEntropy
+from cubeloom.parallel.traced.loss import share_name
 from cubeloom.pipeline import Schedule
 from cubeloom.pipeline.runtime.stage import Data, Portion
+
+PORTION = "portion"
+"""The name of a portion's share in its group, where losses are means over samples."""
 
 
 def portions(schedule: Schedule) -> list[Portion]:
@@ -21,8 +26,44 @@ def portions(schedule: Schedule) -> list[Portion]:
 
 
 def cut_up(data: Mapping[str, Tensor], into: list[Portion]) -> dict[Portion, Data]:
-    chunks = {name: tensor.chunk(len(into)) for name, tensor in data.items()}
+    """Tensors by their first dimension; what has none, or is no tensor, is every portion's."""
+    chunks = {
+        name: each.chunk(len(into)) if isinstance(each, Tensor) and each.dim() else [each] * len(into)
+        for name, each in data.items()
+    }
     return {portion: {name: parts[place] for name, parts in chunks.items()} for place, portion in enumerate(into)}
+
+
+def counted_shares(
+    data: Mapping[Portion, Data],
+    groups: Sequence[int],
+    count: Callable[[Data], Tensor | None],
+    network: Network,
+) -> dict[Portion, dict[str, Tensor]]:
+    """The same of losses between the layers of a model, whose targets `count` counts: of each, and of the portion as a whole.
+
+    The loss of a portion, which may be a sum of several, counts as much as any of its group; a cross-entropy in it, as many
+    times more or less as it has targets.
+    """
+    sizes = Counter(groups[microbatch] for microbatch, _ in data)
+    portion = {
+        group: torch.tensor(1 / size, dtype=torch.float64, device=network.device) for group, size in sizes.items()
+    }
+    found = {each: {PORTION: portion[groups[each[0]]]} for each in data}
+    counts = [count(each) for each in data.values()]
+    known = [each for each in counts if each is not None]
+    if not known:
+        return found
+    mine = network.axis("data", "z").all_reduce(torch.stack(known), "loss counts").wait()
+    of_group: dict[int, list[int]] = {}
+    for place, (microbatch, _) in enumerate(data):
+        of_group.setdefault(groups[microbatch], []).append(place)
+    for place, (each, shares) in enumerate(found.items()):
+        group = groups[each[0]]
+        total = mine[of_group[group]].sum(0)
+        for loss, share in enumerate((mine[place] / total * sizes[group]).unbind()):
+            shares[share_name(loss)] = share
+    return found
 
 
 def shares(

@@ -49,5 +49,5 @@ def counted_costs(modules: Sequence[tuple[str, ...]], specs: Sequence[LayerSpec]
 
 
 def belongs(name: str, modules: tuple[str, ...]) -> bool:
-    """Whether a layer of this name is one of the modules or inside one."""
-    return any(name == module or name.startswith(f"{module}.") for module in modules)
+    """Whether a layer of this name is one of the modules or inside one; `name.` is a module without what is inside."""
+    return any(name == module or name.startswith(f"{module}.") or f"{name}." == module for module in modules)

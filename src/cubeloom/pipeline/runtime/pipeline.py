@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
-from cubeloom.parallel import Batch, Cut, ShardingPolicy
+from cubeloom.parallel import AnyCut, Batch, CubeState, ShardingPolicy
 from cubeloom.parallel.gradients import Gradients
+from cubeloom.parallel.layers.declared import FoundCut
 from cubeloom.parallel.replace import Fill
 from cubeloom.pipeline import Schedule, Updates, forwards
 from cubeloom.pipeline.runtime.build import Recompute, hold, plan_stages
-from cubeloom.pipeline.runtime.channels import Boundary, Channels, Shape
+from cubeloom.pipeline.runtime.channels import Boundary, Channels, Shape, apart, together
 from cubeloom.pipeline.runtime.interpreter import Interpreter, Observer, Work
 from cubeloom.pipeline.runtime.microbatches import cut_up, portions
 from cubeloom.pipeline.runtime.recorded import Record, RecordedSteps, check_recordable
@@ -36,7 +37,7 @@ class Pipeline:
     def __init__(
         self,
         model: nn.Module,
-        cut: Cut,
+        cut: AnyCut,
         network: Network,
         batch: Batch,
         fill: Fill,
@@ -52,11 +53,20 @@ class Pipeline:
         rest = rest or ShardingPolicy()
         self.network = network
         self.schedule = schedule
+        self.ways = ways
         self.layout = plan_stages(model, cut, network.grid, batch, schedule, rest, stages, ways)
         if record is not None:
             check_recordable(self.layout.specs, network.grid, schedule, ways, bool(recompute))
         self._here = network.coordinates["pipe"]
-        held = self._held = hold(model, self.layout, network, fill, rest, recompute, ways, compile, record, seed)
+        part = Batch(batch.samples // (len(portions(schedule)) * ways), batch.sequence)
+
+        def finish(of_stage: nn.Module, state: CubeState, fill: Fill) -> None:
+            if isinstance(cut, FoundCut):
+                cut.finish(of_stage, network.grid, part, state, fill)
+
+        held = self._held = hold(
+            model, self.layout, network, fill, rest, recompute, ways, compile, record, seed, finish
+        )
         self._recorded: RecordedSteps | None = None
         if record is not None:
             self._recorded = RecordedSteps(
@@ -70,6 +80,11 @@ class Pipeline:
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that this rank holds a block of, by name."""
         return self._held.parameters
+
+    @property
+    def models(self) -> list[tuple[int, nn.Module]]:
+        """The model pruned to each stage that this rank has, with the stage's number."""
+        return [(stage, model) for (_, stage), model in self._held.models.items()]
 
     @property
     def gradients(self) -> Gradients:
@@ -141,6 +156,8 @@ class Pipeline:
 
         `known` is what each stage hands on, in a rehearsal, whose network carries nothing.
         """
+        for stage in self._held.stages.values():
+            stage.forget()
         work = self._work(data, 0, None)
         portion = portions(self.schedule)[0]
         with self.gradients.seen_in_forward() as used:
@@ -152,18 +169,23 @@ class Pipeline:
     def _run_each_stage(self, work: StepWork, portion: Portion, known: Mapping[int, Boundary] | None) -> None:
         for replica, row in enumerate(self.schedule.placement):
             carry: Carry = {}
+            before: Boundary = {}  # what stages before this one made, beside what is carried
             for stage, worker in enumerate(row):
                 if worker != self._here:
                     continue
+                here = work.stage_for(replica, stage, portion)
                 if stage and row[stage - 1] != worker:
                     edge = row[stage - 1], worker
-                    self._boundaries[stage - 1] = self._channels.hear(edge, known[stage - 1] if known else None)
+                    told = self._channels.hear(edge, known[stage - 1] if known else None)
+                    self._boundaries[stage - 1], before = apart(told)
                     carry = self._empty(self._boundaries[stage - 1])
-                carry = work.stage_for(replica, stage, portion).dry_run(carry, work.data[portion])
+                here.told(before)
+                carry = here.dry_run(carry, work.data[portion])
+                before = here.seen
                 if stage + 1 < len(row):
                     self._boundaries[stage] = {name: Shape.of(tensor) for name, tensor in carry.items()}
                     if row[stage + 1] != worker:
-                        self._channels.tell((worker, row[stage + 1]), self._boundaries[stage])
+                        self._channels.tell((worker, row[stage + 1]), together(self._boundaries[stage], before))
 
     def _work(self, data: Mapping[str, Tensor], number: int, update: Update | None) -> StepWork:
         return StepWork(self.layout, self._held, self.network, cut_up(data, portions(self.schedule)), number, update)

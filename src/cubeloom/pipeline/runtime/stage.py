@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +13,10 @@ from torch import Tensor
 from cubeloom.parallel import CubeState
 from cubeloom.parallel.gradients import DeferredWeightGrads
 from cubeloom.parallel.weave import Weave, recompute
+
+if TYPE_CHECKING:
+    from cubeloom.pipeline.runtime.channels import Boundary
+    from cubeloom.pipeline.runtime.row_stage import RowStage
 
 Carry = dict[str, Tensor]
 Data = Mapping[str, Tensor]
@@ -36,6 +41,7 @@ class Stage:
     state: CubeState
     recompute: bool = False
     ways: int = 1  # strands of a portion
+    row: RowStage | None = None  # of a model that does not say its pieces
     _flights: dict[Portion, _Flight] = field(default_factory=dict)
 
     def forward(self, portion: Portion, inputs: Carry, data: Data) -> Carry:
@@ -52,6 +58,21 @@ class Stage:
         for run in self.runs:
             carry = run(carry, data)
         return carry
+
+    def forget(self) -> None:
+        """What was seen: other shapes come."""
+        if self.row is not None:
+            self.row.seen = {}
+
+    def told(self, before: Boundary) -> None:
+        """The shapes of what modules of earlier stages give."""
+        if self.row is not None:
+            self.row.told(before)
+
+    @property
+    def seen(self) -> Boundary:
+        """The same for the stages behind this one, after a run."""
+        return {} if self.row is None else self.row.seen
 
     def dry_run(self, inputs: Carry, data: Data) -> Carry:
         """For the shapes of what comes out."""

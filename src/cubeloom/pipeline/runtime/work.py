@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from cubeloom.parallel.layers.loss import CubeCrossEntropy
 from cubeloom.pipeline import Action, Kind, Updates
 from cubeloom.pipeline.memory import versions
 from cubeloom.pipeline.runtime.build import LocalStages, StagePlan
-from cubeloom.pipeline.runtime.microbatches import shares
+from cubeloom.pipeline.runtime.microbatches import counted_shares, shares
 from cubeloom.pipeline.runtime.stage import Carry, Data, Portion, Stage
 from cubeloom.pipeline.runtime.versions import Versions
 
@@ -91,6 +92,10 @@ class StepWork:
         groups = 1 + self._schedule.groups[-1]
         nothing = torch.zeros((), dtype=torch.float64, device=self._network.device)
         mine = torch.stack(self._losses).double().sum() if self._losses else nothing
+        if self._losses and self._layout.row is not None:
+            # A loss that is no cross-entropy is the mean of a rank's own samples.
+            everybody = self._network.axis("data", "z")
+            mine = everybody.all_reduce(mine, "loss").wait() / everybody.size
         return self._network.axis("pipe").all_reduce(mine, "loss").wait() / groups
 
     def stage_for(self, replica: int, stage: int, portion: Portion) -> Stage:
@@ -113,14 +118,10 @@ class StepWork:
     def _reduce_stage(self, stage: int) -> None:
         """Start to sum the gradients of a stage, but for a weight that another stage of this worker still adds to."""
         done = {spec.name for spec in self._layout.specs_of(stage)}
-        shared = {
-            name for replica, other in self._held.stages if other != stage for name in self._names(replica, other)
-        }
+        others = [model for (_, other), model in self._held.models.items() if other != stage]
+        shared = {id(each) for model in others for each in model.parameters()}
         mine = {name: each for name, each in self._held.parameters.items() if name.rpartition(".")[0] in done}
-        self._reduce(each for name, each in mine.items() if name not in shared)
-
-    def _names(self, replica: int, stage: int) -> list[str]:
-        return [name for name, _ in self._held.models[replica, stage].named_parameters()]
+        self._reduce(each for each in mine.values() if id(each) not in shared)
 
     def _reduce(self, parameters: Iterable[nn.Parameter]) -> None:
         """Start to sum the gradients of those that have not been started."""
@@ -131,7 +132,7 @@ class StepWork:
     def _rows_before(self) -> dict[Portion, tuple[int, int]]:
         """For each portion the rows of this z rank that come before it, and all of them."""
         # Rows are tokens; a model on images has no dropout by rows, so that its samples will do.
-        sizes = {portion: next(iter(data.values())).flatten(0, 1).shape[0] for portion, data in self.data.items()}
+        sizes = {portion: _rows_of(data) for portion, data in self.data.items()}
         total = sum(sizes.values())
         found, before = {}, 0
         for portion, size in sizes.items():
@@ -144,11 +145,20 @@ class StepWork:
         if not last:
             return {}
         model = self._held.models[last[0]]
+        row = self._held.stages[last[0]].row
+        if row is not None:
+            known = bool(row.seen)  # not while the pipeline learns what stages hand on
+            return counted_shares(self.data, self._schedule.groups, row.count, self._network) if known else {}
         pieces: list[Piece] = model.pieces()  # type: ignore[operator]
         losses = pieces[-1].losses
         layers = {name: model.get_submodule(name) for name in losses if hasattr(model, name)}
         found = {name: layer for name, layer in layers.items() if isinstance(layer, CubeCrossEntropy | CubeSquaredLoss)}
         return shares(self.data, self._schedule.groups, {name: losses[name] for name in found}, found, self._network)
+
+
+def _rows_of(data: Data) -> int:
+    first = next(each for each in data.values() if isinstance(each, Tensor) and each.dim())
+    return prod(first.shape[:2])
 
 
 class EvaluationWork(StepWork):

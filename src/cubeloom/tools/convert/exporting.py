@@ -19,6 +19,7 @@ from cubeloom.tools.convert.dtypes import CODES, plain
 from cubeloom.tools.convert.hugging_face_config import write_config
 from cubeloom.tools.convert.hugging_face_folder import CONFIG, write_sums
 from cubeloom.tools.convert.safetensors_files import SafetensorsFiles
+from cubeloom.train.data.kept_tokenizer import kept_files
 
 
 class Export:
@@ -30,6 +31,7 @@ class Export:
         self._source = CheckpointWeights(checkpoint)
         self._dtype = dtype
         self._shard_size = shard_size
+        self._tokenizer = kept_files(checkpoint)
         self.config = _config(checkpoint, self._source.progress)
         self._rules = rules_to_write(self.config)
         try:
@@ -53,6 +55,8 @@ class Export:
                 files.write(name, part)
                 wrote(part)
         files.finish()
+        for name, text in self._tokenizer.items():
+            (folder / name).write_text(text, encoding="utf-8")
         write_sums(folder)
         return len(files.files)
 

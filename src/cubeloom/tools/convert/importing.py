@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -17,6 +18,9 @@ from cubeloom.tools.convert.hugging_face_config import read_config
 from cubeloom.tools.convert.hugging_face_folder import HuggingFaceFolder
 from cubeloom.tools.convert.place import IMPORTED
 from cubeloom.train.checkpoint import seal
+from cubeloom.train.data.hugging_face import HuggingFace
+from cubeloom.train.data.kept_tokenizer import keep
+from cubeloom.train.data.tokenizer_files import TOKENIZER, TokenizerFiles
 
 
 class Import:
@@ -53,8 +57,16 @@ class Import:
         checkpoint = folder / IMPORTED
         checkpoint.mkdir()
         files = write_weights(checkpoint, self.tensors, values)
+        self._keep_tokenizer(folder)
         seal(checkpoint, 0, {"model": describe(self.config), "hugging_face": self._source.config})
         return files
+
+    def _keep_tokenizer(self, folder: Path) -> None:
+        """So that an export has it again, and who trains on can take it from here. Folders need not have one that we read."""
+        if (self._source.folder / TOKENIZER).is_file():
+            with suppress(UserError):
+                files = TokenizerFiles.read(self._source.folder)
+                keep(HuggingFace(files.where, files.end), files.texts, folder)
 
     def _shape(self, name: str) -> Tensor:
         return self._source.tensors[name]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch.optim import Optimizer
 
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
-from cubeloom.models.parallelize import handle_of
+from cubeloom.models.parallelize import Handle, handle_of
 from cubeloom.parallel.arranged import arrangement_of, block_values
 from cubeloom.parallel.cut import pattern_of
 from cubeloom.parallel.parameter import Block, block_of, local_of
@@ -62,7 +64,8 @@ def load(model: nn.Module, folder: str | Path, *, optimizer: Optimizer | None = 
             raise UserError(
                 f"{path} is a Hugging Face folder, which has no state of an optimizer: load without `optimizer`"
             )
-        handle.network.host_group.agree(lambda: _read(model, path, handle.network))
+        names = _names_on_any_rank(model, handle.network)
+        handle.network.host_group.agree(lambda: _read(model, path, handle, names))
         step = 0
     else:
         found = [path] if (path / "manifest.json").exists() else checkpoints(path)
@@ -82,20 +85,23 @@ def save_pretrained(model: nn.Module, folder: str | Path, dtype: torch.dtype | N
     """Write a folder that transformers loads, whole tensors one after the other; called by all ranks."""
     handle, path = handle_of(model), Path(folder)
     if not hasattr(handle.config, "save_pretrained"):
-        raise UserError(f"{type(model).__name__} has no configuration of Hugging Face's: use cubeloom.save")
+        raise UserError(f"{handle.kind} has no configuration of Hugging Face's: use cubeloom.save")
     first = handle.network.rank == 0
     names = _stored_names(model)
-    shapes = {name: _whole_shape(each, handle.network, dtype) for name, each in names.items()}
+    everybody = _of_all_stages(names, handle.network)
+    shapes = {
+        name: torch.empty(each.shape, dtype=dtype or each.dtype, device="meta") for name, each in everybody.items()
+    }
     files = None
     if first:
         path.mkdir(parents=True, exist_ok=True)
-        _config_of(model, handle.config, dtype).save_pretrained(path)
+        _config_of(model, handle, dtype).save_pretrained(path)
         generation = getattr(model, "generation_config", None)
         if generation is not None:
             generation.save_pretrained(path)
         files = SafetensorsFiles(path, shapes, SHARD_SIZE)
-    for name, tensor in names.items():
-        whole = whole_of(tensor, handle.network)
+    for name, each in everybody.items():
+        whole = _from_its_stage(each, names.get(name), handle.network)
         if files is not None:
             files.write(name, whole if dtype is None else whole.to(dtype))
     if files is not None:
@@ -104,10 +110,10 @@ def save_pretrained(model: nn.Module, folder: str | Path, dtype: torch.dtype | N
     handle.network.barrier()
 
 
-def _config_of(model: nn.Module, config: Any, dtype: torch.dtype | None) -> Any:
+def _config_of(model: nn.Module, handle: Handle, dtype: torch.dtype | None) -> Any:
     """With what transformers notes of a model that it saves itself."""
-    noted = copy(config)
-    noted.architectures = [type(model).__name__]
+    noted = copy(handle.config)
+    noted.architectures = [handle.kind]
     noted.dtype = dtype or next((each.dtype for each in model.parameters()), None)
     return noted
 
@@ -116,7 +122,9 @@ def whole_of(tensor: Tensor, network: Network) -> Tensor:
     """A parameter or buffer as the serial model has it; called by all ranks."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
-    held, arrangement = tensor.detach().full_tensor(), arrangement_of(tensor, network)
+    detached = tensor.detach()
+    assert isinstance(detached, DTensor)
+    held, arrangement = detached.full_tensor(), arrangement_of(tensor, network)
     if arrangement is None:
         return held
     shape = [arrangement.whole if dim == arrangement.dim else size for dim, size in enumerate(held.shape)]
@@ -128,11 +136,44 @@ def whole_of(tensor: Tensor, network: Network) -> Tensor:
     return whole
 
 
-def _whole_shape(tensor: Tensor, network: Network, dtype: torch.dtype | None) -> Tensor:
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor of the model, and the first place on the pipe axis that has it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    worker: int
+
+
+def _of_all_stages(names: Mapping[str, Tensor], network: Network) -> dict[str, _Stored]:
+    """What there is on any rank, in one order on all."""
+    mine = {name: (_whole_shape(each, network), str(each.dtype).removeprefix("torch.")) for name, each in names.items()}
+    if network.grid.pipe == 1:
+        return {name: _Stored(tuple(shape), getattr(torch, dtype), 0) for name, (shape, dtype) in mine.items()}
+    found: dict[str, _Stored] = {}
+    places = [network.grid.coordinates(rank)["pipe"] for rank in range(network.grid.world)]
+    each_rank = network.host_group.gather(mine)
+    for worker, theirs in sorted(zip(places, each_rank, strict=True), key=lambda each: each[0]):
+        for name, (shape, dtype) in theirs.items():
+            found.setdefault(name, _Stored(tuple(shape), getattr(torch, dtype), worker))
+    return found
+
+
+def _from_its_stage(stored: _Stored, tensor: Tensor | None, network: Network) -> Tensor:
+    whole = None if tensor is None else whole_of(tensor, network)
+    if network.grid.pipe == 1:
+        assert whole is not None
+        return whole
+    if whole is None or network.coordinates["pipe"] != stored.worker:
+        whole = torch.empty(stored.shape, dtype=stored.dtype, device=network.device)
+    return network.axis("pipe").broadcast(whole.contiguous(), stored.worker, "save").wait()
+
+
+def _whole_shape(tensor: Tensor, network: Network) -> list[int]:
     shape, arrangement = list(tensor.shape), arrangement_of(tensor, network)
     if arrangement is not None:
         shape[arrangement.dim] = arrangement.whole
-    return torch.empty(shape, dtype=dtype or tensor.dtype, device="meta")
+    return shape
 
 
 def _stored_names(model: nn.Module) -> dict[str, Tensor]:
@@ -146,7 +187,12 @@ def _updates(optimizer: Optimizer) -> int:
     return int(max((float(state["step"]) for state in optimizer.state.values() if "step" in state), default=0))
 
 
-def _read(model: nn.Module, path: Path, network: Network) -> None:
+def _names_on_any_rank(model: nn.Module, network: Network) -> set[str]:
+    mine = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return set(mine if network.grid.pipe == 1 else chain.from_iterable(network.host_group.gather(mine)))
+
+
+def _read(model: nn.Module, path: Path, handle: Handle, known: Iterable[str]) -> None:
     folder = HuggingFaceFolder(path)
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -159,13 +205,13 @@ def _read(model: nn.Module, path: Path, network: Network) -> None:
         hint = f"; the nearest that it has is {near[0]}" if near else ""
         more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
         raise UserError(f"{path} is of another model: it has no {lacking[0]}{more}{hint}")
-    _refuse_more(folder, [name for some in names.values() for name in some], type(model).__name__)
+    _refuse_more(folder, known, handle.kind)
     for key, source in sources.items():
         assert source is not None
-        _fill(parameters[key], folder, source, network)
+        _fill(parameters[key], folder, source, handle.network)
 
 
-def _refuse_more(folder: HuggingFaceFolder, names: list[str], model: str) -> None:
+def _refuse_more(folder: HuggingFaceFolder, names: Iterable[str], model: str) -> None:
     """Layers of the folder that the model has not, but others like them. Heads and buffers that it does without may be there."""
     taken = set(_spellings(names))
     patterns = {pattern_of(name) for name in taken}
@@ -179,7 +225,7 @@ def _found(folder: HuggingFaceFolder, names: list[str]) -> str | None:
     return next((name for name in _spellings(names) if name in folder.tensors), None)
 
 
-def _spellings(names: list[str]) -> Iterator[str]:
+def _spellings(names: Iterable[str]) -> Iterator[str]:
     """Base models are stored without the prefix that a model with a head has, and the other way round."""
     for name in names:
         yield name

@@ -10,6 +10,8 @@ from pathlib import Path
 from cubeloom.base.errors import UserError
 from cubeloom.base.files import replace_folder
 from cubeloom.tools.convert.hugging_face_folder import CHECKSUMS, CONFIG, INDEX
+from cubeloom.train.data.kept_tokenizer import FOLDER
+from cubeloom.train.data.tokenizer_files import NAMES
 
 IMPORTED = "step-00000000"
 """The checkpoint that an import writes; others are of a training."""
@@ -33,7 +35,7 @@ def check_place(source: Path, target: Path, force: bool) -> None:
 
 
 def _converted(path: Path) -> bool:
-    return path.name in (CONFIG, INDEX, CHECKSUMS, IMPORTED) or path.suffix == ".safetensors"
+    return path.name in (CONFIG, INDEX, CHECKSUMS, IMPORTED, FOLDER, *NAMES) or path.suffix == ".safetensors"
 
 
 @contextmanager

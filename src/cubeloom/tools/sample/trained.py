@@ -14,8 +14,10 @@ from cubeloom.models.decoder import Decoder
 from cubeloom.parallel import materialise
 from cubeloom.parallel.parameter import Block
 from cubeloom.tools.convert.checkpoint_files import CheckpointWeights, config_of
-from cubeloom.train.checkpoint import check_fits, newest
+from cubeloom.tools.evaluate.found import checkpoint_of
+from cubeloom.train.checkpoint import check_fits
 from cubeloom.train.data import TokenFile, Tokenizer
+from cubeloom.train.data.kept_tokenizer import kept
 from cubeloom.train.job import Job
 from cubeloom.train.run_metadata import from_run
 
@@ -26,14 +28,12 @@ class Trained:
     tokenizer: Tokenizer
 
     @classmethod
-    def of(cls, run: Path) -> Trained:
+    def of(cls, run: Path, best: bool = False) -> Trained:
         """Raises UserError where there is no run, no checkpoint, or no text that it was trained on."""
         job = load(Job, run / "settings.toml")
         if not job.data.sources:
             raise UserError(f"{run} was trained on random tokens: there is no text in it")
-        checkpoint = newest(run)
-        if checkpoint is None:
-            raise UserError(f"{run} has no checkpoint yet")
+        checkpoint = checkpoint_of(run, best)
         weights = CheckpointWeights(checkpoint)
         with torch.device("meta"):
             model = build(config_of(checkpoint, weights.progress))
@@ -45,4 +45,5 @@ class Trained:
             return weights.read(name).float()
 
         materialise(model, fill)
-        return cls(model.eval(), TokenFile(from_run(run, job.data.sources[0].folder)).tokenizer)
+        tokenizer = kept(run) or TokenFile(from_run(run, job.data.sources[0].tokens)).tokenizer
+        return cls(model.eval(), tokenizer)

@@ -12,10 +12,10 @@ from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid
 from cubeloom.base.limits import within
 from cubeloom.models import ModelSource, skeleton
-from cubeloom.parallel import Batch, Cut, ShardingPolicy, resolve
-from cubeloom.parallel.specs import LayerSpec, LinearSpec
+from cubeloom.parallel import AnyCut, Batch, ShardingPolicy, resolve
+from cubeloom.parallel.specs import LayerSpec
 from cubeloom.pipeline import Schedule, Updates
-from cubeloom.pipeline.runtime.build import Recompute, StagePlan, plan_stages
+from cubeloom.pipeline.runtime.build import Recompute, StagePlan, plan_stages, shared_owner
 from cubeloom.pipeline.runtime.recorded import check_recordable
 from cubeloom.train.job import Job
 from cubeloom.train.job.settings import RECOMPUTE
@@ -66,7 +66,7 @@ class Experiment:
         """The model without values."""
         return skeleton(self.model)
 
-    def cut(self, model: nn.Module) -> Cut:
+    def cut(self, model: nn.Module) -> AnyCut:
         return self.model.cut(model)
 
     def specs(self) -> list[LayerSpec]:
@@ -80,7 +80,7 @@ class Experiment:
             check_recordable(specs, self.grid, self.schedule, self.ways, bool(self.recompute))
         if self.asynchronous and self.drops:
             raise UserError(f"{self.schedule.name} can be compared without dropout only: use --dropout 0")
-        tied = any(isinstance(spec, LinearSpec) and spec.shares is not None for spec in specs)
+        tied = any(shared_owner(spec) is not None for spec in specs)
         if tied and self.schedule.updates is Updates.NEWEST:
             # Two stages would use two versions of one weight in the same micro-batch; a serial model has only one.
             raise UserError(f"{self.schedule.name} can be compared on a model that ties no weights: use llama-tiny")

@@ -162,8 +162,8 @@ def compare(mine: Blocks, file: Path, names: Collection[str], least: float | Non
     """How far this rank's blocks are off the serial tensors, relative to each tensor's largest number, and at least to `least`.
 
     By default that is a millionth of the largest number of all: a tensor that is zero but for rounding, as the gradient of a
-    bias of attention's keys is, says nothing of itself. Of those `names` that are there on one side only, such as a gradient that nobody computed: infinitely far. So is padding
-    that is not zero.
+    bias of attention's keys is, says nothing of itself. Of those `names` that are there on one side only, such as a gradient
+    that nobody computed: infinitely far. So is padding that is not zero.
     """
     found = {}
     with safe_open(file, "pt") as serial:

@@ -69,7 +69,8 @@ def _versions_of_groups(schedule: Schedule) -> dict[tuple[int, int], int]:
 def _stages(model: nn.Module, layout: StagePlan) -> dict[str, int]:
     """The stage of each parameter; of a tied one that of its owner."""
     owners = {spec.name: stage for stage in range(len(layout.stages)) for spec in reversed(layout.specs_of(stage))}
-    return {name: owners[name.rpartition(".")[0]] for name, _ in model.named_parameters()}
+    known = {name: layout.aliases.get(name, name) for name, _ in model.named_parameters()}
+    return {name: owners[layer.rpartition(".")[0]] for name, layer in known.items()}
 
 
 def _groups(experiment: Experiment, schedule: Schedule, step: int) -> list[dict[str, Tensor]]:

@@ -19,6 +19,8 @@ from cubeloom.train.checkpoint.index import read_index as read_index
 from cubeloom.train.checkpoint.load import check_fits as check_fits
 from cubeloom.train.checkpoint.load import load_checkpoint as load_checkpoint
 from cubeloom.train.checkpoint.load import load_weights as load_weights
+from cubeloom.train.checkpoint.manifest import BEST as BEST
+from cubeloom.train.checkpoint.manifest import best as best
 from cubeloom.train.checkpoint.manifest import check_files as check_files
 from cubeloom.train.checkpoint.manifest import checkpoints as checkpoints
 from cubeloom.train.checkpoint.manifest import newest as newest

@@ -73,7 +73,7 @@ def read_index(folder: Path) -> Index:
     known = read_json(folder / INDEX)
     try:
         return {name: _tensor(entry) for name, entry in known.items()}
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
         raise UserError(f"{folder / INDEX} is damaged: it does not describe tensors ({what})") from None
 

@@ -56,8 +56,8 @@ def load_checkpoint(
     return int(manifest["step"]), dict(manifest["progress"])
 
 
-def load_weights(checkpoint: Path, parameters: Parameters, optimizer: Optimizer, network: Network) -> None:
-    """Fill the parameters alone, and their masters, to begin a training with weights of another."""
+def load_weights(checkpoint: Path, parameters: Parameters, optimizer: Optimizer | None, network: Network) -> None:
+    """Fill the parameters alone, and their masters, to begin a training with weights of another; or to judge them."""
     manifest = _read_together(checkpoint, network)
     kept = (WEIGHTS, f"{STATE}{MASTER}/")
     stored = {name: each for name, each in index_of(checkpoint, manifest).items() if name.startswith(kept)}
@@ -78,10 +78,14 @@ def _read_together(checkpoint: Path, network: Network) -> dict[str, Any]:
     return network.host_group.agree(read)
 
 
-def _read(checkpoint: Path, stored: Index, parameters: Parameters, optimizer: Optimizer, network: Network) -> None:
+def _read(
+    checkpoint: Path, stored: Index, parameters: Parameters, optimizer: Optimizer | None, network: Network
+) -> None:
     """Each rank's shards; where one cannot be read, all ranks are refused."""
-    wanted = {**weights_of(parameters, network), **state_of(parameters, optimizer, network, stored)}
-    exact = _exact(stored, parameters, optimizer, network)
+    wanted, exact = weights_of(parameters, network), {}
+    if optimizer is not None:
+        wanted |= state_of(parameters, optimizer, network, stored)
+        exact = _exact(stored, parameters, optimizer, network)
 
     def read() -> None:
         for shards in (wanted, exact):

@@ -19,6 +19,8 @@ EARLIER = {
     2: "a Llama's queries, keys and values, gates and ups lay otherwise in it",
 }
 MANIFEST = "manifest.json"
+BEST = "best_step"
+"""Of what was in progress: after which step the loss on validation was least."""
 
 
 def seal(
@@ -99,6 +101,21 @@ def newest(folder: Path) -> Path | None:
         # They get their names when they are whole: somebody took it away, and whoever goes on from another should know.
         raise damaged(found[-1], f"{MANIFEST} is missing")
     return found[-1]
+
+
+def best(folder: Path) -> Path | None:
+    """The one with the least loss on validation; None where nothing was evaluated, or it was not kept."""
+    found = newest(folder)
+    step = None if found is None else read_manifest(found)["progress"].get(BEST)
+    if found is None or type(step) is not int:
+        return None
+    kept = found.with_name(name_of_step(step))
+    return kept if kept.exists() else None
+
+
+def name_of_step(step: int) -> str:
+    """Of the checkpoint after so many."""
+    return f"step-{step:08d}"
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from cubeloom.comm import HostGroup, Network
 from cubeloom.train.checkpoint.blocks import assign, write_blocks
 from cubeloom.train.checkpoint.entries import Optimizer, Parameters, said_of, state_of, weights_of
 from cubeloom.train.checkpoint.index import INDEX, files_of, read_index
-from cubeloom.train.checkpoint.manifest import checkpoints, seal
+from cubeloom.train.checkpoint.manifest import checkpoints, name_of_step, seal
 from cubeloom.train.checkpoint.shard import Shard
 
 
@@ -27,13 +27,14 @@ def save_checkpoint(
     network: Network,
     progress: Mapping[str, Any],
     keep: int = 2,
+    best: int | None = None,
 ) -> Path:
-    """Write all that is needed to go on after `step` steps; called by all ranks. The newest `keep` are kept.
+    """Write all that is needed to go on after `step` steps; called by all ranks. The newest `keep` are kept, and the `best`.
 
     `progress` is what is not a tensor, such as the position in the data: JSON, the same on all ranks.
     """
     shards = weights_of(parameters, network) | state_of(parameters, optimizer, network)
-    return _write(folder, step, shards, network, network.host_group, progress, said_of(optimizer), keep)
+    return _write(folder, step, shards, network, network.host_group, progress, said_of(optimizer), keep, best)
 
 
 class CheckpointWriter:
@@ -48,13 +49,20 @@ class CheckpointWriter:
         # Its own, made by all ranks together: two threads of a rank must not speak in one group.
         self._aside = network.new_host_group()
 
-    def save(self, step: int, parameters: Parameters, optimizer: Optimizer, progress: Mapping[str, Any]) -> None:
-        """Copy everything now, and write it later."""
+    def save(
+        self,
+        step: int,
+        parameters: Parameters,
+        optimizer: Optimizer,
+        progress: Mapping[str, Any],
+        best: int | None = None,
+    ) -> None:
+        """Copy everything now, and write it later. Of older checkpoints the newest and that of the step `best` are kept."""
         self.wait()
         shards = weights_of(parameters, self._network) | state_of(parameters, optimizer, self._network)
         copies = {name: replace(shard, local=shard.local.to("cpu", copy=True)) for name, shard in shards.items()}
         said = said_of(optimizer)
-        arguments = self._folder, step, copies, self._network, self._aside, progress, said, self._keep
+        arguments = self._folder, step, copies, self._network, self._aside, progress, said, self._keep, best
         # A rank that fails because another is gone must not wait for it: it waits for that other, too.
         self._thread = threading.Thread(target=self._work, args=arguments, name="cubeloom checkpoint", daemon=True)
         self._thread.start()
@@ -84,8 +92,9 @@ def _write(
     progress: Mapping[str, Any],
     optimizer: Mapping[str, Any],
     keep: int,
+    best: int | None = None,
 ) -> Path:
-    final = folder / f"step-{step:08d}"
+    final = folder / name_of_step(step)
     writing = folder / f".{final.name}"
     what = f"the checkpoint {final} could not be written"
     host_group.follow_first(lambda: retried(what, lambda: _make_folder(writing)))
@@ -105,7 +114,8 @@ def _write(
         retried(what, lambda: _put_in_place(writing, final))
         retried(what, lambda: sync_names(folder))  # before those go that it replaces
         for old in checkpoints(folder)[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+            if best is None or old.name != name_of_step(best):
+                shutil.rmtree(old, ignore_errors=True)
         sweep(folder)
 
     host_group.follow_first(finish)

@@ -9,31 +9,23 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cubeloom.base.errors import UserError, first_line
+from cubeloom.base.errors import UserError
+from cubeloom.train.data import tables
+from cubeloom.train.data.reading import Piece, Reading
 from cubeloom.train.data.sources import Source
 
 CHUNK = 1 << 22
-ROWS = 1024
 
 
 @dataclass(frozen=True)
 class Place:
-    """In a source: bytes, or rows of Parquet; and the lines before it, for messages."""
+    """In a source: bytes, or rows of a table; and the lines before it, for messages."""
 
     offset: int = 0
     line: int = 0
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Text of one document, and whether the document ends with it."""
-
-    text: str
-    ends: bool
 
 
 @dataclass(frozen=True)
@@ -44,14 +36,29 @@ class Chunk:
     """Bytes of the source up to the end of this chunk; of Parquet, in proportion to rows."""
 
 
-def chunks(source: Source, start: Place, field: str, separator: str | None) -> Iterator[Chunk]:
-    """The rest of a source. `field` is for JSON lines and Parquet, `separator` for text."""
-    if source.kind == "json lines":
-        yield from _json_lines(source, start, field)
-    elif source.kind == "parquet":
-        yield from _parquet(source, start, field)
+def chunks(source: Source, start: Place, reading: Reading) -> Iterator[Chunk]:
+    """The rest of a source."""
+    if source.kind == "text":
+        yield from _text(source, start, reading.separator)
+    elif source.kind == "json lines":
+        yield from _json_lines(source, start, reading)
     else:
-        yield from _text(source, start, separator)
+        yield from _table(source, start, reading)
+
+
+def fields(source: Source) -> list[str]:
+    """Those of the first record; none of a text, or of what is no record."""
+    if source.kind == "text":
+        return []
+    if source.kind != "json lines":
+        return tables.names(source)
+    with source.path.open("rb") as file:
+        first = next((line for line in file if line.strip()), b"{}")
+    try:
+        record = json.loads(first.removeprefix(b"\xef\xbb\xbf"))
+    except (ValueError, RecursionError):
+        return []  # reading it says where it is wrong
+    return list(record) if isinstance(record, dict) else []
 
 
 def _text(source: Source, start: Place, separator: str | None) -> Iterator[Chunk]:
@@ -70,7 +77,7 @@ def _cut(text: str, separator: str | None, last: bool) -> list[Piece]:
     return [*(Piece(part, True) for part in whole), Piece(rest, last)]
 
 
-def _json_lines(source: Source, start: Place, field: str) -> Iterator[Chunk]:
+def _json_lines(source: Source, start: Place, reading: Reading) -> Iterator[Chunk]:
     line = start.line
     for offset, data in _blocks(source.path, start.offset, whole_lines=True):
         pieces = []
@@ -78,66 +85,32 @@ def _json_lines(source: Source, start: Place, field: str) -> Iterator[Chunk]:
         lines = _decode(data, source.path, offset).removesuffix("\n").split("\n")
         for number, text in enumerate(lines, line + 1):
             if text.strip():
-                pieces.append(Piece(_member(text, field, f"{source.path} line {number}"), True))
+                where = f"{source.path} line {number}"
+                pieces += reading.pieces(_record(text, reading.field, where), where)
         line += len(lines)
         end = offset + len(data)
         yield Chunk(pieces, Place(end, line), end)
 
 
-def _member(text: str, field: str, where: str) -> str:
+def _record(text: str, field: str, where: str) -> dict[str, Any]:
     try:
         record = json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(f"{where} is not JSON: {error.msg} (column {error.colno})") from None
+    except RecursionError:
+        raise UserError(f"{where} is not JSON that can be read: it is nested too deeply") from None
     if not isinstance(record, dict):
         raise UserError(f"{where} is not a JSON object with a field {field!r}")
-    if field not in record:
-        raise UserError(_unknown(field, list(record), where))
-    return _string(record[field], field, where)
+    return record
 
 
-def _string(value: Any, field: str, where: str) -> str:
-    if not isinstance(value, str):
-        raise UserError(f"{where}: field {field!r} is not text but {type(value).__name__}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # JSON may spell half of a surrogate pair
-        raise UserError(f"{where}: field {field!r} holds half of a character, which UTF-8 cannot") from None
-    return value
-
-
-def _parquet(source: Source, start: Place, field: str) -> Iterator[Chunk]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise UserError(f"{source.path} needs the package pyarrow: pip install 'cubeloom[parquet]'") from None
-    row = 0
-    try:
-        with parquet.ParquetFile(source.path) as file:
-            if field not in file.schema_arrow.names:
-                raise UserError(_unknown(field, file.schema_arrow.names, str(source.path)))
-            for group in range(file.num_row_groups):
-                if row + file.metadata.row_group(group).num_rows <= start.offset:
-                    row += file.metadata.row_group(group).num_rows
-                    continue
-                for batch in file.iter_batches(ROWS, row_groups=[group], columns=[field]):
-                    first, row = row, row + batch.num_rows
-                    if first < start.offset:
-                        continue
-                    values = enumerate(batch.column(0).to_pylist(), first)
-                    pieces = [Piece(_string(value, field, f"{source.path} row {at}"), True) for at, value in values]
-                    yield Chunk(pieces, Place(row), source.bytes * row // file.metadata.num_rows)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk's, and not the file's
-        raise UserError(f"{source.path} is not a readable Parquet file: {first_line(error)}") from None
-
-
-def _unknown(field: str, fields: list[str], where: str) -> str:
-    near = get_close_matches(field, fields, 1)
-    hint = f"; did you mean --field {near[0]}?" if near else ""
-    return f"{where} has no field {field!r}, but {', '.join(map(repr, fields)) or 'none'}{hint}"
+def _table(source: Source, start: Place, reading: Reading) -> Iterator[Chunk]:
+    columns = reading.columns(tables.names(source), str(source.path))
+    for found in tables.rows(source, columns, start.offset):
+        pieces = []
+        for row, record in enumerate(found.rows, found.first):
+            pieces += reading.pieces(record, f"{source.path} row {row}")
+        yield Chunk(pieces, Place(found.first + len(found.rows)), found.read)
 
 
 def _blocks(path: Path, offset: int, whole_lines: bool) -> Iterator[tuple[int, bytes]]:

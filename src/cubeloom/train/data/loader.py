@@ -7,13 +7,14 @@ import threading
 import time
 import weakref
 from contextlib import suppress
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from cubeloom.base.errors import UserError
 from cubeloom.train.data.stream import Samples
+from cubeloom.train.data.streaming import Streaming
 
 AHEAD = 2
 _Made = queue.Queue[dict[str, Tensor] | BaseException]
@@ -22,7 +23,8 @@ _Made = queue.Queue[dict[str, Tensor] | BaseException]
 class Loader:
     """A rank's share of each batch: `tokens` and the `targets` that follow them, both `[n, sequence]`.
 
-    Its only state is `position`, the number of the next sample, which counts whole batches: it knows nothing of the grid.
+    Its only state is `position`, the number of the next sample, which counts whole batches: it knows nothing of the grid. Of
+    samples that are streamed, `progress` says as well where to read on.
     A thread keeps two batches ready; `close`, or the end of a `with` block, ends it.
     """
 
@@ -34,6 +36,7 @@ class Loader:
             raise UserError(f"a position is 0 or more, got {position}")
         self.batch = batch
         self.position = position
+        self._streaming = samples if isinstance(samples, Streaming) else None
         self.waited = 0.0  # seconds that whoever asked for a batch had to wait for it, in all
         self._made: _Made = queue.Queue(AHEAD)
         self._stop = threading.Event()
@@ -55,9 +58,17 @@ class Loader:
             self.waited += time.perf_counter() - asked
             if not isinstance(made, BaseException):
                 self.position += self.batch
+                if self._streaming is not None:
+                    self._streaming.forget(self.position)
                 return made
             self._failure = made
         raise self._failure
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """What a checkpoint says of it, as JSON."""
+        stream = {} if self._streaming is None else {"stream": self._streaming.state(self.position)}
+        return {"position": self.position, **stream}
 
     def __enter__(self) -> Self:
         return self
@@ -74,8 +85,7 @@ class Loader:
 
 def read(samples: Samples, position: int, share: slice) -> dict[str, Tensor]:
     """A rank's share of the batch that begins with the sample of this number."""
-    found = samples.samples(torch.arange(position + share.start, position + share.stop))
-    return {"tokens": found[:, :-1].contiguous(), "targets": found[:, 1:].contiguous()}
+    return samples.batch(torch.arange(position + share.start, position + share.stop))
 
 
 def _work(samples: Samples, batch: int, share: slice, position: int, made: _Made, stop: threading.Event) -> None:

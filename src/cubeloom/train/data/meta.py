@@ -12,11 +12,13 @@ from cubeloom.base.errors import UserError
 from cubeloom.base.files import check_sealed, is_plain_name, read_json, write_sealed
 
 FORMAT, VERSION = "cubeloom tokens", 2
-META, TOKENS, DOCUMENTS, TOKENIZER = "meta.json", "tokens.bin", "documents.bin", "tokenizer.json"
+META, TOKENS, DOCUMENTS, COUNTED = "meta.json", "tokens.bin", "documents.bin", "counted.bin"
 CHECKSUMS = "checksums.bin"
-"""Of the parts of tokens.bin, then of those of documents.bin."""
+"""Of the parts of tokens.bin, then of those of documents.bin, then of counted.bin."""
 ENDS = np.dtype("<u8")
 """Of the ends of documents."""
+MARKS = np.dtype("u1")
+"""Of whether a token counts as a target: 1, or 0."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Meta:
     """Of each file beside this one."""
     request: dict[str, Any]
     """What was asked for: the sources with their hashes, and the options. The same request gives the same folder."""
+    counted: bool = False
+    """Whether only some tokens count as targets, those that counted.bin marks."""
 
     @property
     def tokens(self) -> int:
@@ -83,6 +87,8 @@ class Meta:
         numbers = [self.vocabulary, self.end, *asdict(self.training).values(), *asdict(self.validation).values()]
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise TypeError("a count")
+        if type(self.counted) is not bool:
+            raise TypeError("whether tokens are marked")
         if not isinstance(self.sha256, dict) or not all(map(is_plain_name, self.sha256)):
             raise TypeError("the hashes of files")
         if not isinstance(self.request["tokenizer"], dict) or not isinstance(self.request["tokenizer"]["kind"], str):

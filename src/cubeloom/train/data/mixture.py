@@ -38,11 +38,12 @@ class Mixture:
             given.gather(1, self._stream[:, None]).squeeze(1) - 1
         )  # samples of its stream earlier in the turn
 
-    def samples(self, numbers: Tensor) -> Tensor:
+    def batch(self, numbers: Tensor) -> dict[str, Tensor]:
         which, own = self.source(numbers)
-        out = torch.empty(len(numbers), self.sequence + 1, dtype=torch.int64)
+        out: dict[str, Tensor] = {}
         for index in which.unique().tolist():
-            out[which == index] = self.streams[index].samples(own[which == index])
+            for name, rows in self.streams[index].batch(own[which == index]).items():
+                out.setdefault(name, rows.new_empty(len(numbers), *rows.shape[1:]))[which == index] = rows
         return out
 
     def needed(self, count: int) -> list[int]:
@@ -51,6 +52,15 @@ class Mixture:
         return [
             int(own[which == index].max()) + 1 if (which == index).any() else 0 for index in range(len(self.streams))
         ]
+
+    @property
+    def longest(self) -> int:
+        """As many samples as there are without one coming twice."""
+        turns = min(stream.windows / part for stream, part in zip(self.streams, self._parts.tolist(), strict=True))
+        count = int((turns + 1) * len(self._stream))
+        while any(need > stream.windows for need, stream in zip(self.needed(count), self.streams, strict=True)):
+            count -= 1
+        return count
 
     def source(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """The stream that gives each sample, and its number in that stream."""

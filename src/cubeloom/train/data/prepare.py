@@ -16,11 +16,13 @@ from cubeloom.base.files import check_sealed, read_json, replace_bytes, replace_
 from cubeloom.train.data import hugging_face
 from cubeloom.train.data.checked import sums
 from cubeloom.train.data.chunks import Place, chunks
-from cubeloom.train.data.meta import CHECKSUMS, DOCUMENTS, META, TOKENIZER, TOKENS, Meta, Part, token_dtype
+from cubeloom.train.data.meta import CHECKSUMS, COUNTED, DOCUMENTS, META, TOKENS, Meta, Part, token_dtype
+from cubeloom.train.data.reading import Reading
 from cubeloom.train.data.request import DEFAULT_VOCABULARY, Request
 from cubeloom.train.data.sources import Progress, Source, describe, sha256
 from cubeloom.train.data.token_file import TokenFile
-from cubeloom.train.data.tokenizer import Bytes, Tokenizer
+from cubeloom.train.data.tokenizer import END, Tokenizer
+from cubeloom.train.data.tokenizer_files import NAMES, TEMPLATE, TOKENIZER
 from cubeloom.train.data.workshop import empty, publish, workshop
 from cubeloom.train.data.writer import BEGIN, VALIDATION, State, Writer
 
@@ -47,7 +49,8 @@ def prepare(request: Request, out: Path, *, force: bool = False, progress: Progr
     sources = describe(request.inputs, progress)
     if not any(source.bytes for source in sources):
         raise _no_text(sources)
-    wanted = request.as_json(sources)
+    template = request.chat_template(sources)
+    wanted = request.as_json(sources, template)
     if (out / META).exists() and not force:
         there = TokenFile(out)
         if there.meta.request != wanted:
@@ -57,15 +60,18 @@ def prepare(request: Request, out: Path, *, force: bool = False, progress: Progr
         state = _journal(folder, wanted)
         if state is None:
             empty(folder)
-        tokenizer = _tokenizer(request, sources, folder, progress)
-        with Writer(folder, tokenizer, request.share, state or BEGIN) as writer:
-            _fill(writer, request, sources, folder, wanted, progress)
+        tokenizer = _tokenizer(request, request.reading(template, None), sources, folder, progress)
+        if template is not None:
+            replace_text(folder / TEMPLATE, template)
+        reading, chat = request.reading(template, tokenizer), template is not None
+        with Writer(folder, tokenizer, request.share, state or BEGIN, reading.chat) as writer:
+            _fill(writer, reading, sources, folder, wanted, progress)
             if not writer.state.document:
                 raise _no_text(sources)
             writer.finish()
-        _describe_result(folder, tokenizer, writer.state, wanted)
-        for name in (_JOURNAL, VALIDATION + TOKENS, VALIDATION + DOCUMENTS):
-            (folder / name).unlink()
+        _describe_result(folder, tokenizer, writer.state, wanted, chat)
+        for name in (_JOURNAL, *(VALIDATION + name for name in (TOKENS, DOCUMENTS, COUNTED))):
+            (folder / name).unlink(missing_ok=True)
         publish(folder, out)
     return Prepared(TokenFile(out), "written" if state is None else "resumed")
 
@@ -80,40 +86,41 @@ def _is_ours(out: Path) -> bool:
 
 
 def _fill(
-    writer: Writer, request: Request, sources: list[Source], folder: Path, wanted: dict[str, Any], progress: Progress
+    writer: Writer, reading: Reading, sources: list[Source], folder: Path, wanted: dict[str, Any], progress: Progress
 ) -> None:
     total = sum(source.bytes for source in sources)
     while writer.state.source < len(sources):
         source = sources[writer.state.source]
         before = sum(earlier.bytes for earlier in sources[: writer.state.source])
-        for chunk in chunks(source, writer.state.place, request.field, request.separator):
+        for chunk in chunks(source, writer.state.place, reading):
             writer.add(chunk.pieces, writer.state.source, chunk.after)
             _write_journal(folder, wanted, writer.state)
             progress("tokenizing", before + chunk.read, total)
         writer.next_source()
 
 
-def _tokenizer(request: Request, sources: list[Source], folder: Path, progress: Progress) -> Tokenizer:
-    if request.tokenizer == "bytes":
-        return Bytes()
-    file = folder / TOKENIZER
+def _tokenizer(
+    request: Request, reading: Reading, sources: list[Source], folder: Path, progress: Progress
+) -> Tokenizer:
     if request.tokenizer != "bpe":
-        given = Path(request.tokenizer)
-        made = hugging_face.HuggingFace(given, request.end)  # of the user's own file, which a refusal then names
-        replace_text(file, hugging_face.read(given))
+        made = request.made_tokenizer()
+        for name, text in request.tokenizer_files.texts.items() if request.tokenizer_files else ():
+            replace_text(folder / name, text)
         return made
+    file = folder / TOKENIZER
     if not file.exists():
-        texts = _training_texts(request, sources, progress)
+        texts = _training_texts(reading, sources, progress)
         replace_text(file, hugging_face.train(texts, request.vocabulary or DEFAULT_VOCABULARY))
     return hugging_face.HuggingFace(file)
 
 
-def _training_texts(request: Request, sources: list[Source], progress: Progress) -> Iterator[str]:
+def _training_texts(reading: Reading, sources: list[Source], progress: Progress) -> Iterator[str]:
     whole = sum(source.bytes for source in sources)
     parts = [source.bytes * min(whole, TRAINED_ON) // whole for source in sources]
     for index, (source, part) in enumerate(zip(sources, parts, strict=True)):
-        for chunk in chunks(source, Place(), request.field, request.separator):
-            yield from (piece.text for piece in chunk.pieces)
+        for chunk in chunks(source, Place(), reading):
+            for piece in chunk.pieces:  # of a conversation without the ends that its template writes
+                yield from [piece.text] if piece.marked is None else piece.text.split(END)
             progress("training the tokenizer", sum(parts[:index]) + min(chunk.read, part), sum(parts))
             if chunk.read >= part:
                 break
@@ -146,9 +153,10 @@ def _journal(folder: Path, wanted: dict[str, Any]) -> State | None:
     )
 
 
-def _describe_result(folder: Path, tokenizer: Tokenizer, state: State, wanted: dict[str, Any]) -> None:
-    replace_bytes(folder / CHECKSUMS, b"".join(sums(folder / name).tobytes() for name in (TOKENS, DOCUMENTS)))
-    names = [name for name in (TOKENS, DOCUMENTS, CHECKSUMS, TOKENIZER) if (folder / name).exists()]
+def _describe_result(folder: Path, tokenizer: Tokenizer, state: State, wanted: dict[str, Any], counted: bool) -> None:
+    numbers = (TOKENS, DOCUMENTS, *([COUNTED] if counted else []))
+    replace_bytes(folder / CHECKSUMS, b"".join(sums(folder / name).tobytes() for name in numbers))
+    names = [name for name in (*numbers, CHECKSUMS, *NAMES) if (folder / name).exists()]
     Meta(
         vocabulary=tokenizer.vocabulary,
         end=tokenizer.end,
@@ -158,4 +166,5 @@ def _describe_result(folder: Path, tokenizer: Tokenizer, state: State, wanted: d
         tokenizer=tokenizer.fingerprint,
         sha256={name: sha256(folder / name)[1] for name in names},
         request=wanted,
+        counted=counted,
     ).write(folder)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cubeloom.base import counter
+from cubeloom.train.data.stream import following
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,9 @@ class RandomTokens:
     vocabulary: int
     sequence: int
     seed: int = 0
+
+    def batch(self, numbers: Tensor) -> dict[str, Tensor]:
+        return following(self.samples(numbers))
 
     def samples(self, numbers: Tensor) -> Tensor:
         width = self.sequence + 1

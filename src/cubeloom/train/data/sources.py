@@ -9,12 +9,20 @@ from pathlib import Path
 from typing import Literal
 
 from cubeloom.base.errors import UserError
+from cubeloom.base.files import is_plain_name, read_json
 
-Kind = Literal["text", "json lines", "parquet"]
+Kind = Literal["text", "json lines", "parquet", "arrow"]
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many bytes of it are done, and how many there are."""
 
-KINDS: dict[str, Kind] = {".jsonl": "json lines", ".ndjson": "json lines", ".json": "json lines", ".parquet": "parquet"}
+KINDS: dict[str, Kind] = {
+    ".jsonl": "json lines",
+    ".ndjson": "json lines",
+    ".json": "json lines",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+_STATE, _SPLITS = "state.json", "dataset_dict.json"
 _PART = 1 << 22
 
 
@@ -37,12 +45,8 @@ class Source:
 def describe(paths: Sequence[Path], progress: Progress) -> list[Source]:
     """Every file is read once, for its hash; one that cannot be read is refused before anything is written."""
     if not paths:
-        raise UserError("no input: name text, .jsonl or .parquet files")
-    for path in paths:
-        if path.is_dir():
-            raise UserError(f"{path} is a folder; name the files in it, as in {path}/*.jsonl")
-        if not path.exists():
-            raise UserError(f"no file at {path}")
+        raise UserError("no input: name text, .jsonl or .parquet files, or a folder of Hugging Face's save_to_disk")
+    paths = [file for path in paths for file in files_of(path)]
     try:
         total, done, found = sum(path.stat().st_size for path in paths), 0, []
         for path in paths:
@@ -52,6 +56,36 @@ def describe(paths: Sequence[Path], progress: Progress) -> list[Source]:
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from None
     return found
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file, or those of a dataset that Hugging Face's `save_to_disk` wrote."""
+    if not path.exists():
+        raise UserError(f"no file at {path}")
+    if not path.is_dir():
+        return [path]
+    if (path / _SPLITS).is_file():
+        splits = read_json(path / _SPLITS).get("splits")
+        names = [f"{path}/{name}" for name in splits] if isinstance(splits, list) else []
+        raise UserError(f"{path} is a dataset in splits; name one of them: {', '.join(names)}")
+    if not (path / _STATE).is_file():
+        raise UserError(f"{path} is a folder; name the files in it, as in {path}/*.jsonl")
+    state = read_json(path / _STATE)
+    try:
+        found = [str(each["filename"]) for each in state["_data_files"]]
+    except (KeyError, TypeError):
+        raise UserError(f"{path / _STATE} is damaged: it does not name the files of a dataset") from None
+    if state.get("_indices_data_files"):
+        raise UserError(f"{path} is a selection of rows; save dataset.flatten_indices() instead")
+    for name in found:
+        if not is_plain_name(name) or not (path / name).is_file():
+            raise UserError(f"{path} is not whole: {name} is missing")
+    return [path / name for name in found]
+
+
+def is_dataset(folder: Path) -> bool:
+    """Whether `save_to_disk` wrote it."""
+    return (folder / _STATE).is_file() or (folder / _SPLITS).is_file()
 
 
 def sha256(path: Path, progress: Callable[[int], None] = lambda _: None) -> tuple[int, str]:

@@ -12,8 +12,14 @@ from torch import Tensor
 from cubeloom.base import counter
 from cubeloom.base.errors import UserError
 from cubeloom.train.data.checked import Checked
+from cubeloom.train.data.packing import Packs
 from cubeloom.train.data.permutation import Permutation
 from cubeloom.train.data.tokenizer import Array
+
+IGNORED = -100
+"""A target that does not count: what torch and our losses ignore."""
+NO_DOCUMENT = -1
+"""Of what fills up a sample of packed documents."""
 
 
 class Samples(Protocol):
@@ -22,9 +28,17 @@ class Samples(Protocol):
     @property
     def sequence(self) -> int: ...
 
-    def samples(self, numbers: Tensor) -> Tensor:
-        """`[n, sequence + 1]` tokens for n int64 numbers."""
+    def batch(self, numbers: Tensor) -> dict[str, Tensor]:
+        """For n int64 numbers `tokens` and the `targets` that follow them, `[n, sequence]`; IGNORED is no target.
+
+        Where documents are packed also `documents`: of which of its sample's each token is, or NO_DOCUMENT.
+        """
         ...
+
+
+def following(windows: Tensor) -> dict[str, Tensor]:
+    """Tokens, and those that follow them, of `[n, sequence + 1]`; in memory of their own, also where n is 1."""
+    return {"tokens": windows[:, :-1].clone(), "targets": windows[:, 1:].clone()}
 
 
 @dataclass(frozen=True)
@@ -32,6 +46,7 @@ class Stream:
     """Windows of `sequence + 1` tokens, each beginning with the last token of the one before; all of them in each epoch.
 
     So in an epoch every token after the first is predicted once; only what does not fill a window at the end is left out.
+    With `packs` a sample is whole documents instead, filled up with end tokens; none predicts the first token of another.
     """
 
     tokens: Array | Checked
@@ -45,6 +60,13 @@ class Stream:
     """How many tokens there are: none may be outside. By default nobody looks."""
     name: str = "the stream"
     """Where its tokens are from."""
+    counted: Array | Checked | None = None
+    """For each token whether it counts as a target; by default all do."""
+    packs: Packs | None = None
+    end: int = 0
+    """The token that fills packs up."""
+    kept: Array | None = None
+    """The windows that are samples: those with a target that counts. By default all."""
 
     def __post_init__(self) -> None:
         if self.sequence < 1 or self.windows < 1:
@@ -53,14 +75,25 @@ class Stream:
     @property
     def windows(self) -> int:
         """Samples in an epoch."""
-        return (len(self.tokens) - 1) // self.sequence
+        if self.kept is not None:
+            return len(self.kept)
+        return (len(self.tokens) - 1) // self.sequence if self.packs is None else len(self.packs)
+
+    def batch(self, numbers: Tensor) -> dict[str, Tensor]:
+        found, bounds = following(self.samples(numbers)), self._bounds(numbers)
+        if self.counted is not None:
+            marks = self._rows(bounds, self.counted, 0)
+            found["targets"].masked_fill_(marks[:, 1:] == 0, IGNORED)
+        if self.packs is not None:
+            documents = self._rows(bounds, self.packs, NO_DOCUMENT)
+            found["documents"] = documents[:, :-1].contiguous()
+            others = (documents[:, 1:] != documents[:, :-1]) | (documents[:, 1:] == NO_DOCUMENT)
+            found["targets"].masked_fill_(others, IGNORED)
+        return found
 
     def samples(self, numbers: Tensor) -> Tensor:
-        rows = [
-            self.tokens[window * self.sequence : (window + 1) * self.sequence + 1]
-            for window in self.order(numbers).tolist()
-        ]
-        found = torch.from_numpy(np.stack(rows).astype(np.int64))
+        """`[n, sequence + 1]` tokens."""
+        found = self._rows(self._bounds(numbers), self.tokens, self.end)
         largest = int(found.max())
         # A model would look it up in a table that does not have it: an error far from here, or none at all.
         if self.vocabulary is not None and largest >= self.vocabulary:
@@ -70,12 +103,24 @@ class Stream:
             )
         return found
 
+    def _bounds(self, numbers: Tensor) -> list[slice]:
+        """Where the tokens of each sample are."""
+        windows = self.order(numbers).tolist()
+        if self.packs is not None:
+            return [self.packs.bounds(window) for window in windows]
+        return [slice(window * self.sequence, (window + 1) * self.sequence + 1) for window in windows]
+
+    def _rows(self, bounds: list[slice], source: Array | Checked | Packs, fill: int) -> Tensor:
+        """`[n, sequence + 1]` of a number for each token."""
+        found = np.full((len(bounds), self.sequence + 1), fill, np.int64)
+        for row, where in zip(found, bounds, strict=True):
+            row[: where.stop - where.start] = source[where]
+        return torch.from_numpy(found)
+
     def order(self, numbers: Tensor) -> Tensor:
         """Which window each sample is."""
         epochs, index = numbers // self.windows, numbers % self.windows
-        if not self.shuffled:
-            return index
-        for epoch in epochs.unique().tolist():
+        for epoch in epochs.unique().tolist() if self.shuffled else []:
             here = epochs == epoch
             index[here] = Permutation(self.windows, counter.key(self.seed, "epoch", epoch))(index[here])
-        return index
+        return index if self.kept is None else torch.from_numpy(self.kept)[index]

@@ -11,10 +11,14 @@ import numpy as np
 from cubeloom.base.errors import UserError
 from cubeloom.train.data.checked import SUMS, Checked, parts
 from cubeloom.train.data.hugging_face import HuggingFace
-from cubeloom.train.data.meta import CHECKSUMS, DOCUMENTS, ENDS, TOKENIZER, TOKENS, Meta, token_dtype
+from cubeloom.train.data.meta import CHECKSUMS, COUNTED, DOCUMENTS, ENDS, MARKS, TOKENS, Meta, token_dtype
+from cubeloom.train.data.packing import Packs, with_targets
 from cubeloom.train.data.sources import sha256
 from cubeloom.train.data.stream import Stream
 from cubeloom.train.data.tokenizer import Array, Bytes, Tokenizer
+from cubeloom.train.data.tokenizer_files import NAMES, TOKENIZER, read
+
+PartName = Literal["training", "validation"]
 
 
 class TokenFile:
@@ -27,10 +31,12 @@ class TokenFile:
         if self._dtype.name != self.meta.dtype:
             raise UserError(f"{folder} is damaged: {self.meta.vocabulary} tokens are not kept as {self.meta.dtype}")
         tokens, documents = self.meta.tokens * self._dtype.itemsize, self.meta.documents * ENDS.itemsize
+        marks = self.meta.tokens * MARKS.itemsize if self.meta.counted else 0
         for name, size in (
             (TOKENS, tokens),
             (DOCUMENTS, documents),
-            (CHECKSUMS, (parts(tokens) + parts(documents)) * SUMS.itemsize),
+            *([(COUNTED, marks)] if self.meta.counted else []),
+            (CHECKSUMS, (parts(tokens) + parts(documents) + parts(marks)) * SUMS.itemsize),
         ):
             path = folder / name
             found = path.stat().st_size if path.exists() else 0
@@ -41,36 +47,67 @@ class TokenFile:
         sums = np.fromfile(folder / CHECKSUMS, SUMS)
         self.tokens = Checked(folder / TOKENS, self._dtype, sums[: parts(tokens)])
         """All of them, training first."""
-        self.documents = Checked(folder / DOCUMENTS, ENDS, sums[parts(tokens) :])
+        rest = sums[parts(tokens) :]
+        self.documents = Checked(folder / DOCUMENTS, ENDS, rest[: parts(documents)])
         """Where each document ends in `tokens`, its end token included."""
+        self.counted = Checked(folder / COUNTED, MARKS, rest[parts(documents) :]) if self.meta.counted else None
+        """For each of `tokens` whether it counts as a target; None where all do."""
 
     @property
     def training(self) -> Checked:
-        return self.tokens.within(0, self.meta.training.tokens)
+        return self.tokens.within(*self._bounds("training"))
 
     @property
     def validation(self) -> Checked:
-        return self.tokens.within(self.meta.training.tokens, len(self.tokens))
+        return self.tokens.within(*self._bounds("validation"))
+
+    def _bounds(self, part: PartName) -> tuple[int, int]:
+        first = self.meta.training.tokens
+        return (0, first) if part == "training" else (first, len(self.tokens))
 
     def document(self, number: int) -> Array:
         """The tokens of a document, the end token included."""
         first, last = self.documents[number - 1 : number + 1] if number else (0, *self.documents[:1])
         return self.tokens[int(first) : int(last)]
 
-    def stream(self, sequence: int, *, seed: int = 0, part: Literal["training", "validation"] = "training") -> Stream:
-        """Samples of training, shuffled; or of validation, in order."""
-        tokens = self.training if part == "training" else self.validation
-        if len(tokens) <= sequence:
-            raise UserError(f"{self.folder} has {len(tokens)} tokens for {part}: too few for a sequence of {sequence}")
+    def stream(self, sequence: int, *, seed: int = 0, part: PartName = "training", packing: bool = False) -> Stream:
+        """Samples of training, shuffled; or of validation, in order. `packing`: of whole documents."""
+        first, last = self._bounds(part)
+        if last - first <= (0 if packing else sequence):
+            raise UserError(f"{self.folder} has {last - first} tokens for {part}: too few for a sequence of {sequence}")
+        packs = Packs.of(self._ends(part), sequence) if packing else None
+        counted = None if self.counted is None else self.counted.within(first, last)
         return Stream(
-            tokens,
+            self.tokens.within(first, last),
             sequence,
             seed,
             shuffled=part == "training",
             tokenizer=self.meta.tokenizer,
             vocabulary=self.meta.vocabulary,
             name=str(self.folder),
+            counted=counted,
+            packs=packs,
+            end=self.meta.end,
+            kept=None if counted is None else self._with_targets(counted, packs, sequence, part),
         )
+
+    def _with_targets(self, counted: Checked, packs: Packs | None, sequence: int, part: PartName) -> Array:
+        """Which samples have a target: one without would cost as much, and teach nothing."""
+        if packs is None:
+            starts = np.arange((len(counted) - 1) // sequence) * sequence
+            found = with_targets(starts, starts + sequence + 1, counted, None)
+        else:
+            found = with_targets(packs.starts, packs.stops, counted, packs.ends)
+        if not len(found):
+            raise UserError(f"{self.folder} has no answer for {part} in samples of {sequence} tokens")
+        return found
+
+    def _ends(self, part: PartName) -> Array:
+        """Of the documents of a part, from its begin."""
+        cut = self.meta.training.documents
+        if part == "training":
+            return self.documents[:cut].astype(np.int64)
+        return self.documents[cut : len(self.documents)].astype(np.int64) - self.meta.training.tokens
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -80,6 +117,11 @@ class TokenFile:
         if found.fingerprint != self.meta.tokenizer:
             raise UserError(f"{self.folder / TOKENIZER} is damaged: it is not what was written")
         return found
+
+    @property
+    def tokenizer_texts(self) -> dict[str, str]:
+        """The tokenizer's files that are here, by name; a chat template is one of them."""
+        return {name: read(self.folder / name) for name in NAMES if (self.folder / name).is_file()}
 
     def damaged(self) -> list[str]:
         """The files that are not as they were written."""

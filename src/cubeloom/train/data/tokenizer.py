@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+
+
+END = "<|endoftext|>"
+"""The end token of our own tokenizers, as text in which special tokens count has it."""
 
 
 class Tokenizer(Protocol):
@@ -21,12 +26,26 @@ class Tokenizer(Protocol):
     def end(self) -> int: ...
 
     @property
+    def end_text(self) -> str:
+        """What stands for `end` among `specials`."""
+        ...
+
+    @property
     def fingerprint(self) -> str:
         """The same for two tokenizers only if they give the same tokens."""
         ...
 
     def encode(self, texts: Sequence[str]) -> list[Array]:
         """The tokens of each text, without end tokens."""
+        ...
+
+    @property
+    def specials(self) -> Mapping[str, int]:
+        """Special tokens, by the text that stands for them in what a chat template writes."""
+        ...
+
+    def encode_special(self, text: str) -> tuple[Array, Array]:
+        """Tokens of a text in which special tokens count as such; and how many characters of it end with each token."""
         ...
 
     def decode(self, tokens: Iterable[int]) -> str:
@@ -39,10 +58,25 @@ class Bytes:
 
     vocabulary = 257
     end = 256
+    end_text = END
     fingerprint = "bytes"
+    specials: Mapping[str, int] = MappingProxyType({END: 256})
 
     def encode(self, texts: Sequence[str]) -> list[Array]:
         return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
+
+    def encode_special(self, text: str) -> tuple[Array, Array]:
+        tokens, ends, done = [], [], 0
+        for place, part in enumerate(text.split(END)):
+            if place:
+                done += len(END)
+                tokens.append(np.array([self.end]))
+                ends.append(np.array([done]))
+            each = np.array([len(character.encode()) for character in part], np.int64)
+            tokens.append(np.frombuffer(part.encode(), np.uint8))
+            ends.append(np.repeat(done + 1 + np.arange(len(part)), each))
+            done += len(part)
+        return np.concatenate(tokens).astype(np.uint32), np.concatenate(ends).astype(np.int64)
 
     def decode(self, tokens: Iterable[int]) -> str:
         return bytes(token for token in tokens if token != self.end).decode(errors="replace")

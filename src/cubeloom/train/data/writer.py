@@ -12,12 +12,16 @@ from typing import BinaryIO
 import numpy as np
 
 from cubeloom.base.errors import UserError
-from cubeloom.train.data.chunks import Piece, Place
-from cubeloom.train.data.meta import DOCUMENTS, ENDS, TOKENS, Part, token_dtype
-from cubeloom.train.data.tokenizer import Array, Tokenizer
+from cubeloom.train.data.chunks import Place
+from cubeloom.train.data.conversations import Conversations
+from cubeloom.train.data.encoded import Encoder
+from cubeloom.train.data.meta import COUNTED, DOCUMENTS, ENDS, MARKS, TOKENS, Part, token_dtype
+from cubeloom.train.data.reading import Piece
+from cubeloom.train.data.tokenizer import Tokenizer
 
 VALIDATION = "validation-"
 """Before the names of files that hold validation until the end."""
+_PREFIXES = ("", VALIDATION)
 _COPIED = 1 << 22
 
 
@@ -40,17 +44,27 @@ BEGIN = State(source=0, place=Place(), document=0, open=False, training=Part(0, 
 class Writer:
     """Appends documents to the files of training and of validation. Validation joins training's files at the end."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, validation: Fraction, state: State) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        validation: Fraction,
+        state: State,
+        chat: Conversations | None = None,
+    ) -> None:
+        """`chat`: if there are conversations, and so marks of what counts."""
         self.state = state
-        self._tokenizer = tokenizer
+        self._encode = Encoder(tokenizer, chat, validation)
+        self._marked = chat is not None
         self._dtype = token_dtype(tokenizer.vocabulary)
         self._validation = validation
         sizes = {
             prefix + name: size
-            for prefix, part in (("", state.training), (VALIDATION, state.validation))
+            for prefix, part in zip(_PREFIXES, (state.training, state.validation), strict=True)
             for name, size in (
                 (TOKENS, part.tokens * self._dtype.itemsize),
                 (DOCUMENTS, part.documents * ENDS.itemsize),
+                *([] if chat is None else [(COUNTED, part.tokens * MARKS.itemsize)]),
             )
         }
         with ExitStack() as opened:
@@ -66,30 +80,24 @@ class Writer:
     def add(self, pieces: list[Piece], source: int, place: Place) -> None:
         """One chunk, after which reading goes on at this place of this source. Empty documents are left out."""
         pieces = [piece for piece in pieces if piece.text or piece.ends]
-        tokens: dict[str, list[Array]] = {"": [], VALIDATION: []}
-        ends: dict[str, list[int]] = {"": [], VALIDATION: []}
-        counts = {"": self.state.training.tokens, VALIDATION: self.state.validation.tokens}
-        document, is_open = self.state.document, self.state.open
-        for piece, found in zip(pieces, self._tokenizer.encode([piece.text for piece in pieces]), strict=True):
-            part = VALIDATION if is_validation(document, self._validation) else ""
-            is_open = is_open or bool(piece.text)
-            closes = piece.ends and is_open
-            tokens[part] += [found, np.array([self._tokenizer.end])] if closes else [found]
-            counts[part] += len(found) + closes
-            if closes:
-                ends[part].append(counts[part])
-                document, is_open = document + 1, False
-        for part in tokens:
-            if tokens[part]:
-                self._files[part + TOKENS].write(np.concatenate(tokens[part]).astype(self._dtype).tobytes())
-                self._files[part + DOCUMENTS].write(np.array(ends[part], dtype=ENDS).tobytes())
+        *parts, document, is_open = self._encode(pieces, self.state.document, self.state.open)
+        after = []
+        for prefix, part, before in zip(_PREFIXES, parts, (self.state.training, self.state.validation), strict=True):
+            if part.tokens:
+                self._files[prefix + TOKENS].write(np.concatenate(part.tokens).astype(self._dtype).tobytes())
+                self._files[prefix + DOCUMENTS].write(
+                    (np.array(part.ends, ENDS) + before.tokens).astype(ENDS).tobytes()
+                )
+                if self._marked:
+                    self._files[prefix + COUNTED].write(np.concatenate(part.counted).astype(MARKS).tobytes())
+            after.append(Part(before.tokens + part.size, before.documents + len(part.ends)))
         self.state = State(
             source=source,
             place=place,
             document=document,
             open=is_open,
-            training=Part(counts[""], self.state.training.documents + len(ends[""])),
-            validation=Part(counts[VALIDATION], self.state.validation.documents + len(ends[VALIDATION])),
+            training=after[0],
+            validation=after[1],
         )
         self._save()
 
@@ -101,7 +109,7 @@ class Writer:
         if self.state.document == 1 and self._validation:
             self._cut_only_document()
         shift = self.state.training.tokens
-        for name, dtype in ((TOKENS, None), (DOCUMENTS, ENDS)):
+        for name, dtype in ((TOKENS, None), (DOCUMENTS, ENDS), *([(COUNTED, None)] if self._marked else [])):
             part = self._files[VALIDATION + name]
             part.seek(0)
             while data := part.read(_COPIED):
@@ -123,11 +131,6 @@ class Writer:
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
-
-
-def is_validation(document: int, share: Fraction) -> bool:
-    """Of n documents ⌊n · share⌋, spread evenly; never the first."""
-    return int((document + 1) * share) > int(document * share)
 
 
 def _cut(path: Path, size: int) -> BinaryIO:

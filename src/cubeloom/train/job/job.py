@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +12,7 @@ from torch import nn
 from cubeloom.base.grid import Grid
 from cubeloom.base.limits import LANES, SAMPLES, patience, within
 from cubeloom.comm import devices
-from cubeloom.models import ModelSource, skeleton
+from cubeloom.models import LanguageConfig, ModelSource, OurModel, skeleton
 from cubeloom.parallel import Batch
 from cubeloom.pipeline.runtime.build import StagePlan, plan_stages
 from cubeloom.train.job.rates import Rate
@@ -28,6 +28,7 @@ from cubeloom.train.job.settings import (
     RateSettings,
     ScheduleSettings,
 )
+from cubeloom.train.job.vocabulary import vocabulary_of
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -80,8 +81,14 @@ class Job:
         within("batch.sequence", self.batch.sequence)
 
     def source(self) -> ModelSource:
-        """The model that is trained."""
-        return self.model.source()
+        """The model that is trained. Of a preset whose vocabulary nobody says, it is the data's."""
+        found = self.model.source()
+        # What it begins with has a vocabulary, too.
+        said = self.model.vocab is not None or self.model.start is not None
+        if said or not isinstance(found, OurModel) or not isinstance(found.config, LanguageConfig):
+            return found
+        vocabulary = vocabulary_of(self.data)
+        return found if vocabulary is None else OurModel(replace(found.config, vocab=vocabulary), found.preset)
 
     def skeleton(self) -> nn.Module:
         """The model without values."""

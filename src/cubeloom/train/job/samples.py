@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from cubeloom.base.errors import UserError, counted
-from cubeloom.models import GPTConfig, LlamaConfig
+from cubeloom.models import GPTConfig, LlamaConfig, OurModel
 from cubeloom.train.data import Mixture, Samples, TokenFile
 from cubeloom.train.data.random_tokens import RandomTokens
 from cubeloom.train.data.stream import Stream
+from cubeloom.train.data.streaming import Held
 from cubeloom.train.job.job import Job
+from cubeloom.train.job.settings import Source
+from cubeloom.train.job.streams import stream_of, tokenizer_of
 
 Part = Literal["training", "validation"]
 
@@ -32,29 +35,44 @@ def check_validation(job: Job) -> None:
             )
 
 
-def samples_of(job: Job, part: Part) -> Samples:
-    """Raises UserError where a folder is missing or does not fit the model."""
-    model, sequence = job.model.config(), job.batch.sequence
-    if not isinstance(model, GPTConfig | LlamaConfig):
+def samples_of(job: Job, part: Part, stream: dict[str, Any] | None = None) -> Samples:
+    """Raises UserError where a folder is missing or does not fit the model. `stream` is where one was left."""
+    model, sequence = job.source(), job.batch.sequence
+    if not isinstance(model, OurModel) or not isinstance(model.config, GPTConfig | LlamaConfig):
         raise UserError(
             f"model.preset = {job.model.preset!r}: training from tokens is for models that predict the next one, gpt and "
             "llama; for images see examples/diffusion.py"
         )
-    if sequence > model.positions:
+    if model.positions is not None and sequence > model.positions:
         raise UserError(f"batch.sequence = {sequence}, and the model has {model.positions} positions: at most as many")
+    assert model.vocabulary is not None
     seed = job.seed if job.data.seed is None else job.data.seed
     if not job.data.sources:
         # Training and validation must not be the same tokens.
-        return RandomTokens(model.vocab, sequence, 2 * seed + (part == "validation"))
+        return RandomTokens(model.vocabulary, sequence, 2 * seed + (part == "validation"))
+    if job.data.sources[0].stream is not None:
+        return _streamed(job, job.data.sources[0], part, stream)
     streams = []
     for source in job.data.sources:
-        tokens = TokenFile(source.folder)
-        if tokens.meta.vocabulary > model.vocab:
+        tokens = TokenFile(source.tokens)
+        if tokens.meta.vocabulary > model.vocabulary:
             raise UserError(
-                f"{source.folder} has a vocabulary of {tokens.meta.vocabulary}, and the model one of {model.vocab}: "
+                f"{source.folder} has a vocabulary of {tokens.meta.vocabulary}, and the model one of {model.vocabulary}: "
                 f"set model.vocab to {tokens.meta.vocabulary} or a little more that divides well"
             )
-        streams.append(tokens.stream(sequence, seed=seed, part=part))
+        streams.append(tokens.stream(sequence, seed=seed, part=part, packing=job.data.packing))
     if len(streams) == 1:
         return streams[0]
     return Mixture(streams, [source.weight for source in job.data.sources])
+
+
+def _streamed(job: Job, source: Source, part: Part, state: dict[str, Any] | None) -> Samples:
+    if part == "validation" and not source.validation:
+        raise UserError(
+            f"data.sources: {source.stream} has no documents for validation; validation = 0.01 keeps a hundredth of them"
+        )
+    vocabulary, needed = job.source().vocabulary, tokenizer_of(source)[0].vocabulary
+    if vocabulary is not None and needed > vocabulary:
+        raise UserError(f"{source.stream} has a vocabulary of {needed}, and the model one of {vocabulary}")
+    made = stream_of(source, job.batch.sequence, job.data.packing, part, state)
+    return made if part == "training" else Held(made)

@@ -55,10 +55,38 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A folder of tokens that `cubeloom data prepare` made."""
+    """A folder of tokens that `cubeloom data prepare` made; or a stream, which is read and tokenized as it comes."""
 
-    folder: Path
+    folder: Path | None = None
+    stream: str | None = None
+    """A file, a folder with files or of `save_to_disk`, or `hf:NAME`, a dataset of Hugging Face's hub."""
     weight: float = 1.0
+    tokenizer: str | None = None
+    """Of a stream: bytes, by default, or a tokenizer of Hugging Face, its file or a folder with it."""
+    field: str | None = None
+    """Of a stream: as of `cubeloom data prepare`, and so is `template`."""
+    template: str | None = None
+    subset: str | None = None
+    """Of a dataset of the hub; and its `split`, train by default."""
+    split: str | None = None
+    validation: float | None = None
+    """Of a stream: the share of documents that is kept for validation; none by default."""
+
+    def __post_init__(self) -> None:
+        if (self.folder is None) is (self.stream is None):
+            raise UserError("each of data.sources has a folder, of tokens, or a stream")
+        if self.stream is None:
+            for name in ("tokenizer", "field", "template", "subset", "split", "validation"):
+                if getattr(self, name) is not None:
+                    raise UserError(f"data.sources: {name} is for a stream; {self.folder} is a folder of tokens")
+        if self.validation is not None:
+            share("data.sources: validation", self.validation)
+
+    @property
+    def tokens(self) -> Path:
+        """The folder of tokens."""
+        assert self.folder is not None
+        return self.folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +97,15 @@ class DataSettings:
     """Mixed by their weights. Without any, random tokens are drawn, to try a grid out."""
     seed: int | None = None
     """Of the order; the job's by default."""
+    packing: bool = False
+    """Samples of whole documents, instead of windows that begin anywhere; batches then say where each document begins."""
+    vocab_multiple: int = 1
+    """A vocabulary that is taken from the data is rounded up to a multiple of this."""
+
+    def __post_init__(self) -> None:
+        if len(self.sources) > 1 and any(source.stream is not None for source in self.sources):
+            raise UserError("data.sources: a stream does not mix with others; prepare them (cubeloom data prepare)")
+        within("data.vocab_multiple", self.vocab_multiple, most=of_model("vocab"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +201,9 @@ class CheckpointSettings:
     every: int = 100
     """Steps between two; the last step is always kept."""
     keep: int = 2
+    """So many of the newest."""
+    best: bool = True
+    """Keep the one with the least loss on validation, too; it is written when it is found."""
     asynchronous: bool = True
     """Written while training goes on."""
 

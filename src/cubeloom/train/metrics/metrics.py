@@ -40,7 +40,7 @@ class Metrics:
             self._keep(record)
 
     def event(self, name: str, /, **fields: Any) -> None:
-        """Such as start, resume, skip, checkpoint, and at the end done, early stop or asked to stop.
+        """Such as start, resume, skip, checkpoint, best, and at the end done, early stop or asked to stop.
 
         A field `step` puts it on the curves.
         """

@@ -1,0 +1,79 @@
+"""The modules of a model that a pipeline cuts between: its rows of blocks, and what stands beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from cubeloom.base.errors import UserError
+
+_ROWS = (nn.ModuleList, nn.Sequential)
+
+
+@dataclass(frozen=True)
+class Units:
+    """`units` are modules with parameters, none within another; `blocks` those of them that are in a row.
+
+    `owners` are modules around them that have parameters of their own.
+    """
+
+    units: tuple[str, ...]
+    blocks: frozenset[str]
+    owners: tuple[str, ...]
+
+    def owner_of(self, parameter: str) -> str:
+        """The unit that has this parameter, or the module around units."""
+        inside = (unit for unit in self.units if parameter.startswith(f"{unit}."))
+        return next(inside, parameter.rpartition(".")[0])
+
+
+def units_of(model: nn.Module) -> Units:
+    """Raises UserError where the model has no row of blocks."""
+    rows = list(_rows("", model))
+    deep = [row for row in rows if any(map(_is_deep, row[1].children()))]
+    rows = deep or rows
+    if not rows:
+        raise UserError(
+            f"{type(model).__name__} has no row of blocks that a pipeline could cut: no nn.ModuleList or nn.Sequential with"
+            " several modules that have parameters"
+        )
+    around = {""}
+    for name, _ in rows:
+        parts = name.split(".") if name else []
+        around |= {".".join(parts[:count]) for count in range(len(parts) + 1)}
+    inside = {name for name, _ in rows}
+    units = list(_units("", model, around, set()))
+    blocks = frozenset(name for name in units if name.rpartition(".")[0] in inside)
+    owners = [name for name in around if any(True for _ in model.get_submodule(name).parameters(recurse=False))]
+    return Units(tuple(units), blocks, tuple(sorted(owners)))
+
+
+def _rows(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Outermost rows, and rows that are directly within a row."""
+    is_row = isinstance(module, _ROWS) and sum(map(_has_parameters, module.children())) > 1
+    if is_row:
+        yield name, module
+    for own, child in module.named_children():
+        if not is_row or isinstance(child, _ROWS):
+            yield from _rows(f"{name}.{own}".lstrip("."), child)
+
+
+def _units(name: str, module: nn.Module, around: set[str], seen: set[int]) -> Iterator[str]:
+    for own, child in module.named_children():
+        full = f"{name}.{own}".lstrip(".")
+        if full in around:
+            yield from _units(full, child, around, seen)
+        elif _has_parameters(child) and id(child) not in seen:
+            seen.add(id(child))
+            yield full
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
+
+
+def _is_deep(module: nn.Module) -> bool:
+    """It has modules with parameters inside: a block, rather than a layer."""
+    return _has_parameters(module) and any(map(_has_parameters, module.children()))

@@ -1,0 +1,65 @@
+"""What a user calls a run or a checkpoint: which checkpoint that is, of which job and of which model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cubeloom.base.errors import UserError
+from cubeloom.base.settings import load
+from cubeloom.models import ModelSource, OurModel
+from cubeloom.tools.convert.checkpoint_files import config_of, is_checkpoint
+from cubeloom.train.checkpoint import best, newest, read_manifest
+from cubeloom.train.data.documents import HUB
+from cubeloom.train.job import Job
+from cubeloom.train.job.settings import Source
+from cubeloom.train.run_metadata import SETTINGS, from_run
+
+
+def checkpoint_of(given: Path, of_best: bool = False) -> Path:
+    """A checkpoint, or the newest or the best of a run."""
+    if is_checkpoint(given):
+        if of_best:
+            raise UserError(f"--best is for a run, and {given} is a checkpoint")
+        return given
+    if not given.is_dir():
+        raise UserError(f"no folder {given}")
+    found = best(given) if of_best else newest(given)
+    if found is not None:
+        return found
+    if of_best and newest(given) is not None:
+        raise UserError(f"{given} has no best checkpoint: set evaluation.every, and leave checkpoint.best on")
+    raise UserError(f"{given} has no checkpoint yet" if run_of(given) else f"{given} is neither a run nor a checkpoint")
+
+
+def run_of(given: Path) -> Path | None:
+    """The run itself, or that of a checkpoint; None where there is none, as of one that was imported."""
+    places = (given, given.resolve().parent.parent)
+    return next((place for place in places if (place / SETTINGS).is_file()), None)
+
+
+def job_of(given: Path, checkpoint: Path) -> tuple[Job, ModelSource]:
+    """With the model that the checkpoint says it is of, and paths that lead somewhere from here."""
+    run = run_of(given)
+    progress = dict(read_manifest(checkpoint)["progress"])
+    if run is None:
+        return Job(), OurModel(config_of(checkpoint, progress))
+    job = load(Job, run / SETTINGS)
+    sources = tuple(_from_here(run, each) for each in job.data.sources)
+    job = replace(job, data=replace(job.data, sources=sources))
+    source = job.source()
+    # Its data may have gone since, and with them what they said of the vocabulary.
+    return job, OurModel(config_of(checkpoint, progress), source.preset) if isinstance(source, OurModel) else source
+
+
+def _from_here(run: Path, source: Source) -> Source:
+    """With the paths that a run's settings have."""
+    if source.folder is not None:
+        return replace(source, folder=from_run(run, source.folder))
+    changes: dict[str, Any] = {
+        name: str(from_run(run, Path(value)))
+        for name in ("stream", "tokenizer", "template")
+        if (value := getattr(source, name)) is not None and not value.startswith(HUB)
+    }
+    return replace(source, **changes)

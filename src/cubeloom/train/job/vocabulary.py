@@ -1,0 +1,22 @@
+"""How many tokens a model needs for the data that it is trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cubeloom.train.data.meta import META, Meta
+from cubeloom.train.job.settings import DataSettings, Source
+from cubeloom.train.job.streams import tokenizer_of
+
+
+def vocabulary_of(data: DataSettings) -> int | None:
+    """That of the sources, rounded up as the settings ask; None where none is here to be asked, as on a machine that plans."""
+    found = [vocabulary for source in data.sources if (vocabulary := _vocabulary(source)) is not None]
+    return -(-max(found) // data.vocab_multiple) * data.vocab_multiple if found else None
+
+
+def _vocabulary(source: Source) -> int | None:
+    if source.folder is not None:
+        return Meta.read(source.folder).vocabulary if (source.folder / META).is_file() else None
+    known = source.tokenizer in (None, "bytes") or Path(str(source.tokenizer)).exists()
+    return tokenizer_of(source)[0].vocabulary if known else None
