@@ -145,7 +145,10 @@ def test_another_model_s_folder_is_refused(ranks: RankPool, tmp_path: Path) -> N
     (tmp_path / "nothing").mkdir()
     (said,) = ranks.run(1, refused, tmp_path)
     early, empty, bert, wide, deep, nothing, optimizer, nano = said
-    assert early == "this GPT2LMHeadModel was not parallelized: call cubeloom.parallelize(model, mesh) or cubeloom.pipeline first"
+    assert (
+        early
+        == "this GPT2LMHeadModel was not parallelized: call cubeloom.parallelize(model, mesh) or cubeloom.pipeline first"
+    )
     assert "built on the meta device and has no values yet: call cubeloom.load(model, folder)" in empty
     assert (
         "bert is of another model: it has no transformer.wte.weight (and 15 more); the nearest that it has is" in bert

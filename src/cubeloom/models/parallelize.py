@@ -32,8 +32,8 @@ Example = Mapping[str, Any]
 class Handle:
     """What is known of a model that was parallelized.
 
-    `filled`: its parameters have values. `kind`, `config`: of the model as it was given; on a rank that has some of the heads its
-    own configuration may say so.
+    `filled`: its parameters have values. `kind`, `config`: of the model as it was given; on a rank that has some of the heads
+    its own configuration may say so.
     """
 
     network: Network
