@@ -189,7 +189,7 @@ def cases() -> list[Any]:
         (what, kind, grid) for what in of_any for kind in KINDS if kind != "gpt2" for grid in ("x=2,y=2", "y=2,z=2")
     }
     every |= {(what, kind, "x=2,z=2") for what in of_theirs for kind in ("llama", "gpt2", "bert")}
-    every |= {(generated, kind, "x=2,y=2") for kind in ("llama", "gpt2")}
+    every |= {(generated, kind, grid) for kind in ("llama", "gpt2") for grid in ("x=2,y=2", "y=2,z=2")}
     found = [*((each, pytest.mark.slow) for each in short), *((each, pytest.mark.long) for each in every - short)]
     found.sort(key=lambda each: (each[0][0].__name__, *each[0][1:]))
     return [pytest.param(*each, marks=mark, id=f"{each[0].__name__}-{each[1]}-{each[2]}") for each, mark in found]

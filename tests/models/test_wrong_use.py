@@ -166,3 +166,18 @@ def test_other_meshes(ranks: RankPool) -> None:
         assert tp == "this DeviceMesh has dimensions ('tp',); they must be of pipe, data, z, y, x"
         assert "dimensions without names" in unnamed
         assert pipe == "the grid pipe=2 has pipe=2: use cubeloom.pipeline"
+
+
+def compiled() -> str:
+    model = build("nano")
+    cubeloom.parallelize(model, Network(Grid(y=2)))
+    (batch,) = batches("nano", 1)
+    with pytest.raises(Exception) as error:
+        torch.compile(model, backend="eager")(**batch)
+    return str(error.value)
+
+
+@pytest.mark.long
+def test_a_model_that_is_compiled_whole(ranks: RankPool) -> None:
+    for said in ranks.run(2, compiled):
+        assert "torch.compile cannot trace communication: call it on no model that was cut or parallelized" in said

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from cubeloom.base.errors import UserError
-from cubeloom.comm import Network
+from cubeloom.comm import DeviceMesh, Network
 from cubeloom.launch.init import network_of
 from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.example import example_of

@@ -212,7 +212,7 @@ def _read(model: nn.Module, path: Path, handle: Handle, known: Iterable[str]) ->
 
 
 def _refuse_more(folder: HuggingFaceFolder, names: Iterable[str], model: str) -> None:
-    """Layers that the model has not, but others like them: it is a deeper model's folder. Other heads and buffers may be there."""
+    """The folder of a deeper model has layers like those of this one. Other heads and buffers may be there."""
     taken = set(_spellings(names))
     patterns = {pattern_of(name) for name in taken}
     more = [name for name in folder.tensors if name not in taken and pattern_of(name) in patterns]
