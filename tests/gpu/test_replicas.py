@@ -33,7 +33,7 @@ def theirs(network: Network) -> tuple[nn.Module, Any]:
     model = LlamaForCausalLM(size).bfloat16()
     tokens = torch.arange(4 * 512).view(4, 512) * 7 % 128
     example = {"input_ids": tokens, "labels": tokens}
-    cubeloom.cut(model, network.grid, example).apply(model, network)
+    cubeloom.parallelize(model, network, example=example)
     data = {name: each.cuda() for name, each in example.items()}
     return model, lambda: model(**data).loss
 

@@ -1,7 +1,7 @@
 """Writes docs/zoo.md: each architecture on each grid, against its serial model.
 
-    python -m tests.zoo.table                 # all of it: half an hour on two cores
-    python -m tests.zoo.table llama gpt2      # some
+python -m tests.zoo.table                 # all of it: half an hour on two cores
+python -m tests.zoo.table llama gpt2      # some
 """
 
 from __future__ import annotations
@@ -57,7 +57,11 @@ def cell(name: str, grid: str, folder: Path, pool: RankPool) -> str:
 
 def main(names: Sequence[str]) -> None:
     transformers.logging.set_verbosity_error()
-    lines = [HEAD, f"| model | cut | FLOPs | {' | '.join(f'`{grid}`' for grid in GRIDS)} |", "|---" * (3 + len(GRIDS)) + "|"]
+    lines = [
+        HEAD,
+        f"| model | cut | FLOPs | {' | '.join(f'`{grid}`' for grid in GRIDS)} |",
+        "|---" * (3 + len(GRIDS)) + "|",
+    ]
     with RankPool(8) as pool, tempfile.TemporaryDirectory() as folder:
         for name in names or (*ARCHITECTURES, *FUNCTIONS):
             title = ARCHITECTURES[name].model if name in ARCHITECTURES else name

@@ -132,7 +132,8 @@ class Axis:
         if torch.compiler.is_compiling():
             # The compiler then leaves the layer to Python, and traces what lies between layers.
             raise UserError(
-                "torch.compile cannot trace communication; `apply(..., compile=True)` compiles what lies between"
+                "torch.compile cannot trace communication: call it on no model that was cut or parallelized; of our own models"
+                " `apply(..., compile=True)`, or layout.compile in a settings file, compiles what lies between"
             )
         count = len(self._groups)
         enough = tensor.nbytes >= count * LANE_BYTES

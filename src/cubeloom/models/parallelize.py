@@ -29,12 +29,18 @@ Example = Mapping[str, Any]
 
 @dataclass
 class Handle:
-    """What is known of a model that was parallelized. `filled`: its parameters have values."""
+    """What is known of a model that was parallelized.
+
+    `filled`: its parameters have values. `kind`, `config`: of the model as it was given; on a rank that has some of the heads
+    its own configuration may say so.
+    """
 
     network: Network
     state: CubeState | None  # None: stages of a pipeline have one each
     report: Traced | None
     filled: bool
+    kind: str
+    config: Any
 
 
 def handle_of(model: nn.Module) -> Handle:
@@ -77,6 +83,7 @@ def parallelize(
     if empty and fill is None:
         compute_buffers(model)
         fill = without_values(model)
+    config = getattr(model, "config", None)
     cut = cut or own_cut(model)
     if cut is None:
         report = trace(model, network.grid, example or example_of(model))
@@ -85,7 +92,7 @@ def parallelize(
         report, state = _by_cut(
             model, cut, network, fill or own_values(model), rest or ShardingPolicy(), batch, example
         )
-    object.__setattr__(model, HANDLE, Handle(network, state, report, filled))
+    object.__setattr__(model, HANDLE, Handle(network, state, report, filled, type(model).__name__, config))
     model.register_forward_pre_hook(_refuse_empty)
     return report
 

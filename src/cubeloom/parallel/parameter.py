@@ -55,6 +55,10 @@ def distribute(network: Network, local: Tensor, shape: tuple[int, ...], cuts: Ma
     whole = torch.empty(shape, device="meta")
     # A block cut out of a stored tensor may lie scattered in memory, where a fused optimizer would update the wrong numbers.
     local = local.contiguous()
+    if local.untyped_storage().nbytes() > local.numel() * local.element_size():
+        local = (
+            local.clone()
+        )  # a view would keep the whole tensor in memory, and `deepcopy` fails on one with an offset
     return nn.Parameter(
         DTensor.from_local(
             local, network.cube_mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()

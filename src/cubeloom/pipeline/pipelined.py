@@ -76,7 +76,8 @@ def pipeline(
     samples, sequence = batch or (parts * grid.data * grid.z * grid.x * grid.y, sequence_of(model))
     whole = Batch(samples, sequence)
     made = Pipeline(plain, cut, network, whole, fill, planned, rest, recompute=recompute, ways=ways)
-    return Pipelined(model, plain, made, Handle(network, None, None, filled))
+    handle = Handle(network, None, None, filled, type(model).__name__, getattr(model, "config", None))
+    return Pipelined(model, plain, made, handle)
 
 
 def _schedule(schedule: str | Schedule, workers: int, microbatches: int | None) -> Schedule:

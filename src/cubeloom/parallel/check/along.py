@@ -55,7 +55,8 @@ def reduction(step: Step) -> list[Dims]:
     words = _consequence(step.name)
     if step.name in _LOSSLIKE:
         words += (
-            ". If this is the loss, compute it in a module of its own and name that in the cut: Loss(), SquaredLoss()"
+            ". If this is the loss: of a model that is traced, take its mean over samples; in a cut of your own, compute it in"
+            " a module of its own and name that: Loss(), SquaredLoss()"
         )
     refuse_cut(step, tracked, places, words)
     kept = len(step.whole[0]) == count

@@ -209,9 +209,13 @@ def _(spec: WholeSpec, making: Making) -> nn.Module:
                 f"{spec.name}.{each.name}",
             )
     kind = type(module)
-    properties: dict[str, Any] = {each.name: property(reads.reader(each.name)) for each in spec.own}
-    module.__class__ = type(kind.__name__, (kind,), {**properties, "forward": reads.forward(kind)})
+    properties: dict[str, Any] = {each.name: property(_reader(each.name)) for each in spec.own}
+    module.__class__ = type(kind.__name__, (kind,), {**properties, "forward": _reading(kind)})
+    object.__setattr__(module, _READS, reads)  # of the module, not of its class: a copy reads its own parameters
     return module
+
+
+_READS = "_cubeloom_reads"
 
 
 @dataclass
@@ -221,20 +225,9 @@ class _Reads:
     state: CubeState
     layer: str
     weights: dict[str, Weight] = field(default_factory=dict)
-    _read: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by module, in its forward
+    read: dict[str, Tensor] | None = None  # in a forward
 
-    def reader(self, name: str) -> Any:
-        def read(module: nn.Module) -> Tensor:
-            if id(module) not in self._read:
-                return Unread.of(torch_private.parameters_of(module)[name], lambda: self._whole(module, name))
-            known = self._read[id(module)]
-            if name not in known:
-                known[name] = self._whole(module, name)
-            return known[name]
-
-        return read
-
-    def _whole(self, module: nn.Module, name: str) -> Tensor:
+    def whole(self, module: nn.Module, name: str) -> Tensor:
         parameter = torch_private.parameters_of(module)[name]
         assert parameter is not None
         if name not in self.weights:
@@ -244,19 +237,29 @@ class _Reads:
         weight.read("forward", 1)
         return _Gathered.apply(parameter, whole, weight, self.state)
 
-    def forward(self, kind: type[nn.Module]) -> Any:
-        def forward(module: nn.Module, *arguments: Any, **named: Any) -> Any:
-            outer = self._read.get(id(module))
-            self._read[id(module)] = {}
-            try:
-                return kind.forward(module, *arguments, **named)
-            finally:
-                if outer is None:
-                    del self._read[id(module)]
-                else:
-                    self._read[id(module)] = outer
 
-        return forward
+def _reader(name: str) -> Callable[[nn.Module], Tensor]:
+    def read(module: nn.Module) -> Tensor:
+        reads: _Reads = vars(module)[_READS]
+        if reads.read is None:
+            return Unread.of(torch_private.parameters_of(module)[name], lambda: reads.whole(module, name))
+        if name not in reads.read:
+            reads.read[name] = reads.whole(module, name)
+        return reads.read[name]
+
+    return read
+
+
+def _reading(kind: type[nn.Module]) -> Callable[..., Any]:
+    def forward(module: nn.Module, *arguments: Any, **named: Any) -> Any:
+        reads: _Reads = vars(module)[_READS]
+        outer, reads.read = reads.read, {}
+        try:
+            return kind.forward(module, *arguments, **named)
+        finally:
+            reads.read = outer
+
+    return forward
 
 
 class Unread(Tensor):

@@ -1,4 +1,4 @@
-"""The loss of a foreign model is the mean over the rank's own samples; this makes it that of the whole batch."""
+"""The loss of a traced model is the mean over the rank's own samples; this makes it that of the whole batch."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cubeloom.base.errors import UserError
 from cubeloom.base.files import check_sealed, checksum, is_plain_name, read_json, write_sealed
+from cubeloom.parallel.cut import pattern_of
 from cubeloom.tools.convert.dtypes import DTYPES
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -87,7 +88,17 @@ def stored_as(folder: HuggingFaceFolder, model: nn.Module) -> dict[str, str]:
     return {name: source for name, source in found.items() if source is not None}
 
 
-def _spellings(names: list[str]) -> Iterator[str]:
+def refuse_more(folder: HuggingFaceFolder, names: Iterable[str], model: str) -> None:
+    """The folder of a deeper model has layers like those of this one. Other heads and buffers may be there."""
+    taken = set(_spellings(names))
+    patterns = {pattern_of(name) for name in taken}
+    more = [name for name in folder.tensors if name not in taken and pattern_of(name) in patterns]
+    if more:
+        others = f" (and {len(more) - 1} more)" if len(more) > 1 else ""
+        raise UserError(f"{folder.folder} is of another model: it has {more[0]}{others}, and this {model} has not")
+
+
+def _spellings(names: Iterable[str]) -> Iterator[str]:
     """Base models are stored without the prefix that a model with a head has, and the other way round."""
     for name in names:
         yield name

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +16,16 @@ from torch.optim import Optimizer
 
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
-from cubeloom.models.parallelize import handle_of
+from cubeloom.models.parallelize import Handle, handle_of
 from cubeloom.parallel.arranged import arrangement_of, block_values
 from cubeloom.parallel.parameter import Block, block_of, local_of
-from cubeloom.tools.convert.hugging_face_folder import HuggingFaceFolder, is_hugging_face, stored_as, write_sums
+from cubeloom.tools.convert.hugging_face_folder import (
+    HuggingFaceFolder,
+    is_hugging_face,
+    refuse_more,
+    stored_as,
+    write_sums,
+)
 from cubeloom.tools.convert.safetensors_files import SafetensorsFiles
 from cubeloom.train.checkpoint import checkpoints, load_checkpoint, load_weights, save_checkpoint
 from cubeloom.train.part import Part
@@ -59,7 +68,8 @@ def load(model: nn.Module, folder: str | Path, *, optimizer: Optimizer | None = 
             raise UserError(
                 f"{path} is a Hugging Face folder, which has no state of an optimizer: load without `optimizer`"
             )
-        handle.network.host_group.agree(lambda: _read(model, path, handle.network))
+        names = _names_on_any_rank(model, handle.network)
+        handle.network.host_group.agree(lambda: _read(model, path, handle, names))
         step = 0
     else:
         found = [path] if (path / "manifest.json").exists() else checkpoints(path)
@@ -78,9 +88,8 @@ def load(model: nn.Module, folder: str | Path, *, optimizer: Optimizer | None = 
 def save_pretrained(model: nn.Module, folder: str | Path, dtype: torch.dtype | None = None) -> None:
     """Write a folder that transformers loads, whole tensors one after the other; called by all ranks."""
     handle, path = handle_of(model), Path(folder)
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(config, "save_pretrained"):
-        raise UserError(f"{type(model).__name__} has no configuration of Hugging Face's: use cubeloom.save")
+    if not hasattr(handle.config, "save_pretrained"):
+        raise UserError(f"{handle.kind} has no configuration of Hugging Face's: use cubeloom.save")
     first = handle.network.rank == 0
     names = _stored_names(model)
     everybody = _of_all_stages(names, handle.network)
@@ -90,7 +99,7 @@ def save_pretrained(model: nn.Module, folder: str | Path, dtype: torch.dtype | N
     files = None
     if first:
         path.mkdir(parents=True, exist_ok=True)
-        config.save_pretrained(path)
+        _config_of(model, handle, dtype).save_pretrained(path)
         generation = getattr(model, "generation_config", None)
         if generation is not None:
             generation.save_pretrained(path)
@@ -103,6 +112,14 @@ def save_pretrained(model: nn.Module, folder: str | Path, dtype: torch.dtype | N
         files.finish()
         write_sums(path)
     handle.network.barrier()
+
+
+def _config_of(model: nn.Module, handle: Handle, dtype: torch.dtype | None) -> Any:
+    """With what transformers notes of a model that it saves itself."""
+    noted = copy(handle.config)
+    noted.architectures = [handle.kind]
+    noted.dtype = dtype or next((each.dtype for each in model.parameters()), None)
+    return noted
 
 
 def whole_of(tensor: Tensor, network: Network) -> Tensor:
@@ -174,11 +191,17 @@ def _updates(optimizer: Optimizer) -> int:
     return int(max((float(state["step"]) for state in optimizer.state.values() if "step" in state), default=0))
 
 
-def _read(model: nn.Module, path: Path, network: Network) -> None:
+def _names_on_any_rank(model: nn.Module, network: Network) -> set[str]:
+    mine = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return set(mine if network.grid.pipe == 1 else chain.from_iterable(network.host_group.gather(mine)))
+
+
+def _read(model: nn.Module, path: Path, handle: Handle, known: Iterable[str]) -> None:
     folder = HuggingFaceFolder(path)
-    parameters = dict(model.named_parameters())
-    for name, source in stored_as(folder, model).items():
-        _fill(parameters[name], folder, source, network)
+    parameters, sources = dict(model.named_parameters()), stored_as(folder, model)
+    refuse_more(folder, known, handle.kind)
+    for name, source in sources.items():
+        _fill(parameters[name], folder, source, handle.network)
 
 
 def _fill(parameter: nn.Parameter, folder: HuggingFaceFolder, source: str, network: Network) -> None:
