@@ -23,6 +23,7 @@ from cubeloom.parallel.parameter import Block
 from cubeloom.tools.convert import convert
 from cubeloom.tools.convert.checkpoint_files import CheckpointWeights
 from cubeloom.tools.convert.exporting import Export
+from cubeloom.tools.convert.hugging_face_folder import HuggingFaceFolder
 from cubeloom.tools.convert.importing import Import
 from cubeloom.tools.sample.trained import Trained
 from cubeloom.train.checkpoint import check_fits, checkpoints, index_of, newest, read_blocks, read_manifest
@@ -97,7 +98,7 @@ def make(ranks: RankPool, folder: Path) -> Project:
     ranks.run(2, train, job(project))
     convert(project.run, project.exported)
     with torch.device("meta"):
-        model = build(job(project).model.config())
+        model = build(job(project).source().config)  # type: ignore[attr-defined]
     save_weights(materialise(model, initial_values(model, 5, torch.float64)), project.weights)
     project.settings.write_text(write(job(project)))
     return project
@@ -143,7 +144,7 @@ def load_run(project: Project) -> object:
     made = load(Job, project.settings)
     shapes = {name: each.shape for name, each in made.skeleton().named_parameters()}
     check_fits(project.checkpoint, shapes, "AdamW")
-    Export(project.checkpoint, None, 10**9)
+    Export(project.checkpoint, CheckpointWeights(project.checkpoint), None, 10**9)
     Trained.of(project.run)
     return load_checkpoint(project)
 
@@ -156,13 +157,13 @@ def load_tokens(project: Project) -> object:
 
 
 def load_exported(project: Project) -> object:
-    work = Import(project.exported, None)
+    work = Import(HuggingFaceFolder(project.exported), None)
     return work.config, {rule.ours: work._join(rule, work._source.read) for rule in work._rules}
 
 
 def load_weights(project: Project) -> object:
     with torch.device("meta"):
-        model = build(job(project).model.config())
+        model = build(job(project).source().config)  # type: ignore[attr-defined]
     check_weights(project.weights, model)
     fill = stored_values(project.weights, model, torch.float64, torch.device("cpu"))
     whole = {name: (tuple(each.shape), (0,) * each.dim()) for name, each in model.named_parameters()}

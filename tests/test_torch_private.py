@@ -313,6 +313,20 @@ def stuck(rank: int, port: int, told: Any) -> None:
         os._exit(3 if "imed out" in str(error) else 4)
 
 
+def test_flops_are_counted_of_products_and_of_attention_on_a_cpu() -> None:
+    queries = torch.ones(2, 3, 5, 4, requires_grad=True)
+    with private.FlopCounter() as counter:
+        nn.functional.scaled_dot_product_attention(queries, queries, queries).sum().backward()
+    forward = 2 * 2 * (2 * 3) * 5 * 5 * 4
+    assert counter.total == forward + 5 * forward // 2  # its backward has five products, of which one is made again
+    with private.FlopCounter() as counter:
+        torch.zeros(2, 3).addmm_(torch.ones(2, 4), torch.ones(4, 3))
+        torch.mm(torch.ones(2, 4), torch.ones(4, 3), out=torch.zeros(2, 3))
+        nn.Conv1d(4, 3, 1, bias=False)(torch.ones(1, 4, 2))
+        torch.ones(9) * 2
+    assert counter.total == 3 * 2 * 2 * 4 * 3
+
+
 @pytest.mark.slow
 def test_a_reduce_scatter_heeds_its_group_s_limit() -> None:
     context = multiprocessing.get_context("spawn")
@@ -357,3 +371,16 @@ def test_the_compiler_writes_what_is_joined_part_by_part() -> None:
     assert "torch.ops.cubeloom" not in backward and "aten.cat" not in backward
     assert backward.count("reinterpret_tensor(") >= 2  # what the loop writes lies in the joined tensor
     assert backward.count('extern "C"') == 1
+
+
+def test_functions_of_a_subclass_can_be_those_of_plain_tensors() -> None:
+    class Loud(Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise AssertionError("it was asked")
+
+    loud = torch.ones(2, 3).as_subclass(Loud)
+    with pytest.raises(AssertionError, match="asked"):
+        loud.size()
+    with private.without_subclasses():
+        assert loud.size() == (2, 3)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cubeloom.tools.convert.model_files import save as save
     from cubeloom.tools.convert.model_files import save_pretrained as save_pretrained
     from cubeloom.train.clipping import clip_grad_norm_ as clip_grad_norm_
+    from cubeloom.train.library import Trainer as Trainer
 
 __version__ = "0.1.0"
 
@@ -34,6 +35,7 @@ _WHERE = {
     "Traced": "parallel.traced",
     "Pipelined": "pipeline.pipelined",
     "clip_grad_norm_": "train.clipping",
+    "Trainer": "train.library",
     "load": "tools.convert.model_files",
     "save": "tools.convert.model_files",
     "save_pretrained": "tools.convert.model_files",

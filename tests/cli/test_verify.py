@@ -79,6 +79,25 @@ def test_what_cannot_work_is_refused(capsys: pytest.CaptureFixture[str], argumen
     assert said.out == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rest", "sharded"], "activations sharded between layers is for those that have one"),
+        (["--inputs", "regathered"], "inputs that are gathered again is for"),
+        (["--ways", "2"], "strands (ways > 1) is for"),
+        (["--compile"], "compile is for"),
+        (["--layers", "2"], "--layers is for presets"),
+    ],
+)
+def test_what_a_traced_model_cannot_do_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    file = tmp_path / "net.py"
+    file.write_text("from torch import nn\n\n\ndef build():\n    return nn.Linear(2, 2)\n", encoding="utf-8")
+    assert run("--model", f"{file}:build", "--grid", "y=2", *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_ctrl_c_leaves_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(self: Verify) -> int:
         raise KeyboardInterrupt
@@ -123,6 +142,7 @@ def test_a_real_run_agrees_and_ends_with_one_json_object(tmp_path: Path) -> None
     assert set(result["counted_bytes"]) == {"x", "z", "z+x"}
     assert result["grid"] == {"pipe": 1, "data": 1, "z": 2, "y": 1, "x": 2}
     assert result["params_per_rank"] < 266_880 / 4 * 1.05
+    assert 0.95 < result["cut_share"] < 1 and result["flops_share"] == 0.25
 
 
 @pytest.mark.long

@@ -67,8 +67,8 @@ class TestImport:
         assert "neither model.safetensors nor model.safetensors.index.json, but config.json, " in refusal(source)
 
     def test_an_unknown_model(self, source: Path) -> None:
-        folders.change_config(source, model_type="llama4")
-        said = "no model here is Hugging Face's 'llama4'; those that are: gpt2, llama, bert, of which llama is nearest"
+        folders.change_config(source, model_type="lama")
+        said = "no model here is Hugging Face's 'lama'; those that are: gpt2, llama, bert, of which llama is nearest"
         assert refusal(source) == f"{source}: {said}"
         folders.change_config(source, model_type=None)
         assert "no model here is Hugging Face's None" in refusal(source)

@@ -194,7 +194,7 @@ def test_replanning_asks_what_a_refusal_would_say(file: Path, preset: str) -> No
     model = job.skeleton()
     cut, fits = cut_of(model), _Fits(job)
     for grid in (grid for world in (6, 24, 32, 64) for grid in grids(world, ("data", "z", "y", "x"))):
-        told = list(problems(specs_of(model, cut), grid, job.layout.rest, job.batch))
+        told = list(problems(specs_of(model, cut), grid, job.rest, job.batch))
         assert fits(grid, job.batch.samples) is not bool(told)
 
 

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from cubeloom.base.errors import UserError
+from cubeloom.base.torch_private import FlopCounter
 from cubeloom.models import GPTConfig, build
 from cubeloom.parallel import Batch
 from cubeloom.plan.hardware import device
 from cubeloom.train.job import Job
 from cubeloom.train.job.settings import ModelSettings
 from cubeloom.train.metrics import flops_per_token, mfu, peak_of
+
+NET = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(32, 8)
+        self.wide, self.narrow, self.head = nn.Linear(8, 24), nn.Linear(24, 8), nn.Linear(8, 32)
+
+    def forward(self, tokens, targets):
+        x = self.narrow(self.wide(self.table(tokens)).relu())
+        return nn.functional.cross_entropy(self.head(x).view(-1, 32), targets.view(-1))
+
+def build():
+    return Net(){cut}
+"""
 
 
 def a_job(preset: str, sequence: int) -> Job:
@@ -23,7 +42,7 @@ def a_job(preset: str, sequence: int) -> Job:
 @pytest.mark.parametrize("preset", ["gpt-175b", "gpt-5b", "gpt2"])
 def test_gpt_needs_what_the_formula_of_megatron_says(preset: str) -> None:
     job = a_job(preset, 1024)
-    config = job.model.config()
+    config = job.source().config  # type: ignore[attr-defined]
     assert isinstance(config, GPTConfig)
     layers, h, s, v = config.layers, config.hidden, 1024, config.vocab
     # Narayanan et al. 2021: 96 B s l h² (1 + s/6h + V/16lh) with recomputation; without it 72, and V/12lh.
@@ -43,9 +62,20 @@ def test_the_count_is_what_torch_counts_while_it_runs(preset: str) -> None:
     assert flops_per_token(job) == pytest.approx(3 * counter.get_total_flops() / tokens.numel(), rel=1e-9)
 
 
-def test_images_have_no_tokens() -> None:
-    with pytest.raises(UserError, match="no tokens"):
-        flops_per_token(Job(model=ModelSettings(preset="unet-tiny")))
+def test_of_images_a_sample_is_a_token() -> None:
+    job, model = a_job("unet-tiny", 1), build("unet-tiny")
+    data = job.source().samples(Batch(1, 1), 0, 0, torch.float32)
+    with FlopCounter() as counter, torch.no_grad():
+        model(**data)
+    assert flops_per_token(job) == pytest.approx(3 * counter.total, rel=1e-9)
+
+
+@pytest.mark.parametrize("own_cut", [False, True])
+def test_of_a_file_they_are_those_of_its_products(tmp_path: Path, own_cut: bool) -> None:
+    """Whether its cut is found or its own."""
+    (tmp_path / "net.py").write_text(NET.format(cut=", {}" if own_cut else ""), encoding="utf-8")
+    job = Job(model=ModelSettings(name=f"{tmp_path / 'net.py'}:build"), batch=Batch(samples=2, sequence=6))
+    assert flops_per_token(job) == 3 * 2 * (8 * 24 + 24 * 8 + 8 * 32)
 
 
 def test_mfu_is_a_share_of_all_ranks() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from cubeloom import Grid, UserError
 from cubeloom.models import OurModel, preset, skeleton
 from cubeloom.models.description import config_from
+from cubeloom.models.naming import OWN, Naming
 from cubeloom.parallel import Batch, Contract, Cut, Embedding, Expand, Loss
 from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.replace import Fill
@@ -41,6 +42,8 @@ class Theirs:
     name: str = "theirs"
     positions: int | None = 8
     vocabulary: int | None = 16
+    traced: bool = False
+    naming: Naming = OWN
 
     def build(self) -> nn.Module:
         return NextToken(self.width)

@@ -129,7 +129,7 @@ def test_the_configuration_of_every_plan_can_run(small: Answer, tmp_path: Path) 
         layout = job.laid_out()
         if plan.recompute is not True:
             assert small.bytes(plan) == layout.volume(
-                ParallelConfig.exact(job.grid, job.layout.rest, job.batch, 2), worker=0, zero=True
+                ParallelConfig.exact(job.grid, job.rest, job.batch, 2), worker=0, zero=True
             ), plan
     assert number > 20
 

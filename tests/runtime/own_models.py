@@ -80,6 +80,14 @@ class Skipping(NanoGPT):
         return self.end(x + first, targets) + 0.01 * x.square().mean()
 
 
+class Plain(NanoGPT):
+    """Its last norm has no parameters, and is a layer all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transformer["ln_f"] = nn.LayerNorm(WIDTH, elementwise_affine=False)
+
+
 class Reading(NanoGPT):
     """What is between blocks uses a parameter of the model's own in several places."""
 
@@ -115,4 +123,4 @@ class Mixing(NanoGPT):
         return self.end(x, targets)
 
 
-nano, skipping, reading, repeating, mixing = NanoGPT, Skipping, Reading, Repeating, Mixing
+nano, skipping, plain, reading, repeating, mixing = NanoGPT, Skipping, Plain, Reading, Repeating, Mixing

@@ -110,6 +110,7 @@ def trains(verified: Verified, model: str, grid: str, family: str, microbatches:
             ("skipping", "pipe=4", "1f1b"),
             ("skipping", "pipe=2,data=2,x=2", "chimera"),
             ("nano", "pipe=2", "pipedream-2bw"),
+            ("plain", "pipe=2,x=2", "1f1b"),
         ],
         [("nano", "pipe=2,y=2", "chimera-zb"), ("skipping", "pipe=4", "1f1b")],
     ),
@@ -174,6 +175,10 @@ def test_a_row_is_cut_before_each_block_and_behind_the_last() -> None:
     assert {(each.numbers, each.of_samples) for some in handed for each in some.values()} == {(12 * 16 // 2, True)}
 
 
+def test_a_layer_without_parameters_has_a_stage() -> None:
+    assert row_of("plain", Grid(pipe=2, x=2)).modules[-1] == ("transformer.ln_f", "lm_head")
+
+
 def test_what_later_blocks_use_travels_with_the_stream() -> None:
     row = row_of("skipping")
     embedding = ["transformer.wpe@1.0", "transformer.wte@0.0"]
@@ -203,6 +208,17 @@ def test_what_cannot_be_cut_apart_is_one_piece(function: str, why: str) -> None:
             rest=REPLICATED,
             schedule=generate("1f1b", 4, 8),
         ).specs()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"), [({"compile": True}, "compiled"), ({"record": True}, "recorded"), ({"ways": 2}, "use ways=1")]
+)
+def test_options_that_have_no_form_are_refused(changes: dict[str, Any], why: str) -> None:
+    experiment = Experiment(
+        model=named(own("nano")), grid=Grid(pipe=2), batch=Batch(8, 12), schedule=generate("1f1b", 2, 4), **changes
+    )
+    with pytest.raises(UserError, match=why):
+        experiment.specs()
 
 
 def test_samples_that_see_one_another_are_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -107,6 +107,27 @@ def test_a_mistake_is_one_clear_sentence(put: Any, text: str, message: str) -> N
         load(Run, put("run.toml", text))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Named:
+    ALIKE: ClassVar = ("name", "preset")
+    name: str = "none"
+    preset: str = "none"
+    size: int = 1
+
+
+@dataclass(frozen=True)
+class WithNamed:
+    model: Named = field(default_factory=Named)
+
+
+def test_of_settings_that_say_the_same_the_later_counts(put: Any) -> None:
+    put("base.toml", '[model]\npreset = "a"\nsize = 3')
+    file = put("run.toml", 'extends = "base.toml"\n[model]\nname = "b"')
+    assert load(WithNamed, file).model == Named("b", "none", 3)
+    assert load(WithNamed, file, ["model.preset=c"]).model == Named("none", "c", 3)
+    assert load(WithNamed, file, ["model.size=4"]).model == Named("b", "none", 4)
 
 
 def test_other_mistakes(put: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.autograd.graph import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
@@ -25,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
+from torch.utils.flop_counter import flop_registry
 
 # Families of modules that have no public name.
 AnyConvolution = _ConvNd
@@ -200,6 +202,42 @@ def forget_layouts() -> None:
     getattr(debug, "_clear_sharding_prop_cache", gc.collect)()  # torch 2.11 may not have it
 
 
+# --- tensors without values ---
+
+real_tensors = unset_fake_temporarily
+"""While it is entered, tensors that are made have values, or are on the meta device, also inside a `FakeTensorMode`."""
+
+# --- FLOPs ---
+
+_ATTENTION, _GEMM = torch.ops.aten._scaled_dot_product_flash_attention, torch.ops.aten.addmm
+# Of what torch's own table lacks: attention on a CPU, and products that add in place or have an activation behind them.
+_FLOPS = {
+    **flop_registry,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[_ATTENTION],
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        torch.ops.aten._scaled_dot_product_flash_attention_backward
+    ],
+    torch.ops.aten._addmm_activation: flop_registry[_GEMM],
+    torch.ops.aten.addmm_: flop_registry[_GEMM],
+    torch.ops.aten.baddbmm_: flop_registry[torch.ops.aten.baddbmm],
+}
+
+
+class FlopCounter(TorchDispatchMode):
+    """Multiplications and additions of the products, convolutions and attention that torch computes while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        count = _FLOPS.get(getattr(function, "_overloadpacket", function))
+        if count is not None:
+            self.total += int(count(*args, **(kwargs or {}), out_val=found))
+        return found
+
+
 # --- the elastic agent ---
 
 
@@ -234,3 +272,8 @@ def watched_ranks(finished: Callable[[str], Any], ended: Callable[[int, Mapping[
         yield
     finally:
         processes.MultiprocessContext = plain  # type: ignore[misc]
+
+
+def without_subclasses() -> AbstractContextManager[None]:
+    """Functions of tensors of a subclass are those of plain tensors; modes of functions still see them."""
+    return torch._C.DisableTorchFunctionSubclass()

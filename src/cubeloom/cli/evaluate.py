@@ -27,6 +27,8 @@ class Evaluate:
     """The folder of a run, or one checkpoint."""
     best: bool = False
     """The checkpoint with the least loss on validation, instead of the newest."""
+    model: str | None = None
+    """The file.py:function that the run trained, where it is one: a file that a run names is not executed."""
     data: Path | None = None
     """A folder of tokens, by default what the run was trained on: its part for validation, or all of it where it has none."""
     grid: str | None = None
@@ -47,6 +49,7 @@ class Evaluate:
         asked = Evaluation(
             given=self.given,
             best=self.best,
+            model=self.model,
             data=self.data,
             grid=None if self.grid is None else Grid.parse(self.grid),
             batches=self.batches,

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -19,12 +19,16 @@ from cubeloom.base.files import write_asked
 from cubeloom.base.grid import Grid
 from cubeloom.plan.cost_model.recompute import RECOMPUTE
 from cubeloom.plan.hardware import Dtype
-from cubeloom.plan.model import Model
+from cubeloom.plan.model import Model, names
 from cubeloom.plan.search import Answer, configuration, explain, on_devices, planned_dtype, search, why
 
 if TYPE_CHECKING:
+    from cubeloom.models import ModelSource
+    from cubeloom.plan.model.derive_found import FoundModel
     from cubeloom.tools.rehearse import Rehearsed
     from cubeloom.train.job import Job
+
+_ANY = 2**30  # positions of a model that takes any sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +42,7 @@ class Plan:
     """A settings file: its model and batch, and as many devices as its grid has; --a.b=c changes them. A Python
     recipe (.py) is executed."""
     model: str | None = None
-    """A preset, such as gpt-80b."""
+    """A preset, such as gpt-80b; a Hugging Face folder, with or without weights; or file.py:function, which is executed."""
     cluster: str
     """A cluster that cubeloom knows, such as perlmutter, or a TOML file that `cubeloom calibrate` wrote."""
     devices: int | None = None
@@ -69,19 +73,7 @@ class Plan:
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def __call__(self) -> int:
-        model, devices, samples, sequence = self._asked()
-        layout = None if self._job is None else self._job.layout
-        answer = search(
-            model,
-            self.cluster,
-            devices,
-            samples,
-            sequence,
-            self._dtype(),
-            reserve=self.reserve,
-            record=self.record or (layout is not None and layout.record),
-            gradients=self.gradients if layout is None else layout.gradients,
-        )
+        answer = self._answer()
         tried = self._rehearsed(answer) if self.rehearse else None
         answer = answer if tried is None else tried.answer
         explained = None if self.explain is None else explain(answer, Grid.parse(self.explain))
@@ -103,7 +95,27 @@ class Plan:
                 print(line)
         return 0 if answer.plans else 1
 
-    def _asked(self) -> tuple[Model | str, int, int, int | None]:
+    def _answer(self) -> Answer:
+        model, devices, samples, sequence = self._asked()
+        layout = None if self._job is None else self._job.layout
+        asked = self.cluster, devices, samples, sequence, self._dtype()
+        options: dict[str, Any] = {
+            "reserve": self.reserve,
+            "record": self.record or (layout is not None and layout.record),
+            "gradients": self.gradients if layout is None else layout.gradients,
+        }
+        if isinstance(model, Model | str):
+            return search(model, *asked, **options)
+        if self.html is not None:
+            raise UserError("--html is for presets so far: the cut of this model is found for each number of devices")
+        from cubeloom.plan.search.found_cut import search_found
+
+        explained = [] if self.explain is None else [Grid.parse(self.explain)]
+        planes = {(grid.x, grid.y) for grid in explained}
+        show = max(self.top, 5 * self.rehearse)
+        return search_found(model, *asked, show=show, planes=planes, **options)
+
+    def _asked(self) -> tuple[Model | FoundModel | str, int, int, int | None]:
         """Model, devices, samples and sequence: of the options, or of a file."""
         if self.rehearse < 0:
             raise UserError(f"--rehearse {self.rehearse}: a number of plans, from 0 up")
@@ -117,14 +129,29 @@ class Plan:
             return self._of_job(self.file.stem)
         if self.model is None or self.devices is None or self.global_batch is None:
             raise UserError("give a FILE, or --model, --devices and --global-batch")
-        return self.model, self.devices, self.global_batch, self.sequence
+        if self.model in names():
+            return self.model, self.devices, self.global_batch, self.sequence
+        # Here and not above: with a preset nothing of torch is needed, and its import takes longer than planning.
+        from cubeloom.models.named import named
+
+        model = self._derived(self.model, named(self.model), self.sequence)
+        return model, self.devices, self.global_batch, self.sequence
+
+    def _derived(self, name: str, source: ModelSource, sequence: int | None) -> Model | FoundModel:
+        from cubeloom.plan.model.derive import derive
+        from cubeloom.plan.model.derive_found import FoundModel
+
+        if not source.traced:
+            return derive(name, source)
+        if sequence is None and source.positions is not None:
+            sequence = within_reach(source.positions, name)
+        return FoundModel(name, source, sequence or 1)
 
     @cached_property
     def _job(self) -> Job | None:
         """What the file says, if one was given."""
         if self.file is None:
             return None
-        # Here and not above: with a preset nothing of torch is needed, and its import takes longer than planning.
         from cubeloom.base.settings import load
         from cubeloom.train.job import Job
 
@@ -135,12 +162,10 @@ class Plan:
             return self.dtype
         return "bf16" if self._job is None else planned_dtype(self._job.dtype)
 
-    def _of_job(self, name: str) -> tuple[Model, int, int, int]:
-        from cubeloom.plan.model.derive import derive
-
+    def _of_job(self, name: str) -> tuple[Model | FoundModel, int, int, int]:
         job = self._job
         assert job is not None
-        model = derive(name, job.source())
+        model = self._derived(name, job.source(), self.sequence or job.batch.sequence)
         devices, samples = self.devices or job.grid.world, self.global_batch or job.batch.samples
         return model, devices, samples, self.sequence or job.batch.sequence
 
@@ -239,3 +264,10 @@ def _words(answer: Answer) -> list[str]:
     if len(answer.plans) > 1:
         lines.append(f"the first beats the second by {why(best, answer.plans[1])}")
     return [*lines, f"its memory, GB: {room}", f"its bytes received by rank 0, GB: {moved}"]
+
+
+def within_reach(positions: int, name: str) -> int:
+    """The longest sequence that a model says it takes."""
+    if positions >= _ANY:
+        raise UserError(f"{name} does not say how long a sequence may be: give --sequence")
+    return positions

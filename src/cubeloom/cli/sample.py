@@ -22,6 +22,8 @@ class Sample:
     """The folder of a run."""
     best: bool = False
     """The checkpoint with the least loss on validation, instead of the newest."""
+    model: str | None = None
+    """The file.py:function that the run trained, where it is one: a file that a checkpoint names is not executed."""
     prompt: str = "\n"
     tokens: int = 200
     temperature: float = 0.8
@@ -33,7 +35,7 @@ class Sample:
     def __call__(self) -> int:
         if self.tokens < 1 or self.temperature < 0 or not self.prompt:
             raise UserError("--tokens is at least 1, --temperature 0 or more, and --prompt has at least one character")
-        trained = Trained.of(self.run, self.best)
+        trained = Trained.of(self.run, self.best, self.model)
         begin = [int(token) for token in trained.tokenizer.encode([self.prompt])[0]]
         found = []
         vocabulary = trained.tokenizer.vocabulary

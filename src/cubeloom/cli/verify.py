@@ -20,9 +20,9 @@ from cubeloom.base.settings import load
 from cubeloom.comm import devices
 from cubeloom.comm.ledger import plain
 from cubeloom.launch.share_gpu import sharing
-from cubeloom.models import PRESETS, LanguageConfig, ModelSource, OurModel, config
+from cubeloom.models import PRESETS, LanguageConfig, ModelSource, OurModel, check_options, config, sharding_policy
 from cubeloom.models.named import named
-from cubeloom.parallel import Batch, ShardingPolicy
+from cubeloom.parallel import Batch
 from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
 from cubeloom.pipeline.runtime.microbatches import portions
@@ -54,14 +54,15 @@ class Verify:
     """Sizes of the axes pipe, data, z, y, x; those not named are 1."""
     placement: str = ",".join(AXES)
     """The order of the axes on the ranks, from outermost to innermost."""
-    rest: Activations = "sharded"
-    """How activations are kept between layers, along the axis that does not index them."""
+    rest: Activations | None = None
+    """How activations are kept between layers, along the axis that does not index them: sharded by default, and replicated for
+    a model whose cut is found."""
     weights: Weights = "freed"
     """Along z: sharded and freed or kept between forward and backward, or replicated."""
     inputs: Inputs = "kept"
+    """For the weight gradient: the gathered input kept, or its shard, gathered again."""
     gradients: GradientDtype = "float32"
     """Of weights with fewer digits: accumulated and reduced in float32, or in the model's dtype."""
-    """For the weight gradient: the gathered input kept, or its shard, gathered again."""
     schedule: str | None = None
     """Of the pipeline, where the grid has one: a name that `cubeloom schedule` knows; 1f1b by default."""
     microbatches: int | None = None
@@ -131,6 +132,7 @@ class Verify:
         grid = Grid.parse(self.grid, tuple(axis.strip() for axis in self.placement.split(",")))
         model, schedule = self._model(), self._schedule(grid)
         within("--ways", self.ways, most=SAMPLES)
+        check_options(model, self.ways, self.compile)
         each = lcm(2, self.ways) if schedule is None else self.ways * len(portions(schedule))
         if model.positions is None:
             each *= lcm(grid.x, grid.y)  # images are cut by samples
@@ -140,12 +142,7 @@ class Verify:
             model=model,
             grid=grid,
             batch=batch,
-            rest=ShardingPolicy(
-                activations=self.rest if isinstance(model, OurModel) else "replicated",
-                weights=self.weights,
-                inputs=self.inputs,
-                gradients=self.gradients,
-            ),
+            rest=sharding_policy(model, self.rest, self.weights, self.inputs, self.gradients),
             steps=self.steps,
             dtype=DTYPES[self.dtype],
             seed=self.seed,

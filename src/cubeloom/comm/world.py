@@ -80,6 +80,12 @@ def leave() -> None:
     forget()
 
 
+def leave_if_joined() -> None:
+    """At the end of a program, without waiting for anybody."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def forget() -> None:
     """Let go of the groups of a job that is over."""
     # A gloo group has threads that wake a hundred times a second until the last reference to it is gone. Networks are

@@ -24,7 +24,7 @@ from cubeloom.base.errors import UserError, counted
 from cubeloom.comm import world
 from cubeloom.launch import rendezvous
 from cubeloom.launch.gate import Gate
-from cubeloom.launch.ready import PRELOAD
+from cubeloom.launch.ready import preload
 from cubeloom.launch.slurm import INTERRUPTED
 
 _LOOK = 0.1  # seconds between two looks of the agent at its ranks
@@ -49,7 +49,7 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
     with `stop`, this raises Interrupted.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload(preload())
     with Gate(context) as end, tempfile.TemporaryDirectory(prefix="cubeloom-") as folder:
         refusals = Refusals(folder)
         config = LaunchConfig(

@@ -6,13 +6,10 @@ import atexit
 import difflib
 from typing import Any, cast
 
-import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
-
 from cubeloom.base.errors import UserError, counted
 from cubeloom.base.grid import AXES, Grid
 from cubeloom.comm import Network, devices, world
+from cubeloom.comm.mesh import default_device, joined
 from cubeloom.launch.environment import current, membership
 from cubeloom.launch.ready import join
 
@@ -28,32 +25,12 @@ def init(*, device: devices.Kind | None = None, timeout: float = 600, **sizes: i
             near = difflib.get_close_matches(name, AXES, 1, cutoff=0.0)[0]
             raise UserError(f"init has no axis {name!r}; did you mean {near!r}? The axes are {', '.join(AXES)}")
     grid = Grid(**cast("dict[str, Any]", sizes))
-    kind = device or _default()
+    kind = device or default_device()
     if not devices.available(kind):
         raise UserError(f"device={kind!r}: torch sees none here; use device={devices.CPU!r}")
-    if not dist.is_initialized():
+    if not joined():
         _join(grid, kind, timeout)
     return Network(grid, devices.current(kind), timeout)
-
-
-def network_of(mesh: Network | DeviceMesh) -> Network:
-    """The network of a mesh: of torch's with these axes' names, too, whose ranks are those of the job in order."""
-    if isinstance(mesh, Network):
-        return mesh
-    names = mesh.mesh_dim_names or ()
-    if not names or not set(names) <= set(AXES):
-        raise UserError(f"this DeviceMesh has dimensions {names or 'without names'}; they must be of {', '.join(AXES)}")
-    if mesh.mesh.flatten().tolist() != list(range(dist.get_world_size())):
-        raise UserError("this DeviceMesh must have all ranks of the job, in order: use init_device_mesh")
-    placement = (*names, *(axis for axis in AXES if axis not in names))
-    grid = Grid(**dict(zip(names, mesh.mesh.shape, strict=True)), placement=placement)
-    return Network(grid, devices.current("cuda" if mesh.device_type == "cuda" else devices.CPU))
-
-
-def _default() -> devices.Kind:
-    if dist.is_initialized():
-        return "cuda" if dist.get_backend() == devices.BACKENDS["cuda"] else devices.CPU
-    return "cuda" if torch.cuda.is_available() else devices.CPU
 
 
 def _join(grid: Grid, kind: devices.Kind, timeout: float) -> None:
@@ -69,9 +46,4 @@ def _join(grid: Grid, kind: devices.Kind, timeout: float) -> None:
             f" `torchrun --nproc-per-node {grid.world} FILE`, or call a function with"
             f" cubeloom.launch.run({grid.world}, function)"
         )
-    atexit.register(_leave)
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    atexit.register(world.leave_if_joined)

@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
 from cubeloom.comm import CommunicationError, blames_others, devices, watch, world
-from cubeloom.launch.ready import PRELOAD, check_startable, make_ready
+from cubeloom.launch.ready import check_startable, make_ready, preload
 
 _GRACE = 1.0  # seconds that ranks have to end, and the others to say what they saw, once one has failed
 
@@ -63,7 +63,7 @@ class RankPool:
         if self._store is None:
             self._store = world.host()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOAD)
+        context.set_forkserver_preload(preload())
         while len(self._ranks) < ranks:
             ours, theirs = context.Pipe()
             rank = len(self._ranks)

@@ -6,6 +6,7 @@ import faulthandler
 import gc
 import os
 import signal
+import sys
 
 import torch
 
@@ -20,6 +21,11 @@ from cubeloom.launch.environment import Membership
 
 # Forked ranks have these in memory already; torch imports its compiler when the first distributed tensor is made.
 PRELOAD = ["cubeloom.launch.pool", "cubeloom.models", torch_private.COMPILER]
+
+
+def preload() -> list[str]:
+    """And the models of Hugging Face that this process has imported: each of its ranks would take seconds to do so."""
+    return [*PRELOAD, *(name for name in sys.modules if name.startswith("transformers.") and ".modeling_" in name)]
 
 
 def check_startable(ranks: int) -> None:

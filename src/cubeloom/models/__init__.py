@@ -30,6 +30,8 @@ from cubeloom.models.presets import names as names
 from cubeloom.models.resnet import ResNet as ResNet
 from cubeloom.models.resnet import ResNetConfig as ResNetConfig
 from cubeloom.models.source import ModelSource as ModelSource
+from cubeloom.models.source import check_options as check_options
+from cubeloom.models.source import sharding_policy as sharding_policy
 from cubeloom.models.source import skeleton as skeleton
 from cubeloom.models.unet import Concat as Concat
 from cubeloom.models.unet import UNet as UNet

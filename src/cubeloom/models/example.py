@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from cubeloom.base.errors import UserError
 
 _SAMPLES, _TOKENS = 2, 16
-_TOKEN_NAMES = ("input_ids", "tokens", "idx", "ids", "token_ids", "x")
-_TARGET_NAMES = ("labels", "targets", "target", "y")
+TOKEN_NAMES = ("input_ids", "tokens", "idx", "ids", "token_ids", "x")
+TARGET_NAMES = ("labels", "targets", "target", "y")
 
 
 def example_of(model: nn.Module, samples: int = _SAMPLES, sequence: int | None = None) -> dict[str, Any]:
@@ -68,14 +68,14 @@ def _labels(model: nn.Module, targets: Tensor) -> Tensor:
 def _of_tokens(model: nn.Module, taken: list[str], samples: int, sequence: int) -> dict[str, Any] | None:
     """Of a model of a user's own, that takes tokens and perhaps targets by one of the usual names."""
     tables = [each for each in model.modules() if isinstance(each, nn.Embedding)]
-    tokens = next((name for name in _TOKEN_NAMES if name in taken), None)
+    tokens = next((name for name in TOKEN_NAMES if name in taken), None)
     if not tables or tokens is None:
         return None
     vocabulary = max(each.num_embeddings for each in tables)
     length = min([sequence, *(each.num_embeddings for each in tables if each.num_embeddings < sequence)])
     least = min(vocabulary, min(each.num_embeddings for each in tables))
     found = {tokens: _tokens(samples, length, least)}
-    targets = next((name for name in _TARGET_NAMES if name in taken), None)
+    targets = next((name for name in TARGET_NAMES if name in taken), None)
     if targets is not None:
         found[targets] = _tokens(samples, length, least)
     return found

@@ -58,7 +58,7 @@ def _in_double() -> Iterator[None]:
 
 
 def forwarding_loss(model: nn.Module, in_double: bool = True) -> nn.Module:
-    """The same module, whose forward gives the loss alone where its own gives an object that has it.
+    """The same module, whose forward gives the loss alone where its own gives an object or a tuple that has it.
 
     `in_double`: all that a model in double computes is.
     """
@@ -72,8 +72,8 @@ def forwarding_loss(model: nn.Module, in_double: bool = True) -> nn.Module:
         if isinstance(found, Tensor):
             return found
         loss = found.get("loss") if isinstance(found, Mapping) else getattr(found, "loss", None)
-        if loss is None and isinstance(found, tuple) and found and isinstance(found[0], Tensor):
-            loss = found[0]
+        if loss is None and isinstance(found, tuple):
+            loss = next((each for each in found if isinstance(each, Tensor) and not each.dim()), None)
         return found if loss is None else loss
 
     model.__class__ = type(kind.__name__, (kind,), {"forward": forward})
@@ -100,6 +100,8 @@ def filled_by(
 
     def fill(name: str, block: Block) -> Tensor:
         if name not in initial:
+            if stored is not None and stored.has(name):
+                return stored.block(name, block.slices).to(device)
             value = buffers[name][block.slices]
             return value.to(device, dtype if value.is_floating_point() else value.dtype)
         if stored is not None and stored.has(name):
@@ -139,7 +141,7 @@ def random_batch(model: nn.Module, batch: Batch, seed: int, step: int, dtype: to
         if like.is_floating_point():
             found[name] = (2 * drawn - 1).to(dtype)
         else:
-            low, high = int(like.min()), int(like.max())
+            low, high = like.min().item(), like.max().item()
             found[name] = (low + drawn * (high - low + 1)).long()
         if name == "labels" and like.dim() == 2:  # of a language model: some do not count
             ignored = counter.uniform(counter.key(seed, step, "ignored"), index) < _IGNORED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
@@ -12,13 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cubeloom.base.errors import UserError
+from cubeloom.base.errors import UserError, first_line
 from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.foreign import filled_by, forwarding_loss, random_batch, without_dropout
+from cubeloom.models.naming import Naming, naming_of_hugging_face
 from cubeloom.models.stored import StoredTensors, is_hugging_face
 from cubeloom.parallel import Batch
 from cubeloom.parallel.replace import Fill
 from cubeloom.parallel.traced import Tracing
+from cubeloom.parallel.traced.without_values import EXPERTS
+
+FAMILY = "hugging_face"
+"""Of such models, in the description that a checkpoint has."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +48,12 @@ class HuggingFaceModel:
         found = getattr(_text(_config(self.folder)), "vocab_size", None)
         return int(found) if found else None
 
+    @property
+    def traced(self) -> bool:
+        return True
+
     def build(self) -> nn.Module:
-        config = copy(_config(self.folder))
-        config._experts_implementation = "eager"  # grouped products want bfloat16, and sizes that a rank does not know
-        made: nn.Module = _architecture(self.folder)(config)
-        compute_buffers(made)
+        made = _made(_architecture(self.folder), _config(self.folder), f"{self.folder}/config.json")
         return forwarding_loss(without_dropout(made))
 
     def cut(self, model: nn.Module) -> Tracing:
@@ -61,9 +68,14 @@ class HuggingFaceModel:
             model = _architecture(self.folder)(_config(self.folder))
         return random_batch(model, batch, seed, step, dtype)
 
+    @property
+    def naming(self) -> Naming:
+        config = _config(self.folder)
+        return naming_of_hugging_face(_architecture(self.folder), bool(getattr(config, "is_encoder_decoder", False)))
+
     def describe(self) -> dict[str, Any]:
         config: dict[str, Any] = json.loads((Path(self.folder) / "config.json").read_text(encoding="utf-8"))
-        return {"family": "hugging_face", "config": config}
+        return {"family": FAMILY, "config": config}
 
 
 @cache
@@ -77,19 +89,58 @@ def _text(config: Any) -> Any:
 
 @cache
 def _config(folder: str) -> Any:
-    from transformers import AutoConfig
-
+    auto = _transformers().AutoConfig
     if not is_hugging_face(Path(folder)):
         raise UserError(f"{folder} is no folder of Hugging Face's: it has no config.json")
-    return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    return auto.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
 
 @cache
 def _architecture(folder: str) -> Any:
-    import transformers
+    return _class_of(_config(folder), f"{folder}/config.json")
 
-    names = _config(folder).architectures or []
+
+def _class_of(config: Any, where: str) -> Any:
+    transformers = _transformers()
+    names = config.architectures or []
     if not names or not hasattr(transformers, names[0]):
         found = names[0] if names else "no architecture"
-        raise UserError(f"{folder}/config.json names {found}, which the transformers that is installed does not have")
+        raise UserError(f"{where} names {found}, which the transformers that is installed does not have")
     return getattr(transformers, names[0])
+
+
+def is_known(kind: str) -> bool:
+    """Whether transformers has models of this `model_type`."""
+    return kind in _transformers().CONFIG_MAPPING
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise UserError("models of Hugging Face need the package transformers: pip install transformers") from None
+    return transformers
+
+
+def from_description(description: Mapping[str, Any], where: str) -> nn.Module:
+    """The module of what `HuggingFaceModel.describe` says, without values; `where` it was read is for a refusal."""
+    auto = _transformers().AutoConfig
+    said = description.get("config")
+    kind = said.get("model_type") if isinstance(said, dict) else None
+    try:
+        config = type(auto.for_model(kind)).from_dict(said)
+    except Exception as error:  # whatever transformers says of such a configuration
+        raise UserError(f"{where} is of a model that is not known here: {first_line(error)}") from None
+    with torch.device("meta"):
+        return _made(_class_of(config, where), config, where)
+
+
+def _made(architecture: Any, config: Any, where: str) -> nn.Module:
+    config = copy(config)
+    setattr(config, EXPERTS, "eager")  # grouped products want bfloat16, and sizes that a rank does not know
+    try:
+        made: nn.Module = architecture(config)
+        compute_buffers(made)
+    except Exception as error:  # whatever transformers says of such sizes
+        raise UserError(f"{where} is of a model that cannot be built: {first_line(error)}") from None
+    return made

@@ -8,10 +8,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from cubeloom.models.bert import BERTConfig
 from cubeloom.models.cuts import cut_of
 from cubeloom.models.description import describe
+from cubeloom.models.gpt import GPTConfig
+from cubeloom.models.llama import LlamaConfig
+from cubeloom.models.naming import Naming
 from cubeloom.models.presets import Config, Model, build, config
 from cubeloom.models.random_samples import random_samples
+from cubeloom.models.resnet import ResNetConfig
+from cubeloom.models.unet import UNetConfig
 from cubeloom.parallel import Batch, Cut, initial_values
 from cubeloom.parallel.replace import Fill
 
@@ -35,6 +41,10 @@ class OurModel:
     def vocabulary(self) -> int | None:
         return getattr(self.config, "vocab", None)
 
+    @property
+    def traced(self) -> bool:
+        return False
+
     def build(self) -> Model:
         return build(self.config)
 
@@ -46,6 +56,18 @@ class OurModel:
 
     def samples(self, batch: Batch, seed: int, step: int, dtype: torch.dtype) -> dict[str, Tensor]:
         return random_samples(self.config, batch, seed, step, dtype)
+
+    @property
+    def naming(self) -> Naming:
+        match self.config:
+            case GPTConfig() | LlamaConfig():
+                return Naming("next token", (("tokens", "tokens"), ("targets", "targets")))
+            case BERTConfig():
+                return Naming("masked token", (("tokens", "tokens"), ("targets", "targets")))
+            case ResNetConfig():
+                return Naming("image class", (("images", "images"), ("targets", "targets")))
+            case UNetConfig():
+                return Naming("denoising", (("images", "images"), ("noise", "noise"), ("times", "times")))
 
     def describe(self) -> dict[str, Any]:
         return describe(self.config)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom.base.errors import UserError
-from cubeloom.comm import DeviceMesh, Network
-from cubeloom.launch.init import network_of
+from cubeloom.comm import Network
+from cubeloom.comm.mesh import Mesh, network_of
 from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.example import example_of
 from cubeloom.parallel.config import Batch, ShardingPolicy
@@ -55,7 +55,7 @@ def handle_of(model: nn.Module) -> Handle:
 
 def parallelize(
     model: nn.Module,
-    mesh: Network | DeviceMesh,
+    mesh: Mesh,
     *,
     cut: AnyCut | None = None,
     example: Example | None = None,

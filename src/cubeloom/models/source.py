@@ -7,7 +7,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from cubeloom.parallel import AnyCut, Batch
+from cubeloom.base.errors import UserError
+from cubeloom.models.naming import Naming
+from cubeloom.parallel import AnyCut, Batch, ShardingPolicy
+from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
 from cubeloom.parallel.replace import Fill
 
 
@@ -33,6 +36,11 @@ class ModelSource(Protocol):
         """Tokens that it knows; None where samples have no tokens."""
         ...
 
+    @property
+    def traced(self) -> bool:
+        """Nobody wrote its cut: it is found."""
+        ...
+
     def build(self) -> nn.Module:
         """The module. Its forward takes a batch by keyword and returns the mean loss; `pieces` says how stages cut it."""
         ...
@@ -49,6 +57,11 @@ class ModelSource(Protocol):
         """A batch of random samples as the forward names them, the first dimension of each: the same on any grid."""
         ...
 
+    @property
+    def naming(self) -> Naming:
+        """What it learns from, and how its forward names that."""
+        ...
+
     def describe(self) -> dict[str, Any]:
         """What a checkpoint says of it, as JSON."""
         ...
@@ -58,3 +71,29 @@ def skeleton(source: ModelSource) -> nn.Module:
     """The model without values."""
     with torch.device("meta"):
         return source.build()
+
+
+def sharding_policy(
+    source: ModelSource, activations: Activations | None, weights: Weights, inputs: Inputs, gradients: GradientDtype
+) -> ShardingPolicy:
+    """With the activations that suit the model, unless they are said. Raises UserError for what a traced model cannot have."""
+    if source.traced:
+        _refuse(source, "activations sharded between layers", activations == "sharded")
+        _refuse(source, "inputs that are gathered again", inputs == "regathered")
+    chosen = activations or ("replicated" if source.traced else "sharded")
+    return ShardingPolicy(activations=chosen, weights=weights, inputs=inputs, gradients=gradients)
+
+
+def check_options(source: ModelSource, ways: int, compile: bool) -> None:
+    """Raises UserError for what a traced model cannot do yet."""
+    if source.traced:
+        _refuse(source, "strands (ways > 1)", ways > 1)
+        _refuse(source, "compile", compile)
+
+
+def _refuse(source: ModelSource, what: str, wanted: bool) -> None:
+    if wanted:
+        raise UserError(
+            f"model {source.name!r} has no cut that somebody wrote, and {what} is for those that have one: leave it out, or let"
+            " the function of a .py file return a pair of the model and its cut"
+        )

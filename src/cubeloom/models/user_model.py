@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,10 +16,13 @@ from torch import Tensor, nn
 
 from cubeloom.base.errors import UserError
 from cubeloom.models.foreign import filled_by, forwarding_loss, random_batch
+from cubeloom.models.naming import Naming, naming_of
 from cubeloom.parallel import AnyCut, Batch
 from cubeloom.parallel.replace import Fill
 from cubeloom.parallel.traced import Tracing
 
+FAMILY = "file"
+"""Of such models, in the description that a checkpoint has."""
 _ANY = 2**30
 
 
@@ -39,14 +43,18 @@ class UserModel:
 
     @property
     def vocabulary(self) -> int | None:
-        return None
+        """Of its configuration, if it has one, or entries of its first table."""
+        return _vocabulary(self)
+
+    @property
+    def traced(self) -> bool:
+        return self._own_cut() is None
 
     def build(self) -> nn.Module:
         return forwarding_loss(self._made()[0])
 
     def cut(self, model: nn.Module) -> AnyCut:
-        with torch.device("meta"):
-            own = self._made()[1]
+        own = self._own_cut()
         return _tracing(self) if own is None else own
 
     def fill(self, model: nn.Module, seed: int, dtype: torch.dtype, device: torch.device) -> Fill:
@@ -54,7 +62,7 @@ class UserModel:
 
     def samples(self, batch: Batch, seed: int, step: int, dtype: torch.dtype) -> dict[str, Tensor]:
         """Of the file's `example(samples, sequence, seed)`, or drawn for a model that takes tokens."""
-        example = getattr(_loaded(self.file), "example", None)
+        example = self._example()
         if example is None:
             with torch.device("meta"):
                 model = self._made()[0]
@@ -64,18 +72,51 @@ class UserModel:
             raise UserError(f"{self.file}: example must give the keyword arguments of one batch as a dict")
         return {name: _in(each, dtype) for name, each in given.items()}
 
+    @property
+    def naming(self) -> Naming:
+        return _naming(self)
+
     def describe(self) -> dict[str, Any]:
-        return {"family": "file", "file": self.file, "function": self.function}
+        return {"family": FAMILY, "file": self.file, "function": self.function}
+
+    def _own_cut(self) -> AnyCut | None:
+        with torch.device("meta"):
+            return self._made()[1]
 
     def _made(self) -> tuple[nn.Module, AnyCut | None]:
-        function = getattr(_loaded(self.file), self.function, None)
-        if not callable(function):
-            raise UserError(f"{self.file} has no function {self.function!r}")
-        made = function()
+        made = self._function()()
         module, cut = made if isinstance(made, tuple) else (made, None)
         if not isinstance(module, nn.Module):
             raise UserError(f"{self.name} gives {type(module).__name__}, and must give a torch.nn.Module")
         return module, cut
+
+    def _function(self) -> Callable[[], Any]:
+        function = getattr(_loaded(self.file), self.function, None)
+        if not callable(function):
+            raise UserError(f"{self.file} has no function {self.function!r}")
+        made: Callable[[], Any] = function
+        return made
+
+    def _example(self) -> Callable[[int, int, int], Any] | None:
+        return getattr(_loaded(self.file), "example", None)
+
+
+@dataclass(frozen=True)
+class GivenModel(UserModel):
+    """The same of a function that a program has."""
+
+    make: Callable[[], nn.Module]
+    example: Callable[[int, int, int], Any] | None = None
+
+    @classmethod
+    def of(cls, make: Callable[[], nn.Module], example: Callable[[int, int, int], Any] | None = None) -> GivenModel:
+        return cls(getattr(make, "__module__", ""), getattr(make, "__qualname__", type(make).__name__), make, example)
+
+    def _function(self) -> Callable[[], Any]:
+        return self.make
+
+    def _example(self) -> Callable[[int, int, int], Any] | None:
+        return self.example
 
 
 def _in(value: Any, dtype: torch.dtype) -> Any:
@@ -85,6 +126,21 @@ def _in(value: Any, dtype: torch.dtype) -> Any:
 @cache
 def _tracing(source: UserModel) -> Tracing:
     return Tracing(lambda batch: source.samples(batch, 0, 0, torch.get_default_dtype()))
+
+
+@cache
+def _vocabulary(source: UserModel) -> int | None:
+    with torch.device("meta"):
+        model = source.build()
+    said = getattr(getattr(model, "config", None), "vocab_size", None)
+    tables = (each.num_embeddings for each in model.modules() if isinstance(each, nn.Embedding))
+    return int(said) if isinstance(said, int) else next(tables, None)
+
+
+@cache
+def _naming(source: UserModel) -> Naming:
+    with torch.device("meta"):
+        return naming_of(source.build())
 
 
 @cache

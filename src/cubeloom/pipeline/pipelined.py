@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from cubeloom.base.divisors import nearest_multiples
 from cubeloom.base.errors import UserError
-from cubeloom.comm import DeviceMesh, Network
-from cubeloom.launch.init import network_of
+from cubeloom.comm.mesh import Mesh, network_of
 from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.example import example_of
 from cubeloom.models.foreign import forwarding_loss
@@ -34,7 +33,7 @@ _TRACED = ShardingPolicy(activations="replicated")
 
 def pipeline(
     model: nn.Module,
-    mesh: Network | DeviceMesh,
+    mesh: Mesh,
     schedule: str | Schedule = "1f1b",
     microbatches: int | None = None,
     *,

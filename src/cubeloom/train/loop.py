@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
@@ -33,7 +33,21 @@ class Ended:
     """The ranks that were asked to stop."""
 
 
-def train(job: Job, restart: int = 0, lanes: int = 1, stop: Stop | None = None) -> Ended:
+Callback = Callable[[int, StepResult, Trainer], Mapping[str, float] | None]
+"""Called on every rank after each step, with its number, what it did and the trainer; metrics that it gives are written down.
+
+Those of rank 0 are kept. It may read parameters, and communicate where all ranks do.
+"""
+
+
+def train(
+    job: Job,
+    restart: int = 0,
+    lanes: int = 1,
+    stop: Stop | None = None,
+    callbacks: Sequence[Callback] = (),
+    network: Network | None = None,
+) -> Ended:
     """Train until the last step, or until validation gets no better, or until somebody asks us to stop.
 
     Goes on from the newest checkpoint of the job's folder that rank 0 sees. `restart` counts how often the launcher of rank 0
@@ -44,11 +58,11 @@ def train(job: Job, restart: int = 0, lanes: int = 1, stop: Stop | None = None) 
         devices.repeat_exactly()
     with ExitStack() as stack:
         stop = stop or stack.enter_context(Stop())
-        host_group = HostGroup(job.patience)
+        host_group = HostGroup(job.patience) if network is None else network.host_group
         decision = decide(job, host_group, restart)
         if decision.step >= job.steps:
             return nothing_to_train(decision.step, host_group.rank == 0)
-        network = Network(
+        network = network or Network(
             job.grid, devices.current(job.device), job.patience, lanes=job.lanes or lanes, host_group=host_group
         )
         with locked(job.folder, network):
@@ -61,7 +75,7 @@ def train(job: Job, restart: int = 0, lanes: int = 1, stop: Stop | None = None) 
             if network.rank == 0:
                 changes = changes_since(job) if decision.checkpoint is not None else {}
                 write_run_metadata(job)  # only now: what the folder has, may have been refused
-            return _train(trainer, stop, decision, changes)
+            return _train(trainer, stop, decision, changes, callbacks)
 
 
 def nothing_to_train(done: int, say: bool = True) -> Ended:
@@ -70,7 +84,9 @@ def nothing_to_train(done: int, say: bool = True) -> Ended:
     return Ended(done, "done", None)
 
 
-def _train(trainer: Trainer, stop: Stop, decision: Decision, changes: Mapping[str, str]) -> Ended:
+def _train(
+    trainer: Trainer, stop: Stop, decision: Decision, changes: Mapping[str, str], callbacks: Sequence[Callback]
+) -> Ended:
     job, network = trainer.job, trainer.network
     with diary(trainer) as pages:
         processes = network.host_group.gather(os.getpid())
@@ -89,7 +105,7 @@ def _train(trainer: Trainer, stop: Stop, decision: Decision, changes: Mapping[st
         if changes:
             pages.event("change", f"changed since: {_listed(changes)}", step=trainer.done, **changes)
         try:
-            ended = _steps(job, trainer, stop, pages)
+            ended = _steps(job, trainer, stop, pages, callbacks)
         except BaseException as failure:
             trainer.close(failure)
             raise
@@ -102,7 +118,7 @@ def _listed(changes: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {change}" for name, change in changes.items())
 
 
-def _steps(job: Job, trainer: Trainer, stop: Stop, pages: MetricsLogger) -> Ended:
+def _steps(job: Job, trainer: Trainer, stop: Stop, pages: MetricsLogger, callbacks: Sequence[Callback] = ()) -> Ended:
     loss: float | None = None
     first = trainer.done
     while trainer.done < job.steps:
@@ -111,7 +127,8 @@ def _steps(job: Job, trainer: Trainer, stop: Stop, pages: MetricsLogger) -> Ende
         seconds = time.perf_counter() - began  # of the step alone: validation and checkpoints are not its work
         loss = stepped.loss
         validation, enough = _evaluate(job, trainer)
-        asked = pages.write(step, stepped, seconds, stop.asked, validation)
+        own = {name: float(value) for each in callbacks for name, value in (each(step, stepped, trainer) or {}).items()}
+        asked = pages.write(step, stepped, seconds, stop.asked, validation, own)
         _mention(stepped, step, pages)
         last = trainer.done == job.steps
         if last or step == first + _WARM:

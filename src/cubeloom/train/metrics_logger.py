@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -16,7 +16,7 @@ from cubeloom.base.file_errors import retried
 from cubeloom.base.files import replace_text
 from cubeloom.comm import Network, devices
 from cubeloom.train.job import Job
-from cubeloom.train.metrics import Metrics, Record, flops_per_token, mfu, peak_of, progress, write_report
+from cubeloom.train.metrics import Metrics, Record, flops_per_token, mfu, peak_of, progress, tokens_of, write_report
 from cubeloom.train.metrics.timeline import NAME as TIMELINE
 from cubeloom.train.step_times import Waiting
 from cubeloom.train.trainer import StepResult, Trainer
@@ -30,6 +30,7 @@ class MetricsLogger:
         self._network: Network = trainer.network
         self._schedule = str(trainer.pipeline.schedule)
         self._flops = flops_per_token(self._job)
+        self._tokens = self._job.batch.samples * tokens_of(self._job.source(), self._job.batch)  # of a step
         self._peak = peak_of(devices.name(self._network.device), self._job.dtype)
         self._own_memory = 0  # bytes that this rank had held at most when any last held more than before
         self._memory = 0  # of the rank that held most
@@ -39,7 +40,13 @@ class MetricsLogger:
             self._shown = stack.enter_context(progress(self._job.steps, trainer.done))
 
     def write(
-        self, step: int, stepped: StepResult, seconds: float, asked_to_stop: bool, validation: float | None = None
+        self,
+        step: int,
+        stepped: StepResult,
+        seconds: float,
+        asked_to_stop: bool,
+        validation: float | None = None,
+        own: Mapping[str, float] | None = None,
     ) -> bool:
         """Note a step; gives whether any rank was asked to stop."""
         waiting = Waiting.of(stepped.waits)
@@ -48,7 +55,7 @@ class MetricsLogger:
             seconds, waiting.for_collectives, waiting.for_stages, asked_to_stop
         )
         if self._metrics is not None:
-            tokens = self._job.batch.samples * self._job.batch.sequence / seconds
+            tokens = self._tokens / seconds
             record = Record(
                 step=step,
                 loss=stepped.loss,
@@ -63,6 +70,7 @@ class MetricsLogger:
                 bubble_s=bubble,
                 skipped=stepped.skipped,
                 validation=validation,
+                own=dict(own or {}),
             )
             self._metrics.write(record)
             self._shown.show(record)

@@ -18,7 +18,10 @@ from cubeloom.base.files import replace_text
 from cubeloom.base.host import version
 from cubeloom.base.settings import write
 from cubeloom.train.data import TokenFile, Tokenizer, kept_tokenizer
+from cubeloom.train.data.meta import META
+from cubeloom.train.data.sources import sha256
 from cubeloom.train.job import Job
+from cubeloom.train.job.images import SUFFIX
 from cubeloom.train.job.settings import Source
 from cubeloom.train.job.streams import tokenizer_of
 
@@ -31,7 +34,8 @@ def write_run_metadata(job: Job) -> None:
         replace_text(job.folder / SETTINGS, write(job))
         replace_text(job.folder / ENVIRONMENT, json.dumps(environment(job), indent=1) + "\n")
         for source in job.data.sources[:1]:  # all have one tokenizer
-            kept_tokenizer.keep(*_tokenizer(source), job.folder)
+            if (found := _tokenizer(source)) is not None:
+                kept_tokenizer.keep(*found, job.folder)
 
     retried(f"folder = {str(job.folder)!r} cannot be written to", keep)
 
@@ -83,11 +87,15 @@ def _data(source: Source) -> dict[str, str]:
     """The hashes of its files; of a stream, that of its tokenizer is all that is known."""
     if source.stream is not None:
         return {"tokenizer": tokenizer_of(source)[0].fingerprint}
-    return TokenFile(source.tokens).meta.sha256
+    images = sorted(source.tokens.glob(f"*{SUFFIX}"))
+    return {file.name: sha256(file)[1] for file in images} if images else TokenFile(source.tokens).meta.sha256
 
 
-def _tokenizer(source: Source) -> tuple[Tokenizer, Mapping[str, str]]:
+def _tokenizer(source: Source) -> tuple[Tokenizer, Mapping[str, str]] | None:
+    """None of images."""
     if source.stream is not None:
         return tokenizer_of(source)
+    if not (source.tokens / META).is_file():
+        return None
     tokens = TokenFile(source.tokens)
     return tokens.tokenizer, tokens.tokenizer_texts

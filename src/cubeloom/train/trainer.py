@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -67,6 +68,7 @@ class Trainer:
         self.network = network
         self._rate = job.learning_rate
         self._source = job.source()
+        self._naming: Callable[[dict[str, Tensor]], dict[str, Tensor]] = self._source.naming
         self.pipeline = pipeline_of(job, self._source, network)
         self.parameters = self.pipeline.parameters
         self.optimizer = optimizer_of(job.optimizer, self.parameters, self.pipeline.gradients)
@@ -78,6 +80,8 @@ class Trainer:
         """After how many steps it was, if anything was evaluated."""
         self._guard = Guard(job.guard, progress.get("norms", ()))
         samples = samples_of(job, "training", progress.get("stream"))
+        if getattr(samples, "as_forward", False):
+            self._naming = dict
         self._loader = Loader(samples, job.batch.samples, self._share, progress.get("position", 0))
         self._writer = CheckpointWriter(job.checkpoints, network, job.checkpoint.keep)
 
@@ -99,7 +103,7 @@ class Trainer:
 
     def launch(self) -> PendingStep:
         """All that a step computes; on a GPU it is then under way, and nothing was waited for. `step` reads it, and counts."""
-        data = self._to_device(next(self._loader))
+        data = self._given(next(self._loader))
         rate = self._rate(self.done)
         for group in self.optimizer.optimizer.param_groups:
             group["lr"] = rate
@@ -135,7 +139,7 @@ class Trainer:
         """The mean loss of the first batches of validation."""
         samples, size = self._validation, self.job.batch.samples
         shares = (read(samples, number * size, self._share) for number in range(self.job.evaluation.batches))
-        return mean_loss(self.pipeline, self.network, map(self._to_device, shares))[0]
+        return mean_loss(self.pipeline, self.network, map(self._given, shares), self._source.naming.targets)[0]
 
     def judge(self, loss: float) -> bool:
         """Note a loss on validation; whether there have been enough in a row that were no better than the best."""
@@ -180,8 +184,9 @@ class Trainer:
         if failure is None or not blames_others(failure):
             self._writer.wait()
 
-    def _to_device(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: devices.put(tensor, self.network.device) for name, tensor in data.items()}
+    def _given(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        """To the model: on the device, named as its forward names it."""
+        return {name: devices.put(tensor, self.network.device) for name, tensor in self._naming(data).items()}
 
 
 def pipeline_of(job: Job, source: ModelSource, network: Network) -> Pipeline:
@@ -194,7 +199,7 @@ def pipeline_of(job: Job, source: ModelSource, network: Network) -> Pipeline:
         job.batch,
         source.fill(model, job.seed, job.numbers, network.device),
         job.schedule.schedule(job.grid.pipe),
-        job.layout.rest,
+        job.layout.rest(source),
         recompute=RECOMPUTE[job.layout.recompute],
         ways=job.layout.ways,
         compile=job.layout.compile,

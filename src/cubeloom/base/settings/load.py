@@ -7,7 +7,7 @@ import runpy
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from cubeloom.base.errors import UserError
 from cubeloom.base.settings.convert import convert
@@ -22,16 +22,16 @@ def load(kind: type[T], file: Path, overrides: Iterable[str] = ()) -> T:
     A TOML file may begin with `extends = "base.toml"`, beside it: it then says only what is different. A Python recipe sets
     `settings`, a nested dict or an instance of the kind; a section of the dict may be an instance, too.
     """
-    values = _recipe(kind, file) if file.suffix == ".py" else _toml(file)
+    values = _recipe(kind, file) if file.suffix == ".py" else _toml(kind, file)
     for override in overrides:
-        values = _merged(values, _override(override))
+        values = _merged(kind, values, _override(override))
     try:
         return convert(kind, values)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
 
 
-def _toml(file: Path, inside: tuple[Path, ...] = ()) -> Values:
+def _toml(kind: type, file: Path, inside: tuple[Path, ...] = ()) -> Values:
     file = file.resolve()
     if file in inside:
         circle = " -> ".join(each.name for each in (*inside, file))
@@ -49,7 +49,7 @@ def _toml(file: Path, inside: tuple[Path, ...] = ()) -> Values:
         return values
     if not isinstance(base, str):
         raise UserError(f"{file}: extends = {base!r} should be the name of a file")
-    return _merged(_toml(file.parent / base, (*inside, file)), values)
+    return _merged(kind, _toml(kind, file.parent / base, (*inside, file)), values)
 
 
 def _recipe(kind: type[T], file: Path) -> Values:
@@ -90,13 +90,15 @@ def _override(text: str) -> Values:
     return dict(read)
 
 
-def _merged(base: Values, above: Mapping[str, Any]) -> Values:
-    """Section by section; anything else is replaced."""
-    merged = dict(base)
+def _merged(kind: Any, base: Values, above: Mapping[str, Any]) -> Values:
+    """Section by section; anything else is replaced. Of settings that say the same (`ALIKE` of a section) the later counts."""
+    alike = getattr(kind, "ALIKE", ())
+    merged = {key: value for key, value in base.items() if key not in alike or above.keys().isdisjoint(alike)}
+    sections = get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
     for key, value in above.items():
         before = merged.get(key)
         if isinstance(before, Mapping) and isinstance(value, Mapping):
-            merged[key] = _merged(dict(before), value)
+            merged[key] = _merged(sections.get(key), dict(before), value)
         else:
             merged[key] = value
     return merged

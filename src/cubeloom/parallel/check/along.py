@@ -186,9 +186,9 @@ def _taken(step: Step, results: Sequence[Shape], place: int, numbers: Sequence[A
 def take(step: Step) -> list[Dims]:
     """`gather`, `take_along_dim` and `index_select`: by indices along a dimension that is whole."""
     step.refuse_other_numbers()
-    if len(step.inputs) != 2:
+    if len(step.inputs) != 2 and not (step.name == "scatter" and len(step.inputs) < 4):
         raise Refused(f"{step.name} of {len(step.inputs)} tensors has no rule")
-    tracked, index = step.inputs
+    tracked, index, *values = step.inputs
     count = len(tracked.dims)
     dim = step.argument(2, "dim") if step.name == "take_along_dim" else step.argument(1, "dim")
     if not isinstance(dim, int):
@@ -201,6 +201,10 @@ def take(step: Step) -> list[Dims]:
     if any(one != two for at, (one, two) in enumerate(zip(tracked.shape, index.shape, strict=True)) if at != place):
         raise Refused(f"{step.name} of {tracked} by indices {index} of another shape")
     rest = tuple(() if at == place else dim for at, dim in enumerate(tracked.dims))
+    if step.name == "scatter":
+        others = [tuple(() if at == place else dim for at, dim in enumerate(each.dims)) for each in (index, *values)]
+        found = joined(step.name, [rest, *others], tuple(1 if at == place else n for at, n in enumerate(tracked.shape)))
+        return [(*found[:place], tracked.dims[place], *found[place + 1 :])]
     return [joined(step.name, [rest, index.dims], step.whole[0])]
 
 
@@ -248,7 +252,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("flip", "roll"), several),
     **dict.fromkeys(("layer_norm", "rms_norm", "tril", "triu"), last),
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_chunk", "narrow", "select"), split),
-    **dict.fromkeys(("gather", "take_along_dim", "index_select"), take),
+    **dict.fromkeys(("gather", "take_along_dim", "index_select", "scatter"), take),
     **{
         f"{pool}{count}d{end}": planes(count) for pool in _POOLS for count in (1, 2, 3) for end in ("", "_with_indices")
     },

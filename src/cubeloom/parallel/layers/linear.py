@@ -11,6 +11,7 @@ Shapes of `Y[M,N] = X[M,K] · W[K,N]` on one rank, for an expand (k lies on x, n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,7 +160,9 @@ class CubeLinear(nn.Module):
         of, name = state.network, spec.name
         dims = {"rows": 0, "features": 1 if isinstance(product, Convolve) else -1}
         self._input = Collective.between(spec.input(inputs), of, f"{name} input", dims, inplace=True)
-        self._output = Collective.between(spec.output(outputs), of, f"{name} output", dims, inplace=True)
+        self._output: Callable[[Tensor], Tensor] = Collective.between(
+            spec.output(outputs), of, f"{name} output", dims, inplace=True
+        )
         self._regather = state.rest.inputs == "regathered" and inputs != "replicated" and along_n.size > 1
         self._own_features = own_part(along_k) if outputs == "features" else None
         # Rows are gathered before one matmul and scattered after another: a strand that waits between them has its turn here.

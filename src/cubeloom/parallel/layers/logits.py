@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from cubeloom.base import torch_private
 from cubeloom.comm import Axis, Network
 from cubeloom.parallel.layers.alike import all_parts_of
 from cubeloom.parallel.layers.classes import Classes
@@ -35,8 +36,9 @@ class CutLogits(Tensor):
     @staticmethod
     def of(part: Tensor, network: Network, axis: Axis, classes: Classes, origin: str) -> CutLogits:
         # No memory, and no graph of its own: shape, dtype and device are those of the whole.
-        looks = part.detach().new_empty(()).expand(*part.shape[:-1], classes.count)
-        made: CutLogits = looks.as_subclass(CutLogits)
+        with torch_private.real_tensors():  # a tensor of a rehearsal is of a class of its own
+            looks = torch.empty((), dtype=part.dtype, device=part.device).expand(*part.shape[:-1], classes.count)
+            made: CutLogits = looks.as_subclass(CutLogits)
         made.part, made.network, made.axis, made.classes, made.origin = part, network, axis, classes, origin
         return made
 
@@ -61,7 +63,7 @@ class CutLogits(Tensor):
             if name in ("get", "repr", "str", "size", "dim", "numel", "stride", "is_floating_point", "len"):
                 if name == "get" and getattr(function, "__self__", None) is Tensor.requires_grad:
                     return first.part.requires_grad
-                with torch._C.DisableTorchFunctionSubclass():
+                with torch_private.without_subclasses():
                     return function(*args, **kwargs)
             found = _arranged(name, function, first, args[1:], kwargs)
             if found is not None:

@@ -100,7 +100,8 @@ class TracedLinear(CubeLinear):
         self._regather = False
         self._own_features = None  # a bias lies as the features do
         if spec.kept:
-            sections = self._output = KeptSections(spec, state, self._output)
+            sections = KeptSections(spec, state, self._output)
+            self._output = sections
             self._own_features, self._adds_bias = sections.of_bias, False
         # Of whole outputs that ranks use differently gradients are summed; else all have the same.
         leaves = spec.leaves and spec.shared
@@ -280,7 +281,7 @@ class Unread(Tensor):
             args, kwargs = torch_private.tree_map(
                 lambda each: each.read() if isinstance(each, Unread) else each, (args, kwargs)
             )
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch_private.without_subclasses():
             return function(*args, **(kwargs or {}))
 
 

@@ -2,6 +2,9 @@
 
 from cubeloom.parallel.specs.attention import AttentionSpec as AttentionSpec
 from cubeloom.parallel.specs.attention import PointwiseSpec as PointwiseSpec
+from cubeloom.parallel.specs.between import BetweenSpec as BetweenSpec
+from cubeloom.parallel.specs.left_whole import WholeParameter as WholeParameter
+from cubeloom.parallel.specs.left_whole import WholeSpec as WholeSpec
 from cubeloom.parallel.specs.linear import LinearSpec as LinearSpec
 from cubeloom.parallel.specs.linear import shared_copies as shared_copies
 from cubeloom.parallel.specs.lookup import EmbeddingSpec as EmbeddingSpec
@@ -20,6 +23,7 @@ from cubeloom.parallel.specs.spec import Side as Side
 from cubeloom.parallel.specs.spec import Touched as Touched
 from cubeloom.parallel.specs.spec import Transfer as Transfer
 from cubeloom.parallel.specs.spec import collectives as collectives
+from cubeloom.parallel.specs.spec import cut_share as cut_share
 from cubeloom.parallel.specs.spec import divides as divides
 from cubeloom.parallel.specs.spec import other as other
 from cubeloom.parallel.specs.spec import parameters as parameters
@@ -31,8 +35,6 @@ from cubeloom.parallel.specs.traced import TracedEmbeddingSpec as TracedEmbeddin
 from cubeloom.parallel.specs.traced import TracedLinearSpec as TracedLinearSpec
 from cubeloom.parallel.specs.traced import TracedLossSpec as TracedLossSpec
 from cubeloom.parallel.specs.traced import TracedNormSpec as TracedNormSpec
-from cubeloom.parallel.specs.traced import WholeParameter as WholeParameter
-from cubeloom.parallel.specs.traced import WholeSpec as WholeSpec
 from cubeloom.parallel.specs.whole import ConcatSpec as ConcatSpec
 from cubeloom.parallel.specs.whole import CopyToRegionSpec as CopyToRegionSpec
 from cubeloom.parallel.specs.whole import DropoutSpec as DropoutSpec

@@ -210,6 +210,13 @@ class LinearSpec(LayerSpec):
         whole = c.rows(self.pixels[0] if self.pixels else None) * self.k / c.size(self.k_axis) * c.item
         return whole / choose((c.sharded | self.always_in) & c.regathered, c.size(self.n_axis), 1)
 
+    def rows_in(self, c: ParallelConfig) -> Any:
+        """Of one rank of data and z."""
+        return c.rows(self.pixels[0] if self.pixels else None)
+
+    def rows_out(self, c: ParallelConfig) -> Any:
+        return c.rows(self.pixels[1] if self.pixels else None)
+
     def flops(self, sequence: int) -> float:
         return 2.0 * self.k * self.n * self.kernel_numel * (self.pixels[1] if self.pixels else sequence)
 

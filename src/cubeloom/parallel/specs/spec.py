@@ -8,7 +8,7 @@ summed, the blocks of a checkpoint and what a pipeline's stages hand on. No torc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, Literal
@@ -219,6 +219,15 @@ def collectives(spec: LayerSpec, c: ParallelConfig) -> Iterator[Collective]:
 def parameters(spec: LayerSpec, c: ParallelConfig) -> dict[str, Parameter]:
     """Those of one decomposition, by name."""
     return {each.name: each for each in spec.parameters(c) if each.when}
+
+
+def cut_share(specs: Iterable[LayerSpec], c: ParallelConfig) -> float:
+    """The share of the parameters, counted by numbers, that every axis of x, y and z cuts which has more than one rank."""
+    axes = {axis for axis in ("x", "y", "z") if c.size(axis) > 1}
+    own = {name: each for spec in specs for name, each in parameters(spec, c).items()}
+    sizes = {name: prod(each.shape) for name, each in own.items()}
+    cut = sum(size for name, size in sizes.items() if axes <= own[name].cuts.keys())
+    return float(cut / sum(sizes.values()))
 
 
 def divides(label: str, what: str, size: Any, c: ParallelConfig, *axes: str, when: Any = True) -> Iterator[Rule]:

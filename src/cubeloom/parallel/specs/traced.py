@@ -184,6 +184,12 @@ class TracedLinearSpec(LinearSpec):
             return self.arrangement(c)
         return exchanged(int(self.held(c)), int(c.size(self.n_axis)), int(c.size(self.k_axis)), self.arrangement(c))
 
+    def rows_in(self, c: ParallelConfig) -> Any:
+        return sum(call.all_in(c) for call in self.calls) / (c.data * c.z)
+
+    def rows_out(self, c: ParallelConfig) -> Any:
+        return sum(call.all_out(c) for call in self.calls) / (c.data * c.z)
+
     def products(self, c: ParallelConfig) -> Iterator[Product]:
         for call in self.calls:
             k, n = self.k / c.size(self.k_axis), self.held(c) / c.size(self.n_axis)
@@ -314,13 +320,14 @@ class TracedNormSpec(LayerSpec):
                 yield Parameter(name, (self.features,), layout, partial_sum, True, arranged, alike, trained)
 
     def touched(self, c: ParallelConfig) -> Touched:
-        nbytes = self._numbers(c) * choose(c.size(*self.axes) > 1, 6 * c.statistic, 2 * c.item)
+        nbytes = self.numbers(c) * choose(c.size(*self.axes) > 1, 6 * c.statistic, 2 * c.item)
         return Touched(nbytes, 2 * nbytes, operators=4)
 
     def saved(self, c: ParallelConfig) -> Any:
-        return self._numbers(c) * c.item
+        return self.numbers(c) * c.item
 
-    def _numbers(self, c: ParallelConfig) -> Any:
+    def numbers(self, c: ParallelConfig) -> Any:
+        """Of its input, on a rank."""
         return sum(call.all_in(c) for call in self.calls) / (c.data * c.z) * self.features / c.size(*self.axes)
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
@@ -340,7 +347,8 @@ class TracedLossSpec(LayerSpec):
     smoothing: float = 0.0
 
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
-        size = Fraction(self.nbytes or c.statistic, c.item)
+        nbytes = self.nbytes or c.statistic
+        size = Fraction(nbytes, c.item) if isinstance(c.samples, Fraction) else nbytes / c.item
         if self.axis is not None:
             summed = Layout.of(rows=ROWS, partial=self.axis)
             elements = c.samples * self.rows * size
@@ -353,99 +361,3 @@ class TracedLossSpec(LayerSpec):
 
     def saved(self, c: ParallelConfig) -> Any:
         return 0.0
-
-
-@dataclass(frozen=True)
-class WholeParameter:
-    """`differing`: axes whose ranks use it for other features, so that each has a summand of its gradient.
-
-    `cutting` axes cut its dimension `dim`.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    differing: Axes = ()
-    trained: bool = True
-    dim: int = 0
-    cutting: Axes = ()
-
-    @property
-    def plane(self) -> Axes:
-        """Axes of the plane along which ranks use the same of it."""
-        return tuple(axis for axis in PLANE if axis not in self.cutting)
-
-    def layout(self, rest: Axes = (), partial_gradient: Axes = ()) -> Layout:
-        """`rest`: axes that cut its first dimension where it rests."""
-        dims = tuple(
-            (f"dim{place}", (*(self.cutting if place == self.dim else ()), *(rest if place == 0 else ())))
-            for place in range(max(1, len(self.shape)))
-        )
-        return Layout(dims, partial_gradient=frozenset(partial_gradient))
-
-
-@dataclass(frozen=True, kw_only=True)
-class WholeSpec(LayerSpec):
-    """A module whose parameters each rank of the plane uses whole, or its part of them. A forward gathers them, `times` a step.
-
-    At rest all axes cut what they divide: that moves as many bytes as a sum of gradients that are whole.
-    """
-
-    kind: str
-    why: str
-    own: tuple[WholeParameter, ...]
-    times: int = 1
-    forward_flops: float = 0.0  # of a rank's samples
-
-    def rests(self, each: WholeParameter, c: ParallelConfig) -> Iterator[tuple[Axes, Any]]:
-        """By which axes its first dimension is cut at rest, and on which decompositions."""
-        own = each.cutting if each.dim == 0 else ()
-        rows, left = each.shape[0] if each.shape else 1, c.weights_cut & (len(each.shape) > 1)
-        for axes in ((*each.plane, "z"), ("z",)):
-            if axes == ("z",) or not own:
-                when = left & (c.size(*axes) > 1) & (rows % c.size(*axes, *own) == 0)
-                yield axes, when
-                left = left & (1 - when)
-
-    def rest(self, each: WholeParameter, c: ParallelConfig) -> Axes:
-        """On one decomposition."""
-        return next((axes for axes, when in self.rests(each, c) if when), ())
-
-    def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
-        for each in self.own:
-            elements = 1
-            for size in each.shape:
-                elements *= size
-            for axes, when in self.rests(each, c):
-                rest, used = each.layout(axes), each.layout((), (*ROWS, *each.plane))
-                still = tuple(axis for axis in ("data", *each.plane) if axis not in axes)
-                for _ in range(self.times):
-                    yield Transfer("F", rest, used, elements, when=when, of_weight=True)
-                    if each.trained:
-                        yield gradient_scatter(rest, used, elements, when, still)
-
-    def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
-        for each in self.own:
-            # Ranks that compute the same average it: rounding on a GPU is not repeated, and replicas would drift apart.
-            alike = tuple(axis for axis in each.plane if axis not in each.differing)
-            name, shape = f"{self.name}.{each.name}".removeprefix("."), each.shape or (1,)
-            arranged, trained, left = partial(self._arrangement, each, c), each.trained, 1
-            for axes, when in self.rests(each, c):
-                summed = tuple(axis for axis in ("data", *each.plane) if axis not in axes)
-                yield Parameter(name, shape, each.layout(axes), summed, when, arranged, alike, trained)
-                left = left & (1 - when)
-            yield Parameter(name, shape, each.layout(), (*ROWS, *each.plane), left, arranged, alike, trained)
-
-    def _arrangement(self, each: WholeParameter, c: ParallelConfig) -> Arrangement | None:
-        if each.cutting != ("y", "x"):
-            return None
-        found = exchanged(each.shape[each.dim], int(c.y), int(c.x))
-        return None if found is None else replace(found, dim=each.dim)
-
-    def touched(self, c: ParallelConfig) -> None:
-        return None
-
-    def saved(self, c: ParallelConfig) -> Any:
-        return 0.0
-
-    def flops(self, sequence: int) -> float:
-        return self.forward_flops

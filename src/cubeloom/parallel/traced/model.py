@@ -17,7 +17,7 @@ from cubeloom.comm import Network
 from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.cut import CutError, pattern_of
 from cubeloom.parallel.replace import Fill, replace_layers
-from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, WholeSpec, parameters
+from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, WholeSpec, cut_share, parameters
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced.build import specs_of, tied_layers
 from cubeloom.parallel.traced.choices import Choices
@@ -32,7 +32,6 @@ from cubeloom.parallel.traced.without_values import asking_no_values
 from cubeloom.parallel.volume import Volume, step_volume
 
 REST = ShardingPolicy(activations="replicated")
-_CUBE = ("x", "y", "z")
 _LEAST = 4  # samples
 
 
@@ -44,7 +43,7 @@ class Traced:
     grid: Grid
     specs: tuple[LayerSpec, ...]
     item: int  # bytes of a number
-    flops_between: tuple[float, float]  # of products between layers, of one rank's samples: in all, and on a rank
+    flops_between: tuple[float, float]  # of products between layers, of one sample: in all, and on a rank
     choices: Choices = field(default_factory=Choices)  # what holds for modules beside their layers
     samples: int = 1  # of the example, on one rank
     rest: ShardingPolicy = REST
@@ -55,7 +54,7 @@ class Traced:
         if self.again is None:
             raise CutError(f"{self.model} was not traced, so that its row of blocks is not known")
         try:
-            return watched_row(model, self.again)
+            return watched_row(model, [spec.name for spec in self.specs], self.again)
         except CutError as error:
             raise CutError(
                 f"{self.model}: micro-batches cut samples, and this model would compute something else of some samples than of"
@@ -89,20 +88,20 @@ class Traced:
     @property
     def cut_share(self) -> float:
         """The share of the parameters that every axis of the cube cuts."""
-        axes = {axis for axis in _CUBE if self.grid.size(axis) > 1}
-        cut = sum(prod(each.shape) for each in self.parameters().values() if axes <= each.cuts.keys())
-        return float(cut / self.numbers)
+        return cut_share(self.specs, self.config)
+
+    @property
+    def flops(self) -> float:
+        """Of the forward of one sample of the whole model."""
+        return float(sum(spec.flops(1) for spec in self.specs) + self.flops_between[0])
 
     @property
     def flops_share(self) -> float:
         """The share of the FLOPs of a forward that one rank computes."""
-        linears = [spec for spec in self.specs if isinstance(spec, TracedLinearSpec)]
-        whole = [spec for spec in self.specs if isinstance(spec, WholeSpec)]
-        cut = sum(spec.flops(1) for spec in linears)
-        alike = sum(spec.flops(1) for spec in whole)
-        between = [flops / self.samples for flops in self.flops_between]
-        own = cut / (self.grid.x * self.grid.y) + alike + between[1]
-        return own / max(cut + alike + between[0], 1.0) / (self.grid.data * self.grid.z)
+        cut = sum(spec.flops(1) for spec in self.specs if isinstance(spec, TracedLinearSpec))
+        alike = sum(spec.flops(1) for spec in self.specs if isinstance(spec, WholeSpec))
+        own = cut / (self.grid.x * self.grid.y) + alike + self.flops_between[1]
+        return float(own / max(self.flops, 1.0) / (self.grid.data * self.grid.z))
 
     def apply(self, model: nn.Module, network: Network, fill: Fill | None = None) -> CubeState:
         """Cut the model over the network's ranks, in place, on every rank. Without `fill` blocks have the module's values."""
@@ -171,7 +170,9 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
         with asking_no_values(model):
             some_samples(model, kinds, sizes, inputs, tied, found, samples, watch)
 
-    return Traced(type(model).__name__, grid, specs, item, found.flops, found.choices, samples, again=again)
+    given = next((each.shape[0] for each in example.values() if isinstance(each, Tensor) and each.dim()), 1)
+    between = found.flops[0] / max(1, samples), found.flops[1] / max(1, samples)
+    return Traced(type(model).__name__, grid, specs, item, between, found.choices, given, again=again)
 
 
 def _on_host(value: Any) -> Any:
@@ -181,9 +182,10 @@ def _on_host(value: Any) -> Any:
 def _several(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """An even number of samples, at least four, and how many: so that half of them are several, too."""
     samples = next((each.shape[0] for each in inputs.values() if isinstance(each, Tensor) and each.dim()), 0)
-    times = 1 if not samples or (samples >= _LEAST and samples % 2 == 0) else -(-_LEAST // samples) * 2
-    if times == 1:
+    if not samples:
         return dict(inputs), samples
+    times = -(-_LEAST // samples)
+    times *= 1 + samples * times % 2
 
     def of_samples(value: Any) -> bool:
         return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == samples

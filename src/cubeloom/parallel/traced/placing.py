@@ -15,7 +15,7 @@ Layers whose names differ in numbers alone are treated alike.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from cubeloom.parallel.check.step import Refused
@@ -247,3 +247,28 @@ def _refuse_cut_rows(name: str, tracked: Tracked, features: int) -> None:
     rows = [dim for place, dim in enumerate(tracked.dims) if place != features]
     if _axes(rows):
         raise Refused(f"layer {name} gets {tracked}, whose rows are cut")
+
+
+def kept_along(tracked: Tracked) -> frozenset[str]:
+    """The axes that cut sections of it beside others that every rank has whole."""
+    return frozenset(axis for dim in tracked.dims for factor in dim if factor.kept for axis, _ in factor.cutting)
+
+
+def of_plane(tracked: Tracked, alike: bool) -> Tracked:
+    """Without the axes that cut samples; and without what is `alike` for all of them."""
+    dims = tuple(
+        tuple(
+            replace(
+                factor,
+                cutting=tuple(each for each in factor.cutting if each[0] in PLANE),
+                ratio=factor.ratio if alike else 1,
+            )
+            for factor in dim
+        )
+        for dim in tracked.dims
+    )
+    return replace(tracked, dims=dims)
+
+
+def samples_cut(tracked: Tracked) -> bool:
+    return any(axis not in PLANE for axis in tracked.axes)

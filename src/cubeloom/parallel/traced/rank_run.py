@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -33,7 +33,8 @@ from cubeloom.parallel.check.tracked import (
 from cubeloom.parallel.cut import CutError, pattern_of
 from cubeloom.parallel.traced.choices import Sliced
 from cubeloom.parallel.traced.constants import RunWithConstants
-from cubeloom.parallel.traced.placing import PLANE, Placing
+from cubeloom.parallel.traced.misplaced import LossUse, Misplaced
+from cubeloom.parallel.traced.placing import PLANE, Placing, kept_along, of_plane, samples_cut
 from cubeloom.parallel.traced.whole_run import WholeRun
 
 _FEW = 4  # sections that a view takes the outputs of a layer apart into
@@ -55,48 +56,6 @@ _LAZY = {
 LOSSES = ("cross_entropy",)
 _TAKES_SIZES = {"view", "reshape", "unflatten", "split", "chunk", "getitem", "expand", "narrow", "repeat"}
 _PRODUCTS = {"matmul", "bmm", "baddbmm", "scaled_dot_product_attention"}
-
-
-@dataclass(frozen=True)
-class LossUse:
-    """A cross-entropy between layers: of the logits of a layer that gives its classes cut, or of whole ones."""
-
-    head: str | None
-    rows: int
-    nbytes: int  # of one of its numbers
-    smoothing: float
-
-
-class Misplaced(CutError):
-    """An operation that needs what it is given in another way, and what the search may change."""
-
-    def __init__(
-        self,
-        why: str,
-        place: str,
-        reached: int,
-        makers: frozenset[str],
-        used: frozenset[str],
-        module: str | None,
-        sections: tuple[int, ...],
-        by_numbers: bool,
-        tensors: Sequence[Tracked],
-        arguments: Mapping[str | int, Dims],
-        around: Sequence[frozenset[str]] = (),
-        split: tuple[int, int] | None = None,
-    ) -> None:
-        super().__init__(f"{place}: {why}" if place else why)
-        self.why = why
-        self.reached = reached  # how many operations were right before
-        self.makers = makers  # layers whose outputs it is given
-        self.used = used  # of these, those of whose gradient each rank would have a summand
-        self.module = module  # the innermost one whose code is running
-        self.sections = sections  # sizes that its last dimension is taken apart into
-        self.by_numbers = by_numbers  # it takes sizes
-        self.tensors = tensors
-        self.arguments = arguments  # of the module, those that may be cut
-        self.split = split  # the two sizes that a view takes its last dimension apart into
-        self.around = around  # makers of what each running module was given, the innermost first
 
 
 class RankRun(RunWithConstants, Replay):
@@ -156,7 +115,9 @@ class RankRun(RunWithConstants, Replay):
         return self._place
 
     def sliced(self, name: str, each: Sliced, whole: Tensor) -> Tensor:
-        dims, (first, *rest) = uncut(whole.shape), each.dim
+        with self.paused():
+            lying = self.of(self._on_meta(whole)).dims
+        dims, (first, *rest) = lying, each.dim
         times = whole.shape[each.place] // prod(factor.size for factor in rest)
         if not first.cutting and 0 < times < first.size:  # once for each sample, of which this rank has some
             first = Factor(first.size, (), first.size // times)
@@ -258,7 +219,7 @@ class RankRun(RunWithConstants, Replay):
 
     def _is_mean(self, operation: Operation, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
         """The mean over all samples, of which each rank has as many: that of a rank's own is its part of the whole's."""
-        if not self._rows_cut or not any(_samples_cut(self.of(each)) for each in tensors):
+        if not self._rows_cut or not any(samples_cut(self.of(each)) for each in tensors):
             return False
         if operation.name in (*LOSSES, *pointwise.LOSSES, "nll_loss"):
             return kwargs.get("reduction", "mean") == "mean"
@@ -395,7 +356,7 @@ class RankRun(RunWithConstants, Replay):
 
     def _summands(self, step: Step, dims: Dims) -> tuple[frozenset[str], frozenset[str]]:
         pairs = list(zip(step.inputs, step.needs_gradient, strict=True))
-        sectioned = frozenset(axis for each in step.inputs for axis in _kept_along(each))
+        sectioned = frozenset(axis for each in step.inputs for axis in kept_along(each))
         if (
             sectioned and not sectioned <= Tracked(dims).axes
         ):  # taken out of what every rank has whole, and uses differently
@@ -410,7 +371,7 @@ class RankRun(RunWithConstants, Replay):
             return frozenset(), own
         for name, axes in differing.items():
             self.note(name, axes)
-        plane = partial(_of_plane, alike=not self._rows_cut)
+        plane = partial(of_plane, alike=not self._rows_cut)
         found = summands(step.name, [(plane(each), needs) for each, needs in others], plane(Tracked(dims)).dims)
         return found, frozenset()
 
@@ -426,28 +387,3 @@ class RankRun(RunWithConstants, Replay):
             tracked = self._tracked.get(id(output))
             if tracked is not None and any(axis in PLANE for axis in tracked.axes):
                 self._misplaced(Refused("the model returns it"), [output])
-
-
-def _kept_along(tracked: Tracked) -> frozenset[str]:
-    """The axes that cut sections of it beside others that every rank has whole."""
-    return frozenset(axis for dim in tracked.dims for factor in dim if factor.kept for axis, _ in factor.cutting)
-
-
-def _of_plane(tracked: Tracked, alike: bool) -> Tracked:
-    """Without the axes that cut samples; and without what is `alike` for all of them."""
-    dims = tuple(
-        tuple(
-            replace(
-                factor,
-                cutting=tuple(each for each in factor.cutting if each[0] in PLANE),
-                ratio=factor.ratio if alike else 1,
-            )
-            for factor in dim
-        )
-        for dim in tracked.dims
-    )
-    return replace(tracked, dims=dims)
-
-
-def _samples_cut(tracked: Tracked) -> bool:
-    return any(axis not in PLANE for axis in tracked.axes)

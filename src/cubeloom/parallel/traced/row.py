@@ -237,9 +237,9 @@ class Watching(TorchFunctionMode):
         return made_row(units, tuple(self.calls), self.result)
 
 
-def watched_row(model: nn.Module, again: Callable[[nn.Module, Any], object]) -> Row:
-    """`again` runs the model as a rank that has some of its samples."""
-    units = units_of(model)
+def watched_row(model: nn.Module, layers: Iterable[str], again: Callable[[nn.Module, Any], object]) -> Row:
+    """`again` runs the model as a rank that has some of its samples; `layers` are those that are replaced."""
+    units = units_of(model, layers)
     watching: list[Watching] = []
 
     @contextmanager

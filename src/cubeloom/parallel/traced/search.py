@@ -20,9 +20,10 @@ from cubeloom.parallel.check.tracked import Cutting, Dim, Factor, Tracked, local
 from cubeloom.parallel.cut import CutError, pattern_of
 from cubeloom.parallel.traced.choices import Choices, CutParameter, Maker, Patched, Sliced
 from cubeloom.parallel.traced.known import Known, Linear
+from cubeloom.parallel.traced.misplaced import LossUse, Misplaced
 from cubeloom.parallel.traced.patches import GROUPS, HEADS, WIDTHS, Patch, patch_of, patched
 from cubeloom.parallel.traced.placing import PLANE, Placed, Placing
-from cubeloom.parallel.traced.rank_run import LossUse, Misplaced, RankRun
+from cubeloom.parallel.traced.rank_run import RankRun
 from cubeloom.parallel.traced.whole_run import WholeRun, recorded, run_with
 
 _MOST_TRIES = 400

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from cubeloom.base import torch_private
 from cubeloom.base.grid import Grid
 from cubeloom.parallel.config import Batch
 from cubeloom.parallel.cut import CutError
@@ -40,7 +41,8 @@ class Tracing(FoundCut):
             )
         key = grid, batch.sequence
         if key not in self._found:
-            self._found[key] = trace(model, grid, self.example(Batch(_SAMPLES, batch.sequence)))
+            with torch_private.real_tensors():  # also in a rehearsal, whose tensors have no values
+                self._found[key] = trace(model, grid, self.example(Batch(_SAMPLES, batch.sequence)))
         return self._found[key]
 
     def specs(self, model: nn.Module, grid: Grid, batch: Batch) -> list[LayerSpec]:

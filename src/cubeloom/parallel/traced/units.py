@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import nn
@@ -14,7 +14,7 @@ _ROWS = (nn.ModuleList, nn.Sequential)
 
 @dataclass(frozen=True)
 class Units:
-    """`units` are modules with parameters, none within another; `blocks` those of them that are in a row.
+    """`units` are modules with parameters or layers, none within another; `blocks` those of them that are in a row.
 
     `owners` are modules around them that have parameters of their own.
     """
@@ -29,8 +29,8 @@ class Units:
         return next(inside, parameter.rpartition(".")[0])
 
 
-def units_of(model: nn.Module) -> Units:
-    """Raises UserError where the model has no row of blocks."""
+def units_of(model: nn.Module, layers: Iterable[str] = ()) -> Units:
+    """`layers` by name: some have no parameters. Raises UserError where the model has no row of blocks."""
     rows = list(_rows("", model))
     deep = [row for row in rows if any(map(_is_deep, row[1].children()))]
     rows = deep or rows
@@ -39,12 +39,10 @@ def units_of(model: nn.Module) -> Units:
             f"{type(model).__name__} has no row of blocks that a pipeline could cut: no nn.ModuleList or nn.Sequential with"
             " several modules that have parameters"
         )
-    around = {""}
-    for name, _ in rows:
-        parts = name.split(".") if name else []
-        around |= {".".join(parts[:count]) for count in range(len(parts) + 1)}
+    around = {"", *(part for name, _ in rows for part in _beginnings(name))}
     inside = {name for name, _ in rows}
-    units = list(_units("", model, around, set()))
+    inner = {part for layer in layers for part in _beginnings(layer)}
+    units = list(_units("", model, around, inner, set()))
     blocks = frozenset(name for name in units if name.rpartition(".")[0] in inside)
     owners = [name for name in around if any(True for _ in model.get_submodule(name).parameters(recurse=False))]
     return Units(tuple(units), blocks, tuple(sorted(owners)))
@@ -60,12 +58,18 @@ def _rows(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield from _rows(f"{name}.{own}".lstrip("."), child)
 
 
-def _units(name: str, module: nn.Module, around: set[str], seen: set[int]) -> Iterator[str]:
+def _beginnings(name: str) -> Iterator[str]:
+    """`a`, `a.b` and `a.b.c`."""
+    parts = name.split(".")
+    return (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+
+
+def _units(name: str, module: nn.Module, around: set[str], inner: set[str], seen: set[int]) -> Iterator[str]:
     for own, child in module.named_children():
         full = f"{name}.{own}".lstrip(".")
         if full in around:
-            yield from _units(full, child, around, seen)
-        elif _has_parameters(child) and id(child) not in seen:
+            yield from _units(full, child, around, inner, seen)
+        elif (full in inner or _has_parameters(child)) and id(child) not in seen:
             seen.add(id(child))
             yield full
 

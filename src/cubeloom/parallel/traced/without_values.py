@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 # Experts choose tokens by their values, in all implementations but one: that one is traced.
-_EXPERTS, _WITHOUT_VALUES = "_experts_implementation", "batched_mm"
+EXPERTS, _WITHOUT_VALUES = "_experts_implementation", "batched_mm"
 # Looks for padding among the tokens, to warn.
 _WARNS = "warn_if_padding_and_no_attention_mask"
 
@@ -22,17 +22,17 @@ def _silent(*_: Any, **__: Any) -> None:
 def asking_no_values(model: nn.Module) -> Iterator[None]:
     """For as long as this lasts; a model computes the same."""
     modules = list(model.modules())
-    configs = {id(config): config for each in modules if hasattr(config := getattr(each, "config", None), _EXPERTS)}
-    before = {key: getattr(config, _EXPERTS) for key, config in configs.items()}
+    configs = {id(config): config for each in modules if hasattr(config := getattr(each, "config", None), EXPERTS)}
+    before = {key: getattr(config, EXPERTS) for key, config in configs.items()}
     warning = [each for each in modules if hasattr(each, _WARNS) and _WARNS not in vars(each)]
     for config in configs.values():
-        setattr(config, _EXPERTS, _WITHOUT_VALUES)
+        setattr(config, EXPERTS, _WITHOUT_VALUES)
     for module in warning:
         setattr(module, _WARNS, _silent)
     try:
         yield
     finally:
         for key, config in configs.items():
-            setattr(config, _EXPERTS, before[key])
+            setattr(config, EXPERTS, before[key])
         for module in warning:
             delattr(module, _WARNS)

@@ -85,6 +85,17 @@ class StagePlan:
         """What a stage hands to the next."""
         return self.outputs[self.stages[stage][-1]]
 
+    def check_options(self, recompute: Recompute, compile: bool, record: bool) -> None:
+        """Raises UserError for what has no form where a model does not say its pieces."""
+        refused = {
+            "attention alone cannot be recomputed": recompute == "attention",
+            "it cannot be compiled": compile,
+            "its stages cannot be recorded": record,
+        }
+        for words, asked in refused.items():
+            if asked and self.row is not None:
+                raise UserError(f"this model does not say its pieces, so that {words}")
+
     def volume(self, c: ParallelConfig, worker: int, zero: bool = False) -> Volume:
         """Bytes that a rank of a worker receives in a step of `c.samples` samples, by axis, without recomputation."""
         count = len(self.stages)
@@ -247,8 +258,6 @@ def hold(
     `compile`: let torch compile what is computed between collectives; whole blocks only where nothing within a block is
     computed once more.
     """
-    if layout.row is not None:
-        _refuse_options(model, recompute, compile, record)
     make_groups(network, layout, rest)
     gradients, clock = Gradients(rest.gradients), Clock(seed)
     held = LocalStages({}, {}, {}, gradients, clock)
@@ -287,18 +296,6 @@ def hold(
     first = {stated: name for name, stated in layout.aliases.items()}
     held.parameters = {first.get(name, name): each for name, each in held.parameters.items()}
     return held
-
-
-def _refuse_options(model: nn.Module, recompute: Recompute, compile: bool, record: Record | None) -> None:
-    """What has no form where nobody has marked the pieces of a model."""
-    refused = {
-        "attention alone cannot be recomputed": recompute == "attention",
-        "it cannot be compiled": compile,
-        "its stages cannot be recorded": record is not None,
-    }
-    for words, asked in refused.items():
-        if asked:
-            raise UserError(f"{type(model).__name__} does not say its pieces, so that {words}")
 
 
 def _recompute_attention(model: nn.Module) -> None:

@@ -14,8 +14,13 @@ def partition(costs: Sequence[float], stages: int) -> list[range]:
 
     Exact, by dynamic programming: `best[s][i]` is the least largest cost of the first i pieces in s stages.
     """
-    count = len(costs)
-    if not 1 <= stages <= count:
+    return partitions(costs, [stages])[stages]
+
+
+def partitions(costs: Sequence[float], counts: Sequence[int]) -> dict[int, list[range]]:
+    """The same for several numbers of stages, which share most of the work."""
+    count, stages = len(costs), max(counts)
+    if not min(counts) >= 1 or stages > count:
         raise UserError(f"{counted(count, 'piece')} cannot make {stages} stages; at most {count} are possible")
     total = [0.0, *accumulate(costs)]
     best = [[float("inf")] * (count + 1) for _ in range(stages + 1)]
@@ -27,11 +32,14 @@ def partition(costs: Sequence[float], stages: int) -> list[range]:
                 worst = max(best[stage - 1][start], total[end] - total[start])
                 if worst < best[stage][end]:
                     best[stage][end], cut[stage][end] = worst, start
-    ends = [count]
-    for stage in range(stages, 0, -1):
-        ends.append(cut[stage][ends[-1]])
-    ends.reverse()
-    return [range(start, end) for start, end in pairwise(ends)]
+    found = {}
+    for chosen in counts:
+        ends = [count]
+        for stage in range(chosen, 0, -1):
+            ends.append(cut[stage][ends[-1]])
+        ends.reverse()
+        found[chosen] = [range(start, end) for start, end in pairwise(ends)]
+    return found
 
 
 def counted_costs(modules: Sequence[tuple[str, ...]], specs: Sequence[LayerSpec]) -> list[float]:

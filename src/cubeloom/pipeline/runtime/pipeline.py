@@ -55,6 +55,7 @@ class Pipeline:
         self.schedule = schedule
         self.ways = ways
         self.layout = plan_stages(model, cut, network.grid, batch, schedule, rest, stages, ways)
+        self.layout.check_options(recompute, compile, record is not None)
         if record is not None:
             check_recordable(self.layout.specs, network.grid, schedule, ways, bool(recompute))
         self._here = network.coordinates["pipe"]

@@ -31,7 +31,9 @@ def seconds(layer: LayerSpec, s: ParallelConfig, machine: Machine) -> Seconds:
         return _attention(layer, s, machine)
     touched, found = layer.touched(s), Seconds(0.0, 0.0, 0.0, 0)
     for product in layer.products(s):
-        found = _product(product, s.ways, machine)
+        found = Seconds(*(one + more for one, more in zip(found, _product(product, s.ways, machine), strict=True)))
+    if isinstance(layer, specs.BetweenSpec):
+        found = _fused(layer.flops_here(s), machine)
     if touched is None:
         return found
 
@@ -67,6 +69,12 @@ def _product(product: Product, strands: Any, machine: Machine) -> Seconds:
         strands * matmul(device, n, k * kernel_numel, rows, dtype),
         3,
     )
+
+
+def _fused(flops: Any, machine: Machine) -> Seconds:
+    """Products between layers, most of them attention's, whose backward makes half of them once more."""
+    rate = machine.device.peak(machine.dtype) * machine.device.matmul_fraction
+    return Seconds(flops / rate, 2.5 * flops / rate, 0.0, 4)
 
 
 def _attention(layer: specs.AttentionSpec, s: ParallelConfig, machine: Machine) -> Seconds:

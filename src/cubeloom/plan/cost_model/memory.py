@@ -54,7 +54,7 @@ def room(piece: Piece, s: ParallelConfig) -> PieceMemory:
             whole = layer.k * layer.n * layer.kernel_numel / s.size("x", "y") * s.item
             gathered = gathered + whole * s.gathers
             largest = np.maximum(largest, whole)
-            into, out = (s.rows(pixels) for pixels in layer.pixels or (None, None))
+            into, out = layer.rows_in(s), layer.rows_out(s)
             # An input of which the shard was kept is under way to be whole when its weight gradient is put off.
             again = (s.size(layer.n_axis) > 1) & (s.sharded | layer.always_in) & s.regathered
             inputs = into * layer.k / s.size(layer.k_axis) * (1 + again / s.size(layer.n_axis))

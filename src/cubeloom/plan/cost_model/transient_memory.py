@@ -18,6 +18,11 @@ from cubeloom.parallel.specs import LayerSpec
 from cubeloom.plan.model import Piece
 
 CHUNK = 2**29  # bytes of logits that a head and its loss compute at a time: `parallel.layers.head`
+_LITTLE = (
+    *(specs.TableSpec, specs.DropoutSpec, specs.LossSpec, specs.SquaredLossSpec, specs.ImageNormSpec, specs.EdgeSpec),
+    *(specs.ReplicatedSpec, specs.FirstTokenSpec, specs.CopyToRegionSpec, specs.ConcatSpec, specs.FeedForwardSpec),
+    *(specs.WholeSpec, specs.TracedLossSpec),  # of traced models, a BetweenSpec has it
+)
 
 
 class TransientMemory(NamedTuple):
@@ -121,6 +126,10 @@ def _forward(layer: LayerSpec, s: ParallelConfig, joined: FusedHead | None, size
         case specs.NormSpec():
             numbers = _stream(layer, s)
             return numbers * np.where(s.x > 1, 3 * s.statistic, s.item)
+        case specs.TracedNormSpec():
+            return layer.numbers(s) * np.where(s.size(*layer.axes) > 1, 3 * s.statistic, s.item)
+        case specs.BetweenSpec():
+            return layer.saved(s)  # as much as it keeps, on its way
         case specs.PointwiseSpec():
             return layer.at_rest(s) * layer.outputs * s.item
         case specs.AttentionSpec():
@@ -143,6 +152,13 @@ def _forward(layer: LayerSpec, s: ParallelConfig, joined: FusedHead | None, size
             # Torch's softmax works on wide logits; where they are cut it is ours, which has two wide copies in any case.
             copies = s.statistic + np.where(s.y > 1, s.statistic, wide)
             return np.where(joined.where, some * (s.item + copies) + whole + rested - spared, apart)
+    return _little(layer)
+
+
+def _little(layer: LayerSpec) -> Any:
+    """Of layers that make few numbers, or whose numbers are counted with others'. A kind that nobody thought of is an error."""
+    if not isinstance(layer, _LITTLE):
+        raise TypeError(f"nobody has said what comes and goes in a {type(layer).__name__}")
     return np.float64(0)
 
 
@@ -169,6 +185,10 @@ def _backward(
         case specs.NormSpec():
             numbers = _stream(layer, s)
             return numbers * np.where(s.x > 1, 4 * s.statistic, 2 * s.item) + before
+        case specs.TracedNormSpec():
+            return layer.numbers(s) * np.where(s.size(*layer.axes) > 1, 4 * s.statistic, 2 * s.item) + before
+        case specs.BetweenSpec():
+            return layer.saved(s) + before
         case specs.PointwiseSpec():
             return layer.at_rest(s) * (layer.inputs + layer.outputs) * s.item + before
         case specs.AttentionSpec():
@@ -181,7 +201,7 @@ def _backward(
             logits = _logits(layer, s)
             apart = logits * (s.statistic + (s.item if s.item < s.statistic else 0))
             return apart if joined is None else np.where(joined.where, 0.0, apart)
-    return np.float64(0)
+    return _little(layer)
 
 
 class _Linear(NamedTuple):
@@ -196,13 +216,15 @@ class _Linear(NamedTuple):
 
 
 def _linear(layer: specs.LinearSpec, s: ParallelConfig) -> _Linear:
-    into, out = layer.pixels or (None, None)
     k, n = s.size(layer.k_axis), s.size(layer.n_axis)
-    whole = s.rows(into) * (layer.k * s.item) / k
-    part = s.rows(out) * (layer.n * s.item) / n
-    gathered = True if layer.always_in else s.sharded
-    rested = whole / (n if layer.always_in else np.where(s.sharded, n, 1))
-    scattered = part / (k if layer.always_out else np.where(s.sharded, k, 1))
+    whole = layer.rows_in(s) * (layer.k * s.item) / k
+    part = layer.rows_out(s) * (layer.n * s.item) / n
+    always_in, always_out = layer.always_in, layer.always_out
+    if isinstance(layer, specs.TracedLinearSpec):
+        always_in, always_out = layer.taken == "both", layer.given == "both"
+    gathered = True if always_in else s.sharded
+    rested = whole / (n if always_in else np.where(s.sharded, n, 1))
+    scattered = part / (k if always_out else np.where(s.sharded, k, 1))
     return _Linear(whole, rested, part, scattered, k > 1, (n > 1) & gathered)
 
 

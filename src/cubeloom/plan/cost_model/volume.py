@@ -13,6 +13,7 @@ from cubeloom.pipeline import Schedule
 from cubeloom.pipeline.volume import StageOutput, pipeline_volume
 from cubeloom.plan.cost_model.recompute import Recompute
 from cubeloom.plan.model import Model
+from cubeloom.plan.model.model import PlaneOutput
 
 Bytes = dict[Axes, Any]
 
@@ -40,10 +41,12 @@ def pipeline_bytes(
     outputs = [model.kinds[model.row[end - 1]].outputs for end in model.cuts[schedule.stages]]
     received = [output_numbers(each, model, c) * c.item for each in outputs]
     losses = model.kinds[model.row[-1]].losses
-    return add(pipeline_volume(stages, received, model.tied, c, schedule, worker, True, losses, recompute is True))
+    averaged = model.planes is not None  # the loss of a traced model, as its runtime averages it
+    again = recompute is True
+    return add(pipeline_volume(stages, received, model.tied, c, schedule, worker, True, losses, again, averaged))
 
 
-def output_numbers(outputs: Sequence[StageOutput], model: Model, c: ParallelConfig) -> Any:
+def output_numbers(outputs: Sequence[StageOutput | PlaneOutput], model: Model, c: ParallelConfig) -> Any:
     """What a stage hands to the next, on one rank."""
     return sum(each.elements(model.tokens, c) for each in outputs)
 

@@ -14,6 +14,7 @@ from cubeloom.base.grid import Grid
 from cubeloom.models import AttentionCore, ModelSource, SwiGLU, preset, skeleton
 from cubeloom.models.pieces import Piece as TorchPiece
 from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
+from cubeloom.parallel.layers.declared import FoundCut
 from cubeloom.parallel.resolution import specs_of
 from cubeloom.parallel.specs import (
     AttentionSpec,
@@ -42,7 +43,7 @@ def derive(name: str, source: ModelSource | None = None) -> Model:
     chosen = source or preset(name)
     model = skeleton(chosen)
     seen = _run(model, chosen)
-    specs = specs_of(model, chosen.cut(model))
+    specs = _written_specs(model, chosen)
     pieces: list[TorchPiece] = model.pieces()  # type: ignore[operator]
     found = [
         Piece(
@@ -70,8 +71,15 @@ def stages_of(name: str, count: int) -> tuple[int, ...]:
     """Where each of so many stages of a preset ends."""
     source = preset(name)
     model = skeleton(source)
-    specs = specs_of(model, source.cut(model))
+    specs = _written_specs(model, source)
     return _ends(partition(counted_costs([piece.modules for piece in model.pieces()], specs), count))  # type: ignore[operator]
+
+
+def _written_specs(model: nn.Module, source: ModelSource) -> list[LayerSpec]:
+    cut = source.cut(model)
+    if isinstance(cut, FoundCut):
+        raise TypeError(f"the cut of {source.name} is found for a plane: see derive_found")
+    return specs_of(model, cut)
 
 
 def _ends(ranges: Sequence[range]) -> tuple[int, ...]:

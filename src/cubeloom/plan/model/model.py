@@ -10,8 +10,22 @@ from typing import Any
 import numpy as np
 
 from cubeloom.parallel.config import ParallelConfig
-from cubeloom.parallel.specs import ImageNormSpec, LayerSpec, LinearSpec
+from cubeloom.parallel.layout import Axes
+from cubeloom.parallel.specs import ImageNormSpec, LayerSpec
 from cubeloom.pipeline.volume import StageOutput
+
+
+@dataclass(frozen=True)
+class PlaneOutput:
+    """What a piece of a traced model hands to the next: numbers of a sample, or of all that are alike, and what cuts them."""
+
+    numbers: float
+    of_samples: bool
+    cutting: Axes
+
+    def elements(self, tokens: bool, c: ParallelConfig) -> Any:
+        """On one rank."""
+        return self.numbers / c.size(*self.cutting) * (c.samples_of if self.of_samples else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +33,7 @@ class Piece:
     """What a pipeline does not cut: a block, or what stands before or behind the blocks."""
 
     layers: tuple[LayerSpec, ...]
-    outputs: tuple[StageOutput, ...]
+    outputs: tuple[StageOutput | PlaneOutput, ...]
     tokens: bool = True  # rows are tokens; otherwise the pixels of samples
     losses: int = 0  # whose targets are counted over the ranks, once a step
 
@@ -38,15 +52,28 @@ class Model:
     kinds: tuple[Piece, ...]
     row: tuple[int, ...]  # the kind of each piece
     cuts: dict[int, tuple[int, ...]]  # for each number of stages, where each stage's pieces end
+    planes: frozenset[tuple[int, int]] | None = None  # the x and y that it is of, where its cut was found; None: all
+    others: tuple[Model, ...] = ()  # the same model as it lies on other planes
 
     @property
     def tokens(self) -> bool:
         return self.kinds[0].tokens
 
+    @property
+    def variants(self) -> tuple[Model, ...]:
+        return self, *self.others
+
+    def on(self, x: int, y: int) -> Model:
+        """As it lies on this plane. Raises KeyError where it does not."""
+        for each in self.variants:
+            if each.planes is None or (x, y) in each.planes:
+                return each
+        raise KeyError((x, y))
+
     @cached_property
     def tied(self) -> frozenset[str]:
         """Names of the weights that two layers share."""
-        shared = {layer.shares for kind in self.kinds for layer in kind.layers if isinstance(layer, LinearSpec)}
+        shared = {getattr(layer, "shares", None) for kind in self.kinds for layer in kind.layers}
         return frozenset(f"{owner}.weight" for owner in shared if owner is not None)
 
     @cached_property

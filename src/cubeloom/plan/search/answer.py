@@ -54,7 +54,7 @@ class Answer:
         schedule = schedule_of(plan.shape, plan.grid.pipe, plan.microbatches)
         s = plan.settings(self.task, number=Fraction)
         s = replace(s, coordinates={**s.coordinates, "x": Fraction(place[0]), "y": Fraction(place[1])})
-        model = with_stages(self.model, schedule.stages)
+        model = with_stages(self.model.on(plan.grid.x, plan.grid.y), schedule.stages)
         return named(pipeline_bytes(model, s, schedule, worker, plan.recompute).items(), s)
 
     def as_json(self, top: int) -> dict[str, Any]:

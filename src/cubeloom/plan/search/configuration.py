@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from cubeloom.base.errors import UserError
 from cubeloom.parallel.config import WEIGHTS
 from cubeloom.plan.cost_model.recompute import RECOMPUTE
@@ -30,7 +32,7 @@ def configuration(answer: Answer, plan: Plan) -> str:
     if shape.name.startswith("chimera"):
         schedule |= {"pairs": shape.pairs} | ({"mode": shape.mode} if shape.mode else {})
     sections: dict[str, dict[str, object]] = {
-        "model": {"preset": answer.model.name},
+        "model": {"preset" if answer.model.planes is None else "name": answer.model.name},
         "batch": {"samples": answer.task.samples, "sequence": answer.task.sequence},
         "grid": {**grid.sizes, "placement": list(grid.placement)},
         "schedule": {**schedule, "sync": "eager" if grid.pipe > 1 else "end"},
@@ -57,5 +59,5 @@ def _value(value: object) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, str):
-        return f'"{value}"'
+        return json.dumps(value, ensure_ascii=False)
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -23,8 +23,9 @@ from cubeloom.plan.cost_model.worker_load import Load, Pieces, WorkerLoad, carry
 from cubeloom.plan.hardware import Cluster, Dtype
 from cubeloom.plan.model import Model, refusals, with_stages
 from cubeloom.plan.search.best import Best, Candidate, Tally
-from cubeloom.plan.search.space import Array, Space, Task, at, flat, space
+from cubeloom.plan.search.space import Array, Space, Task, at, flat, found_distinct, space
 
+NO_CUT = "x and y on which the model has no cut"
 NEEDLESS = "recomputation where it fits without: never faster"
 
 
@@ -33,18 +34,44 @@ def find(
 ) -> tuple[list[Candidate], Tally]:
     """The best by the closed form, the best first; of all grids, or of one."""
     whole = space(task, cluster.devices_per_node, None if only is None else (only.z, only.y, only.x))
-    tally = Tally()
+    tally, best = Tally(), Best(keep)
+    on = [_planes(variant, whole) for variant in model.variants]
+    tally.refused[NO_CUT] += int(np.sum(~np.any(on, axis=0)))
+    for variant, cubes in zip(model.variants, on, strict=True):
+        if cubes.any():
+            _of_variant(variant, cluster, task, dtype, only, whole, cubes, best, tally)
+    return best.found, tally
+
+
+def _planes(variant: Model, whole: Space) -> Array:
+    """Of which cubes this is the model."""
+    if variant.planes is None:
+        return np.ones(len(whole.cubes), dtype=bool)
+    return np.array([(int(x), int(y)) in variant.planes for _, y, x in whole.cubes])
+
+
+def _of_variant(
+    model: Model,
+    cluster: Cluster,
+    task: Task,
+    dtype: Dtype,
+    only: Grid | None,
+    whole: Space,
+    cubes: Array,
+    best: Best,
+    tally: Tally,
+) -> None:
     legal, reasons = _legal(model, whole)
-    shape = np.broadcast_shapes(legal.shape, whole.distinct.shape)
-    legal = np.broadcast_to(legal, shape)
-    best = Best(keep)
-    mesh = _Mesh(whole, shape, np.broadcast_to(whole.distinct, shape), legal, reasons)
+    chosen = whole.distinct if model.planes is None else found_distinct(whole.settings)
+    shape = np.broadcast_shapes(legal.shape, chosen.shape)
+    here = cubes.reshape(-1, 1, 1, 1, 1, 1)
+    legal = np.broadcast_to(legal & here, shape)
+    mesh = _Mesh(whole, shape, np.broadcast_to(chosen & here, shape), legal, reasons)
     some = np.asarray(legal.any(axis=(1, 2, 3, 4, 5)))
     pieces = cost(model, _some_cubes(whole.settings, some), cluster, dtype)
     place = np.cumsum(some) - 1  # of a cube among those that were costed
     for workers in divisors(task.devices) if only is None else [only.pipe]:
         _with_pipe(model, cluster, task, workers, mesh, pieces, place, best, tally)
-    return best.found, tally
 
 
 @dataclass(frozen=True)

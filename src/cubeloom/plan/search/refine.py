@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from statistics import median
 from typing import Any
 
@@ -42,6 +42,14 @@ def refined(
     """
     if not plans:
         return []
+    if model.others:
+        first = plans[:simulated]
+        lying = [[plan for plan in first if model.on(plan.grid.x, plan.grid.y) is each] for each in model.variants]
+        timed = [
+            refined(replace(variant, others=()), cluster, task, dtype, some, simulated)
+            for variant, some in zip(model.variants, lying, strict=True)
+        ]
+        return [*sorted(chain(*timed), key=lambda plan: plan.seconds), *plans[simulated:]]
     found = list(plans[:simulated])
     candidates = [as_candidate(plan) for plan in found]
     apart = [[int(plan.rank_stride[axis]) for axis in AXES] for plan in found]
@@ -79,6 +87,13 @@ def placed(model: Model, cluster: Cluster, task: Task, dtype: Dtype, candidates:
     """Each candidate with the order of the axes on the ranks that is fastest; the best first."""
     if not candidates:
         return []
+    if model.others:
+        lying = [[c for c in candidates if model.on(c.cube[2], c.cube[1]) is variant] for variant in model.variants]
+        own = [
+            placed(replace(variant, others=()), cluster, task, dtype, some)
+            for variant, some in zip(model.variants, lying, strict=True)
+        ]
+        return sorted(chain(*own), key=lambda plan: plan.closed)
     unique = list({replace(each, seconds=0.0): each for each in candidates}.values())
     tried: list[tuple[int, tuple[str, ...], tuple[int, ...]]] = []
     for number, each in enumerate(unique):
@@ -216,6 +231,7 @@ def stage_costs(
 
 def plan_times(model: Model, cluster: Cluster, task: Task, dtype: Dtype, plan: Plan) -> StageTimes:
     """Of one plan, [stages, 1]."""
+    model = model.on(plan.grid.x, plan.grid.y)
     alike = ScheduleGroup(plan.shape, plan.grid.pipe, plan.microbatches, plan.recompute)
     apart = [int(plan.rank_stride[axis]) for axis in AXES]
     pieces = cost(model, settings_of([as_candidate(plan)], [apart], task), cluster, dtype)

@@ -114,6 +114,12 @@ def distinct(s: ParallelConfig) -> Array:
     return np.asarray(~(same_weights | same_activations | same_inputs | idle_strands))
 
 
+def found_distinct(s: ParallelConfig) -> Array:
+    """The same for a model whose cut is found: its activations rest replicated, and it runs as one strand."""
+    same_weights = (s.z == 1) & (s.weights != FREED)
+    return np.asarray(~(same_weights | s.sharded | s.regathered | (s.ways > 1)))
+
+
 @cache
 def placements(sizes: tuple[int, ...], per_node: int) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
     """Every order of the axes, outermost first, that differs; with how far apart neighbours lie along pipe, data, z, y, x."""

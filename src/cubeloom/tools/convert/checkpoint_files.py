@@ -74,6 +74,18 @@ class CheckpointWeights:
             if name.startswith(WEIGHTS)
         }
 
+    @property
+    def family(self) -> str | None:
+        """Of its model, as the checkpoint says."""
+        description = self.progress.get("model")
+        return description.get("family") if isinstance(description, dict) else None
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
+    def block(self, name: str, slices: tuple[slice, ...]) -> Tensor:
+        return self.read(name)[slices]
+
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """The whole tensor, from whichever files have blocks of it.
 

@@ -11,11 +11,15 @@ import torch
 from torch import Tensor
 
 from cubeloom.base.errors import UserError
-from cubeloom.models.description import describe
-from cubeloom.tools.convert.checkpoint_files import is_checkpoint
+from cubeloom.models.hugging_face import READINGS
+from cubeloom.models.hugging_face_model import FAMILY, is_known
+from cubeloom.models.user_model import FAMILY as OF_A_FILE
+from cubeloom.tools.convert.as_named import ExportAsNamed, ImportAsNamed
+from cubeloom.tools.convert.carried_tokenizer import carry_tokenizer
+from cubeloom.tools.convert.checkpoint_files import CheckpointWeights, is_checkpoint
 from cubeloom.tools.convert.dtypes import plain
 from cubeloom.tools.convert.exporting import Export
-from cubeloom.tools.convert.hugging_face_folder import CONFIG, is_hugging_face
+from cubeloom.tools.convert.hugging_face_folder import CONFIG, HuggingFaceFolder, is_hugging_face
 from cubeloom.tools.convert.importing import Import
 from cubeloom.tools.convert.place import check_place, written_whole
 from cubeloom.train.checkpoint import newest
@@ -56,13 +60,7 @@ def convert(
     """
     check_place(source, target, force)
     found = find(source)
-    work: Import | Export
-    if is_hugging_face(found):
-        if shard_size is not None:
-            raise UserError(f"--shard-size is for an export, and {source} is a Hugging Face folder, which is imported")
-        work = Import(found, dtype)
-    else:
-        work = Export(found, dtype, SHARD_SIZE if shard_size is None else shard_size)
+    work = _import(found, dtype, shard_size) if is_hugging_face(found) else _export(found, dtype, shard_size)
     total = sum(tensor.nbytes for tensor in work.tensors.values())
     done = 0
 
@@ -72,17 +70,40 @@ def convert(
         progress(work.how, done, total)
 
     with written_whole(target) as folder:
+        carry_tokenizer(found, folder)  # first: an export then has checksums of all files
         files = work.write(folder, wrote)
     return Done(
         how=work.how,
         source=found,
         target=target,
-        model=describe(work.config),
+        model=work.description,
         tensors=len(work.tensors),
         bytes=total,
         dtypes=tuple(sorted({plain(tensor.dtype) for tensor in work.tensors.values()})),
         files=files,
     )
+
+
+def _import(source: Path, dtype: torch.dtype | None, shard_size: int | None) -> Import | ImportAsNamed:
+    """As the model of ours that it is; what has none keeps its own names."""
+    if shard_size is not None:
+        raise UserError(f"--shard-size is for an export, and {source} is a Hugging Face folder, which is imported")
+    folder = HuggingFaceFolder(source)
+    kind = folder.config.get("model_type")
+    named = isinstance(kind, str) and kind not in READINGS and is_known(kind)
+    return ImportAsNamed(folder, dtype) if named else Import(folder, dtype)
+
+
+def _export(checkpoint: Path, dtype: torch.dtype | None, shard_size: int | None) -> Export | ExportAsNamed:
+    weights, size = CheckpointWeights(checkpoint), SHARD_SIZE if shard_size is None else shard_size
+    if weights.family == OF_A_FILE:
+        said = weights.progress["model"]
+        raise UserError(
+            f"{checkpoint} is of {said.get('file')}:{said.get('function')}, and only models of Hugging Face and gpt, llama and"
+            " bert have such a folder; its own files are safetensors"
+        )
+    kind = ExportAsNamed if weights.family == FAMILY else Export
+    return kind(checkpoint, weights, dtype, size)
 
 
 def find(source: Path) -> Path:

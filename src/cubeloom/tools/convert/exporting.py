@@ -13,13 +13,13 @@ from torch import Tensor
 
 from cubeloom.base.errors import UserError
 from cubeloom.models import LanguageConfig, to_hugging_face
+from cubeloom.models.description import describe
 from cubeloom.models.hugging_face import rules_to_write
 from cubeloom.tools.convert.checkpoint_files import CheckpointWeights, config_of
 from cubeloom.tools.convert.dtypes import CODES, plain
 from cubeloom.tools.convert.hugging_face_config import write_config
 from cubeloom.tools.convert.hugging_face_folder import CONFIG, write_sums
 from cubeloom.tools.convert.safetensors_files import SafetensorsFiles
-from cubeloom.train.data.kept_tokenizer import kept_files
 
 
 class Export:
@@ -27,11 +27,10 @@ class Export:
 
     how = "exported"
 
-    def __init__(self, checkpoint: Path, dtype: torch.dtype | None, shard_size: int) -> None:
-        self._source = CheckpointWeights(checkpoint)
+    def __init__(self, checkpoint: Path, source: CheckpointWeights, dtype: torch.dtype | None, shard_size: int) -> None:
+        self._source = source
         self._dtype = dtype
         self._shard_size = shard_size
-        self._tokenizer = kept_files(checkpoint)
         self.config = _config(checkpoint, self._source.progress)
         self._rules = rules_to_write(self.config)
         try:
@@ -42,6 +41,10 @@ class Export:
         for name, tensor in self.tensors.items():
             if tensor.dtype not in CODES:
                 raise UserError(f"{checkpoint}: {name} is {plain(tensor.dtype)}; give --dtype to write another")
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return describe(self.config)
 
     def write(self, folder: Path, wrote: Callable[[Tensor], None]) -> int:
         """Gives the number of files with tensors."""
@@ -55,8 +58,6 @@ class Export:
                 files.write(name, part)
                 wrote(part)
         files.finish()
-        for name, text in self._tokenizer.items():
-            (folder / name).write_text(text, encoding="utf-8")
         write_sums(folder)
         return len(files.files)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from cubeloom.base.errors import UserError
 from cubeloom.base.files import check_sealed, checksum, is_plain_name, read_json, write_sealed
+from cubeloom.parallel.cut import pattern_of
 from cubeloom.tools.convert.dtypes import DTYPES
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -68,6 +71,39 @@ class HuggingFaceFolder:
                 raise UserError(f"{name} is in {self._files[name].name} and again in {file}")
             self._files[name] = file
             self.tensors[name] = torch.empty(shape, dtype=DTYPES[code], device="meta")
+
+
+def stored_as(folder: HuggingFaceFolder, model: nn.Module) -> dict[str, str]:
+    """For each parameter of a model the tensor that it is; raises UserError where one is missing."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    found = {same[0]: next(filter(folder.tensors.__contains__, _spellings(same)), None) for same in names.values()}
+    lacking = [name for name, source in found.items() if source is None]
+    if lacking:
+        near = difflib.get_close_matches(lacking[0], folder.tensors, 1)
+        hint = f"; the nearest that it has is {near[0]}" if near else ""
+        more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
+        raise UserError(f"{folder.folder} is of another model: it has no {lacking[0]}{more}{hint}")
+    return {name: source for name, source in found.items() if source is not None}
+
+
+def refuse_more(folder: HuggingFaceFolder, names: Iterable[str], model: str) -> None:
+    """The folder of a deeper model has layers like those of this one. Other heads and buffers may be there."""
+    taken = set(_spellings(names))
+    patterns = {pattern_of(name) for name in taken}
+    more = [name for name in folder.tensors if name not in taken and pattern_of(name) in patterns]
+    if more:
+        others = f" (and {len(more) - 1} more)" if len(more) > 1 else ""
+        raise UserError(f"{folder.folder} is of another model: it has {more[0]}{others}, and this {model} has not")
+
+
+def _spellings(names: Iterable[str]) -> Iterator[str]:
+    """Base models are stored without the prefix that a model with a head has, and the other way round."""
+    for name in names:
+        yield name
+        yield name.partition(".")[2]
+        yield f"model.{name}"
 
 
 def is_hugging_face(folder: Path) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from cubeloom.tools.convert.hugging_face_config import read_config
 from cubeloom.tools.convert.hugging_face_folder import HuggingFaceFolder
 from cubeloom.tools.convert.place import IMPORTED
 from cubeloom.train.checkpoint import seal
-from cubeloom.train.data.hugging_face import HuggingFace
-from cubeloom.train.data.kept_tokenizer import keep
-from cubeloom.train.data.tokenizer_files import TOKENIZER, TokenizerFiles
 
 
 class Import:
@@ -28,8 +25,8 @@ class Import:
 
     how = "imported"
 
-    def __init__(self, source: Path, dtype: torch.dtype | None) -> None:
-        self._source = HuggingFaceFolder(source)
+    def __init__(self, folder: HuggingFaceFolder, dtype: torch.dtype | None) -> None:
+        self._source, source = folder, folder.folder
         self._dtype = dtype
         try:
             self.config = read_config(self._source.config, self._source.tensors.keys())
@@ -44,6 +41,10 @@ class Import:
                 )
         self.tensors = {rule.ours: self._join(rule, self._shape) for rule in self._rules}
 
+    @property
+    def description(self) -> dict[str, Any]:
+        return describe(self.config)
+
     def write(self, folder: Path, wrote: Callable[[Tensor], None]) -> int:
         """Gives the number of files with tensors."""
 
@@ -57,16 +58,8 @@ class Import:
         checkpoint = folder / IMPORTED
         checkpoint.mkdir()
         files = write_weights(checkpoint, self.tensors, values)
-        self._keep_tokenizer(folder)
-        seal(checkpoint, 0, {"model": describe(self.config), "hugging_face": self._source.config})
+        seal(checkpoint, 0, {"model": self.description, "hugging_face": self._source.config})
         return files
-
-    def _keep_tokenizer(self, folder: Path) -> None:
-        """So that an export has it again, and who trains on can take it from here. Folders need not have one that we read."""
-        if (self._source.folder / TOKENIZER).is_file():
-            with suppress(UserError):
-                files = TokenizerFiles.read(self._source.folder)
-                keep(HuggingFace(files.where, files.end), files.texts, folder)
 
     def _shape(self, name: str) -> Tensor:
         return self._source.tensors[name]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
@@ -19,9 +18,14 @@ from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
 from cubeloom.models.parallelize import Handle, handle_of
 from cubeloom.parallel.arranged import arrangement_of, block_values
-from cubeloom.parallel.cut import pattern_of
 from cubeloom.parallel.parameter import Block, block_of, local_of
-from cubeloom.tools.convert.hugging_face_folder import HuggingFaceFolder, is_hugging_face, write_sums
+from cubeloom.tools.convert.hugging_face_folder import (
+    HuggingFaceFolder,
+    is_hugging_face,
+    refuse_more,
+    stored_as,
+    write_sums,
+)
 from cubeloom.tools.convert.safetensors_files import SafetensorsFiles
 from cubeloom.train.checkpoint import checkpoints, load_checkpoint, load_weights, save_checkpoint
 from cubeloom.train.part import Part
@@ -194,43 +198,11 @@ def _names_on_any_rank(model: nn.Module, network: Network) -> set[str]:
 
 def _read(model: nn.Module, path: Path, handle: Handle, known: Iterable[str]) -> None:
     folder = HuggingFaceFolder(path)
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    parameters = {id(each): each for each in model.parameters()}
-    sources = {key: _found(folder, some) for key, some in names.items()}
-    lacking = [names[key][0] for key, source in sources.items() if source is None]
-    if lacking:
-        near = difflib.get_close_matches(lacking[0], folder.tensors, 1)
-        hint = f"; the nearest that it has is {near[0]}" if near else ""
-        more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
-        raise UserError(f"{path} is of another model: it has no {lacking[0]}{more}{hint}")
-    _refuse_more(folder, known, handle.kind)
-    for key, source in sources.items():
-        assert source is not None
-        _fill(parameters[key], folder, source, handle.network)
-
-
-def _refuse_more(folder: HuggingFaceFolder, names: Iterable[str], model: str) -> None:
-    """The folder of a deeper model has layers like those of this one. Other heads and buffers may be there."""
-    taken = set(_spellings(names))
-    patterns = {pattern_of(name) for name in taken}
-    more = [name for name in folder.tensors if name not in taken and pattern_of(name) in patterns]
-    if more:
-        others = f" (and {len(more) - 1} more)" if len(more) > 1 else ""
-        raise UserError(f"{folder.folder} is of another model: it has {more[0]}{others}, and this {model} has not")
-
-
-def _found(folder: HuggingFaceFolder, names: list[str]) -> str | None:
-    return next((name for name in _spellings(names) if name in folder.tensors), None)
-
-
-def _spellings(names: Iterable[str]) -> Iterator[str]:
-    """Base models are stored without the prefix that a model with a head has, and the other way round."""
-    for name in names:
-        yield name
-        yield name.partition(".")[2]
-        yield f"model.{name}"
+    sources = stored_as(folder, model)
+    refuse_more(folder, known, handle.kind)
+    parameters = dict(model.named_parameters())
+    for name, source in sources.items():
+        _fill(parameters[name], folder, source, handle.network)
 
 
 def _fill(parameter: nn.Parameter, folder: HuggingFaceFolder, source: str, network: Network) -> None:

@@ -27,8 +27,9 @@ from cubeloom.train.data import Mixture, Samples, Stream, TokenFile
 from cubeloom.train.data.stream import IGNORED
 from cubeloom.train.evaluation import mean_loss
 from cubeloom.train.job import Job
+from cubeloom.train.job.images import Images
 from cubeloom.train.job.samples import samples_of
-from cubeloom.train.job.settings import LayoutSettings, ScheduleSettings
+from cubeloom.train.job.settings import DataSettings, LayoutSettings, ScheduleSettings, Source
 from cubeloom.train.trainer import pipeline_of
 
 _LONGEST = 14 * 86400.0  # seconds that an evaluation may take
@@ -43,6 +44,8 @@ class Evaluation:
     given: Path
     """A run or a checkpoint."""
     best: bool = False
+    model: str | None = None
+    """The `file.py:function` of a run whose model is one: no file is executed because a run names it."""
     data: Path | None = None
     """A folder of tokens: its part for validation, or all of it where it has none."""
     grid: Grid | None = None
@@ -105,7 +108,7 @@ def evaluate(asked: Evaluation, run: Run | None = None) -> Evaluated | None:
 
 def _work(asked: Evaluation) -> _Work:
     checkpoint = checkpoint_of(asked.given, asked.best)
-    job, source = job_of(asked.given, checkpoint)
+    job, source = job_of(asked.given, checkpoint, asked.model)
     if asked.data is None and not (asked.given / "settings.toml").is_file() and not job.data.sources:
         raise UserError(f"{asked.given} does not say on what to evaluate it: name a folder of tokens with --data")
     job = _placed(job, asked)
@@ -115,7 +118,7 @@ def _work(asked: Evaluation) -> _Work:
         raise UserError(f"a sequence of {job.batch.sequence} is more than the {source.positions} that the model takes")
     model = skeleton(source)
     schedule = job.schedule.schedule(job.grid.pipe)
-    plan_stages(model, source.cut(model), job.grid, job.batch, schedule, job.layout.rest)
+    plan_stages(model, source.cut(model), job.grid, job.batch, schedule, job.layout.rest(source))
     check_fits(checkpoint, {name: each.shape for name, each in model.named_parameters()})
     found = _samples(job, source, asked.data)
     return _Work(job, source, checkpoint, asked.data, _count(found, job, asked.batches))
@@ -125,8 +128,8 @@ def _placed(job: Job, asked: Evaluation) -> Job:
     """On the grid that is asked for, with what has nothing to do with a loss left out."""
     if asked.grid is not None and asked.grid != job.grid:
         job = replace(job, grid=asked.grid, schedule=ScheduleSettings())
-    rest = job.layout.rest
-    plain = LayoutSettings(activations=rest.activations, weights=rest.weights, inputs=rest.inputs)
+    layout = job.layout
+    plain = LayoutSettings(activations=layout.activations, weights=layout.weights, inputs=layout.inputs)
     least = len(portions(job.schedule.schedule(job.grid.pipe))) * job.grid.data * job.grid.z
     samples = -(-job.batch.samples // least) * least  # the loss is the same in any
     batch = Batch(samples, job.batch.sequence if asked.sequence is None else asked.sequence)
@@ -134,6 +137,8 @@ def _placed(job: Job, asked: Evaluation) -> Job:
 
 
 def _samples(job: Job, source: ModelSource, data: Path | None) -> Samples:
+    if data is not None and source.naming.task != "next token":
+        job, data = replace(job, data=DataSettings(sources=(Source(folder=data),))), None
     if data is None:
         return samples_of(job, "validation")
     file, sequence = TokenFile(data), job.batch.sequence
@@ -154,6 +159,9 @@ def _count(samples: Samples, job: Job, batches: int | None) -> int:
             have = samples.windows
         case Mixture():
             have = samples.longest
+        case Images():
+            size = job.batch.samples if samples.steps else 1  # without targets a batch cannot be filled up
+            have = samples.count // size * size
         case _:
             return wanted or job.evaluation.batches * job.batch.samples  # random ones have no end
     if wanted is not None and wanted > have:
@@ -167,9 +175,11 @@ def _on_rank(work: _Work) -> tuple[float, int]:
     pipeline = pipeline_of(job, work.source, network)
     load_weights(work.checkpoint, pipeline.parameters, None, network)
     share = job.grid.share(network.coordinates, job.batch.samples)
-    batches = _shares(_samples(job, work.source, work.data), work.count, job.batch.samples, share)
-    placed = ({name: devices.put(each, network.device) for name, each in batch.items()} for batch in batches)
-    return mean_loss(pipeline, network, placed)
+    samples = _samples(job, work.source, work.data)
+    batches = _shares(samples, work.count, job.batch.samples, share)
+    named = batches if getattr(samples, "as_forward", False) else map(work.source.naming, batches)
+    placed = ({name: devices.put(each, network.device) for name, each in batch.items()} for batch in named)
+    return mean_loss(pipeline, network, placed, work.source.naming.targets)
 
 
 def _shares(samples: Samples, count: int, size: int, share: slice) -> Iterator[dict[str, Tensor]]:
@@ -177,5 +187,6 @@ def _shares(samples: Samples, count: int, size: int, share: slice) -> Iterator[d
     for begin in range(0, count, size):
         numbers = torch.arange(begin + share.start, begin + share.stop)
         batch = samples.batch(numbers.clamp(max=count - 1))
-        batch["targets"][numbers >= count] = IGNORED
+        if "targets" in batch:
+            batch["targets"][numbers >= count] = IGNORED
         yield batch

@@ -8,12 +8,12 @@ from typing import Any
 
 from cubeloom.base.errors import UserError
 from cubeloom.base.settings import load
-from cubeloom.models import ModelSource, OurModel
+from cubeloom.models import PRESETS, ModelSource, OurModel
 from cubeloom.tools.convert.checkpoint_files import config_of, is_checkpoint
 from cubeloom.train.checkpoint import best, newest, read_manifest
 from cubeloom.train.data.documents import HUB
 from cubeloom.train.job import Job
-from cubeloom.train.job.settings import Source
+from cubeloom.train.job.settings import ModelSettings, Source
 from cubeloom.train.run_metadata import SETTINGS, from_run
 
 
@@ -39,18 +39,35 @@ def run_of(given: Path) -> Path | None:
     return next((place for place in places if (place / SETTINGS).is_file()), None)
 
 
-def job_of(given: Path, checkpoint: Path) -> tuple[Job, ModelSource]:
-    """With the model that the checkpoint says it is of, and paths that lead somewhere from here."""
+def job_of(given: Path, checkpoint: Path, named: str | None = None) -> tuple[Job, ModelSource]:
+    """With the model that the checkpoint says it is of, and paths that lead somewhere from here.
+
+    `named`: the `file.py:function` of a run whose model is one.
+    """
     run = run_of(given)
     progress = dict(read_manifest(checkpoint)["progress"])
     if run is None:
         return Job(), OurModel(config_of(checkpoint, progress))
     job = load(Job, run / SETTINGS)
     sources = tuple(_from_here(run, each) for each in job.data.sources)
-    job = replace(job, data=replace(job.data, sources=sources))
+    job = replace(job, data=replace(job.data, sources=sources), model=_model_from_here(run, job.model, named))
     source = job.source()
     # Its data may have gone since, and with them what they said of the vocabulary.
     return job, OurModel(config_of(checkpoint, progress), source.preset) if isinstance(source, OurModel) else source
+
+
+def _model_from_here(run: Path, model: ModelSettings, named: str | None) -> ModelSettings:
+    """A folder where the run found it; a file that is executed only if the user names it."""
+    if model.called in PRESETS:
+        return model
+    file, _, function = model.called.rpartition(":")
+    if file.endswith(".py"):
+        if named is None or named.rpartition(":")[2] != function:
+            raise UserError(
+                f"{run} is of {model.called}, and no file is executed that a run names: say it, as --model {model.called}"
+            )
+        return replace(model, name=named, preset=None)
+    return replace(model, name=str(from_run(run, Path(model.called))), preset=None)
 
 
 def _from_here(run: Path, source: Source) -> Source:

@@ -7,14 +7,17 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from cubeloom.base.errors import UserError
 from cubeloom.base.settings.convert import convert
 from cubeloom.comm.ledger import plain
 from cubeloom.plan.model.derive import derive
+from cubeloom.plan.model.derive_found import FoundModel
 from cubeloom.plan.search import Answer, Plan, configuration, search
 from cubeloom.plan.search.configuration import planned_dtype
+from cubeloom.plan.search.found_cut import search_found
 from cubeloom.tools.rehearse.rehearsal import Rehearsal, rehearse
 from cubeloom.tools.verify import Experiment
 from cubeloom.train.job import Job
@@ -126,18 +129,15 @@ def rehearsed(answer: Answer, count: int, base: Job | None = None, tell: Tell | 
 def planned(job: Job, cluster: str, devices: int) -> Job:
     """The job as the planner would run it on at most so many devices of a cluster: on as many as can be used."""
     dtype = planned_dtype(job.dtype)
-    model = derive(job.model.preset, job.source())
+    source = job.source()
+    find: Callable[..., Answer]
+    if source.traced:
+        find = partial(search_found, FoundModel(job.model.called, source, job.batch.sequence))
+    else:
+        find = partial(search, derive(job.model.called, source))
     for count in range(devices, 0, -1):
-        answer = search(
-            model,
-            cluster,
-            count,
-            job.batch.samples,
-            job.batch.sequence,
-            dtype,
-            record=job.layout.record,
-            gradients=job.layout.gradients,
-        )
+        options = {"record": job.layout.record, "gradients": job.layout.gradients}
+        answer = find(cluster, count, job.batch.samples, job.batch.sequence, dtype, **options)
         if answer.plans:
             return replace(job_of(answer, answer.plans[0], job), device=job.device)  # it runs where it ran
     raise UserError(f"the job fits on no {devices} devices of {cluster} or fewer: {dict(answer.refused)}")

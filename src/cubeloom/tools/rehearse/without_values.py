@@ -21,7 +21,10 @@ from cubeloom.base.torch_private import FakeTensor, FakeTensorMode, storage_iden
 @contextmanager
 def without_values() -> Iterator[None]:
     # The answers are put on the class, not into a mode of the thread: a backward would run with that mode off.
-    answers = patch.multiple(FakeTensor, create=True, item=_one, tolist=_ones, data_ptr=_address)
+    asked: dict[str, Any] = {"item": _one, "tolist": _ones, "data_ptr": _address}
+    # Models of others ask in their own ways.
+    asked |= {"__bool__": lambda _: True, "__int__": lambda _: 1, "__index__": lambda _: 1, "__float__": lambda _: 1.0}
+    answers = patch.multiple(FakeTensor, create=True, **asked)
     # Models are built on the meta device before anybody knows that this is no true run.
     with answers, FakeTensorMode(allow_non_fake_inputs=True):
         yield

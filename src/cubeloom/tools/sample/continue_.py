@@ -9,11 +9,12 @@ from torch import Tensor
 
 from cubeloom.base import counter
 from cubeloom.models.decoder import Decoder
+from cubeloom.tools.sample.as_decoder import AsDecoder
 
 
 @torch.no_grad()
 def continue_(
-    model: Decoder, vocabulary: int, tokens: list[int], count: int, temperature: float, seed: int
+    model: Decoder | AsDecoder, vocabulary: int, tokens: list[int], count: int, temperature: float, seed: int
 ) -> Iterator[int]:
     """So many tokens more. The same seed gives the same; a temperature of 0 always takes the likeliest.
 

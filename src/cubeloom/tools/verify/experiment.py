@@ -50,7 +50,7 @@ class Experiment:
             model=job.source(),
             grid=job.grid,
             batch=job.batch,
-            rest=job.layout.rest,
+            rest=job.rest,
             steps=steps,
             dtype=dtype,
             seed=seed,
@@ -75,7 +75,9 @@ class Experiment:
             if self.record:
                 raise UserError("what is recorded are the stages of a pipeline: give a schedule")
             return self._strand_specs()
-        specs = list(self.layout(self.schedule).specs)
+        layout = self.layout(self.schedule)
+        layout.check_options(self.recompute, self.compile, self.record)
+        specs = list(layout.specs)
         if self.record:
             check_recordable(specs, self.grid, self.schedule, self.ways, bool(self.recompute))
         if self.asynchronous and self.drops:

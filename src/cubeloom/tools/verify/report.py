@@ -14,6 +14,7 @@ from cubeloom.comm.ledger import plain
 from cubeloom.launch import RankPool
 from cubeloom.models.weights import check_weights
 from cubeloom.parallel import ParallelConfig, step_volume
+from cubeloom.parallel.specs import cut_share
 from cubeloom.tools.verify.experiment import Experiment
 from cubeloom.tools.verify.runs import WEIGHTS, Outcome, differences_of_files, grid_run, no_less_than_nan
 from cubeloom.tools.verify.serial import Serially, SerialRun, train_serially
@@ -38,6 +39,8 @@ class Report:
     bytes_agree: bool  # on every rank
     replicas_agree: bool  # ranks that hold the same block of a parameter hold the same bits
     parameters: int  # of the rank with the most
+    cut_share: float  # of the parameters, by numbers, those that every axis of x, y and z cuts
+    flops_share: float | None  # of the serial step's FLOPs, those of the rank with the most; None: not counted
     rounding: dict[str, float] = field(
         default_factory=dict
     )  # the differences of two serial runs, if they were asked for
@@ -91,6 +94,8 @@ class Report:
             "counted_bytes": {axis: plain(size) for axis, size in sorted(self.counted.items())},
             "predicted_bytes": {axis: plain(size) for axis, size in sorted(self.predicted.items())},
             "params_per_rank": self.parameters,
+            "cut_share": self.cut_share,
+            "flops_share": self.flops_share,
             "grid": self.experiment.grid.sizes,
         }
 
@@ -121,7 +126,7 @@ def verify(
         known = serially or anew
         serial = known(experiment)
         outcomes = pool.run(experiment.grid.world, grid_run, experiment, str(serial.folder), device, timeout=timeout)
-        report = _report(experiment, serial.losses, outcomes)
+        report = _report(experiment, serial, outcomes)
         if not report.may_be_rounding:
             return report
         nudged = known(replace(experiment, nudged=True))
@@ -143,10 +148,10 @@ def _loss_difference(ours: list[float], theirs: list[float]) -> float:
     return max(no_less_than_nan(abs(a - b) / abs(b)) for a, b in zip(ours, theirs, strict=True))
 
 
-def _report(experiment: Experiment, serial: list[float], outcomes: list[Outcome]) -> Report:
+def _report(experiment: Experiment, serial: SerialRun, outcomes: list[Outcome]) -> Report:
     predicted = _predict(experiment)
     counted = [{axis: size for axis, size in outcome.counted.items() if size} for outcome in outcomes]
-    differences = {"loss": max(_loss_difference(outcome.losses, serial) for outcome in outcomes)}
+    differences = {"loss": max(_loss_difference(outcome.losses, serial.losses) for outcome in outcomes)}
     for outcome in outcomes:
         for kind, found in (("gradient", outcome.gradients), ("weight", outcome.weights)):
             for name, difference in found.items():
@@ -154,7 +159,7 @@ def _report(experiment: Experiment, serial: list[float], outcomes: list[Outcome]
                 differences[what] = max(difference, differences.get(what, 0.0))
     return Report(
         experiment=experiment,
-        serial_losses=serial,
+        serial_losses=serial.losses,
         losses=outcomes[0].losses,
         differences=differences,
         counted=counted[0],
@@ -163,7 +168,19 @@ def _report(experiment: Experiment, serial: list[float], outcomes: list[Outcome]
         bytes_agree=bool(experiment.recompute) or counted == predicted,
         replicas_agree=_replicas_agree(outcomes),
         parameters=max(outcome.parameters for outcome in outcomes),
+        cut_share=cut_share(experiment.specs(), _config(experiment, 0)),
+        flops_share=_flops_share(serial, outcomes),
     )
+
+
+def _flops_share(serial: SerialRun, outcomes: list[Outcome]) -> float | None:
+    counted = [outcome.flops for outcome in outcomes if outcome.flops is not None]
+    return max(counted) / max(serial.flops, 1) if counted else None
+
+
+def _config(experiment: Experiment, rank: int) -> ParallelConfig:
+    place = experiment.grid.coordinates(rank)
+    return ParallelConfig.exact(experiment.grid, experiment.rest, experiment.batch, experiment.dtype.itemsize, place)
 
 
 def _replicas_agree(outcomes: list[Outcome]) -> bool:
@@ -173,9 +190,9 @@ def _replicas_agree(outcomes: list[Outcome]) -> bool:
 
 def _predict(experiment: Experiment) -> list[dict[str, Fraction]]:
     """The closed form for all steps, for each rank."""
-    grid, zero, item = experiment.grid, experiment.zero, experiment.dtype.itemsize
+    grid, zero = experiment.grid, experiment.zero
     places = [grid.coordinates(rank) for rank in range(grid.world)]
-    configs = [ParallelConfig.exact(grid, experiment.rest, experiment.batch, item, place) for place in places]
+    configs = [_config(experiment, rank) for rank in range(grid.world)]
     if experiment.schedule is None:
         specs = experiment.specs()
         each = [step_volume(specs, config, zero) for config in configs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from cubeloom.base.torch_private import FlopCounter
 from cubeloom.comm import Network, devices
 from cubeloom.parallel import apply, materialise
 from cubeloom.parallel.arranged import Lie, lie_of
@@ -25,6 +27,7 @@ from cubeloom.tools.verify.live import Train, adamw, build, fill_of, plainly
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
 
 WEIGHTS = "weights.safetensors"
+FLOPS = "flops.json"  # of the first step
 _NEGLIGIBLE = 1e-6
 
 
@@ -41,6 +44,7 @@ class Outcome:
     weights: dict[str, float] = field(default_factory=dict)
     counted: dict[str, Fraction] = field(default_factory=dict)
     parameters: int = 0
+    flops: int | None = None  # of the first step; None where torch cannot count them
     digests: dict[tuple[str, tuple[int, ...]], str] = field(default_factory=dict)  # of each block's bits, at the end
 
 
@@ -62,6 +66,7 @@ def serial_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outco
     for step in train(plainly(model, state), optimizer, experiment, experiment.grid.coordinates(0), device, outcome):
         save_file(whole(model, gradients=True), Path(folder) / gradients_of(step))
     save_file(whole(model, gradients=False), Path(folder) / WEIGHTS)
+    (Path(folder) / FLOPS).write_text(json.dumps(outcome.flops), encoding="utf-8")
     return outcome
 
 
@@ -109,7 +114,12 @@ def train(
     """Train, pausing after each step's backward with the number of the step."""
     for step in range(experiment.steps):
         data = {name: tensor.to(device) for name, tensor in experiment.share(step, coordinates).items()}
-        outcome.losses.append(step_on(data, step))
+        if step or experiment.compile or experiment.record:  # what is compiled or recorded, torch does not count
+            outcome.losses.append(step_on(data, step))
+        else:
+            with FlopCounter() as counter:
+                outcome.losses.append(step_on(data, step))
+            outcome.flops = counter.total
         yield step
         if not experiment.asynchronous:
             optimizer.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from cubeloom.comm import devices
 from cubeloom.launch import RankPool
 from cubeloom.tools.verify.experiment import Experiment
-from cubeloom.tools.verify.runs import serial_run
+from cubeloom.tools.verify.runs import FLOPS, serial_run
 from cubeloom.tools.verify.stale import stale_run
 
 
@@ -19,6 +20,11 @@ class SerialRun:
 
     losses: list[float]  # of each step
     folder: Path  # has the gradients of each step and the last weights, as safetensors files
+
+    @property
+    def flops(self) -> int:
+        """Of the first step."""
+        return int(json.loads((self.folder / FLOPS).read_text(encoding="utf-8")))
 
 
 # Gives the serial run of an experiment: computes it, or knows it already.

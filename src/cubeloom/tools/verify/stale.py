@@ -6,6 +6,8 @@ under PipeDream-2BW W(g+1) = W(g) - lr · gradient at W(g-1), where lr · gradie
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -13,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cubeloom.base.torch_private import FlopCounter
 from cubeloom.comm import devices
 from cubeloom.parallel import materialise
 from cubeloom.pipeline import Schedule
@@ -21,7 +24,7 @@ from cubeloom.pipeline.runtime.build import StagePlan
 from cubeloom.pipeline.runtime.microbatches import cut_up, portions
 from cubeloom.tools.verify.experiment import Experiment
 from cubeloom.tools.verify.live import adamw, fill_of
-from cubeloom.tools.verify.runs import WEIGHTS, Outcome, whole
+from cubeloom.tools.verify.runs import FLOPS, WEIGHTS, Outcome, whole
 
 
 def stale_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome:
@@ -34,15 +37,16 @@ def stale_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcom
     optimizer = adamw(model.parameters(), experiment)
     used = _versions_of_groups(schedule)
     stages = _stages(model, experiment.layout(schedule))
-    outcome = Outcome()
+    outcome, counter = Outcome(), FlopCounter()
     for step in range(experiment.steps):
         history = [_values(model)]
         losses = []
         for group, data in enumerate(_groups(experiment, schedule, step)):
             inputs = {name: tensor.to(device) for name, tensor in data.items()}
             seen = {name: history[used[stages[name], group]][name].requires_grad_() for name in stages}
-            loss: Tensor = functional_call(model, seen, kwargs=inputs)
-            gradients = torch.autograd.grad(loss, list(seen.values()))
+            with nullcontext() if step else counter:
+                loss: Tensor = functional_call(model, seen, kwargs=inputs)
+                gradients = torch.autograd.grad(loss, list(seen.values()))
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 parameter.grad = gradient
             optimizer.step()
@@ -50,6 +54,7 @@ def stale_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcom
             losses.append(loss.item())
         outcome.losses.append(sum(losses) / len(losses))
     save_file(whole(model, gradients=False), Path(folder) / WEIGHTS)
+    (Path(folder) / FLOPS).write_text(json.dumps(counter.total), encoding="utf-8")
     return outcome
 
 

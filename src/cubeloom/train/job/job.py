@@ -13,8 +13,9 @@ from cubeloom.base.grid import Grid
 from cubeloom.base.limits import LANES, SAMPLES, patience, within
 from cubeloom.comm import devices
 from cubeloom.models import LanguageConfig, ModelSource, OurModel, skeleton
-from cubeloom.parallel import Batch
+from cubeloom.parallel import Batch, ShardingPolicy
 from cubeloom.pipeline.runtime.build import StagePlan, plan_stages
+from cubeloom.train.data import Samples
 from cubeloom.train.job.rates import Rate
 from cubeloom.train.job.settings import (
     CheckpointSettings,
@@ -87,8 +88,13 @@ class Job:
         said = self.model.vocab is not None or self.model.start is not None
         if said or not isinstance(found, OurModel) or not isinstance(found.config, LanguageConfig):
             return found
-        vocabulary = vocabulary_of(self.data)
+        # A token that no text has hides others.
+        vocabulary = vocabulary_of(self.data, more=found.naming.task == "masked token")
         return found if vocabulary is None else OurModel(replace(found.config, vocab=vocabulary), found.preset)
+
+    def given_samples(self, part: str) -> Samples | None:
+        """Those that a program gave: none, where the settings say what is trained on."""
+        return None
 
     def skeleton(self) -> nn.Module:
         """The model without values."""
@@ -96,9 +102,15 @@ class Job:
 
     def laid_out(self) -> StagePlan:
         """Which stages have which layers, in which form; raises UserError if the model cannot be cut so."""
-        source, schedule, layout = self.source(), self.schedule.schedule(self.grid.pipe), self.layout
+        source, schedule = self.source(), self.schedule.schedule(self.grid.pipe)
         model = skeleton(source)
-        return plan_stages(model, source.cut(model), self.grid, self.batch, schedule, layout.rest, ways=layout.ways)
+        ways = self.layout.ways
+        return plan_stages(model, source.cut(model), self.grid, self.batch, schedule, self.rest, ways=ways)
+
+    @property
+    def rest(self) -> ShardingPolicy:
+        """How operands rest on the grid."""
+        return self.layout.rest(self.source())
 
     @property
     def learning_rate(self) -> Rate:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
 from cubeloom.base.errors import UserError
 from cubeloom.base.grid import AXES, Grid, grids
 from cubeloom.base.limits import RANKS, within
 from cubeloom.models import skeleton
-from cubeloom.models.pieces import InPieces
 from cubeloom.parallel import Batch, ParallelConfig
-from cubeloom.parallel.resolution import problems, specs_of
+from cubeloom.parallel.cut import CutError
+from cubeloom.parallel.layers.declared import FoundCut
+from cubeloom.parallel.resolution import problems, resolve, specs_of
 from cubeloom.pipeline.runtime.microbatches import portions
+from cubeloom.pipeline.runtime.model_pieces import ModelPieces
 from cubeloom.train.job.job import Job
 
 
@@ -39,9 +40,10 @@ class _Fits:
     def __init__(self, job: Job) -> None:
         self._job = job
         source = job.source()
-        model = skeleton(source)
-        self._specs = specs_of(model, source.cut(model))
-        self._pieces = len(cast(InPieces, model).pieces())
+        self._model = skeleton(source)
+        self._cut = source.cut(self._model)
+        self._specs = None if isinstance(self._cut, FoundCut) else specs_of(self._model, self._cut)
+        self._pieces = len(ModelPieces.of(self._model, self._cut, Grid(), job.batch, self._specs or []).modules)
         self._known: dict[tuple[Grid, int], bool] = {}
 
     def __call__(self, grid: Grid, samples: int) -> bool:
@@ -54,7 +56,11 @@ class _Fits:
     def _cuts(self, cube: Grid, samples: int) -> bool:
         if (cube, samples) not in self._known:
             batch = Batch(samples, self._job.batch.sequence)
-            self._known[cube, samples] = not any(problems(self._specs, cube, self._job.layout.rest, batch))
+            try:
+                specs = self._specs or resolve(self._model, self._cut, cube, self._job.rest, batch)
+                self._known[cube, samples] = not any(problems(specs, cube, self._job.rest, batch))
+            except CutError:
+                self._known[cube, samples] = False
         return self._known[cube, samples]
 
 
@@ -76,6 +82,6 @@ def _fitted(job: Job, grid: Grid, fits: _Fits) -> Job | None:
 
 def _bytes(job: Job) -> float:
     """Of the first rank in a step."""
-    config = ParallelConfig.exact(job.grid, job.layout.rest, job.batch, job.numbers.itemsize)
+    config = ParallelConfig.exact(job.grid, job.rest, job.batch, job.numbers.itemsize)
     volume = job.laid_out().volume(config, worker=0, zero=job.optimizer.zero)
     return float(sum(volume.values()))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from cubeloom.base.errors import UserError
 from cubeloom.base.limits import of_model, share, within
-from cubeloom.models import Config, ModelSource, OurModel, config
+from cubeloom.models import PRESETS, Config, ModelSource, OurModel, check_options, config, sharding_policy
+from cubeloom.models.named import named
 from cubeloom.parallel import ShardingPolicy
 from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
 from cubeloom.pipeline import Schedule, Sync, family, generate, synchronised
@@ -20,9 +21,12 @@ SHARES = ("dropout", "label_smoothing")  # of a model's numbers, those that are 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """A preset, and in which of its sizes this model differs."""
+    """A model by its name, and of a preset in which of its sizes this one differs."""
 
-    preset: str = "gpt-tiny"
+    name: str | None = None
+    """A preset, by default gpt-tiny; a Hugging Face folder, with or without weights; or file.py:function, which is executed."""
+    preset: str | None = None
+    """The same as `name`."""
     vocab: int | None = None
     positions: int | None = None
     hidden: int | None = None
@@ -36,21 +40,39 @@ class ModelSettings:
     start: Path | None = None
     """A checkpoint whose weights to begin with, for instance one that `cubeloom convert` made."""
 
-    def config(self) -> Config:
-        model = config(self.preset)
-        names = [field.name for field in fields(self) if field.name not in ("preset", "start")]
-        changes = {name: value for name in names if (value := getattr(self, name)) is not None}
+    ALIKE: ClassVar = ("name", "preset")
+
+    def __post_init__(self) -> None:
+        if None not in (self.name, self.preset) and self.name != self.preset:
+            raise UserError(
+                f"model.name = {self.name!r} and model.preset = {self.preset!r} say the same: give one of them"
+            )
+
+    @property
+    def called(self) -> str:
+        return self.name or self.preset or "gpt-tiny"
+
+    def source(self) -> ModelSource:
+        changes = self._changes()
+        if self.called in PRESETS:
+            return OurModel(self._changed(config(self.called), changes), self.called)
+        for name in changes:
+            raise UserError(f"model.{name} is for presets: the sizes of {self.called} are its own")
+        return named(self.called)
+
+    def _changes(self) -> dict[str, Any]:
+        names = [field.name for field in fields(self) if field.name not in ("name", "preset", "start")]
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def _changed(self, model: Config, changes: dict[str, Any]) -> Config:
         for name, value in changes.items():
             if not hasattr(model, name):
-                raise UserError(f"model.{name}: the model {self.preset} has no such size")
+                raise UserError(f"model.{name}: the model {self.called} has no such size")
             if name in SHARES:
                 share(f"model.{name}", value)
             elif not isinstance(value, bool):
                 within(f"model.{name}", value, most=of_model(name))
         return replace(model, **changes)
-
-    def source(self) -> ModelSource:
-        return OurModel(self.config(), self.preset)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +160,8 @@ RECOMPUTE: dict[str, Recompute] = {"none": False, "selective": "attention", "ful
 class LayoutSettings:
     """How a rank keeps and computes its part."""
 
-    activations: Activations = "sharded"
+    activations: Activations | None = None
+    """Sharded by default, and replicated for a model whose cut is found."""
     weights: Weights = "freed"
     inputs: Inputs = "kept"
     gradients: GradientDtype = "float32"
@@ -152,11 +175,10 @@ class LayoutSettings:
     record: bool = False
     """Record what a stage computes and launch it as a whole (CUDA graphs): for a GPU that would wait for Python."""
 
-    @property
-    def rest(self) -> ShardingPolicy:
-        return ShardingPolicy(
-            activations=self.activations, weights=self.weights, inputs=self.inputs, gradients=self.gradients
-        )
+    def rest(self, source: ModelSource) -> ShardingPolicy:
+        """Of this model. Raises UserError for what it cannot have."""
+        check_options(source, self.ways, self.compile)
+        return sharding_policy(source, self.activations, self.weights, self.inputs, self.gradients)
 
 
 @dataclass(frozen=True, kw_only=True)

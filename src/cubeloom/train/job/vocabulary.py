@@ -9,10 +9,13 @@ from cubeloom.train.job.settings import DataSettings, Source
 from cubeloom.train.job.streams import tokenizer_of
 
 
-def vocabulary_of(data: DataSettings) -> int | None:
-    """That of the sources, rounded up as the settings ask; None where none is here to be asked, as on a machine that plans."""
+def vocabulary_of(data: DataSettings, more: int = 0) -> int | None:
+    """That of the sources and so many `more`, rounded up as the settings ask.
+
+    None where none is here to be asked, as on a machine that plans.
+    """
     found = [vocabulary for source in data.sources if (vocabulary := _vocabulary(source)) is not None]
-    return -(-max(found) // data.vocab_multiple) * data.vocab_multiple if found else None
+    return -(-(max(found, default=0) + more) // data.vocab_multiple) * data.vocab_multiple if found else None
 
 
 def _vocabulary(source: Source) -> int | None:

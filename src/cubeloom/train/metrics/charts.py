@@ -28,6 +28,9 @@ def charts(log: Log) -> list[Chart]:
         Chart("time", "Where the time of a step goes", _times(records), seconds),
         *_one(records, "memory", "Peak memory of a rank", lambda r: r.memory_bytes, bytes_),
     ]
+    own = dict.fromkeys(name for record in records for name in record.own)
+    for number, name in enumerate(own):
+        found += _one(records, f"own-{number}", name, lambda r, name=name: r.own.get(name), _short)  # type: ignore[misc]
     return [chart for chart in found if any(series.points for series in chart.series)]
 
 

@@ -14,7 +14,13 @@ from __future__ import annotations
 
 import re
 
-from cubeloom.base.errors import UserError
+import torch
+from torch import nn
+
+from cubeloom.base.torch_private import FlopCounter
+from cubeloom.models import ModelSource, OurModel, skeleton
+from cubeloom.parallel import Batch
+from cubeloom.parallel.traced import Tracing
 from cubeloom.plan.hardware import Device, Dtype, device, devices
 from cubeloom.plan.model.derive import derive
 from cubeloom.plan.model.flops import flops
@@ -26,11 +32,28 @@ _MAKERS = {"nvidia", "amd", "tesla", "instinct", "hbm2", "hbm2e", "hbm3", "hbm3e
 
 
 def flops_per_token(job: Job) -> float:
-    """Forward and backward, from the sizes of the model's own layers."""
-    source, sequence = job.source(), job.batch.sequence
-    if source.positions is None:
-        raise UserError(f"model.preset = {source.name!r} is a model of images: it has no tokens to count by")
-    return flops(derive(source.name, source), sequence) / sequence
+    """Forward and backward, from the sizes of the model's own layers. Of a model of images a sample is one token."""
+    source, batch = job.source(), job.batch
+    if isinstance(source, OurModel):
+        return flops(derive(source.name, source), batch.sequence) / tokens_of(source, batch)
+    model = skeleton(source)
+    cut = source.cut(model)
+    if isinstance(cut, Tracing):
+        return 3 * cut.traced(model, job.grid, batch).flops / tokens_of(source, batch)
+    return 3 * _counted(source, model, batch) / tokens_of(source, batch)
+
+
+def tokens_of(source: ModelSource, batch: Batch) -> int:
+    """Of a sample."""
+    return 1 if source.positions is None else batch.sequence
+
+
+def _counted(source: ModelSource, model: nn.Module, batch: Batch) -> float:
+    """What torch counts in a forward of one sample without values."""
+    data = source.samples(Batch(1, batch.sequence), 0, 0, torch.get_default_dtype())
+    with FlopCounter() as counter, torch.no_grad(), torch.device("meta"):
+        model(**{name: each.to("meta") for name, each in data.items()})
+    return float(counter.total)
 
 
 def mfu(tokens_per_s: float, flops_per_token: float, peak: float | None, ranks: int) -> float | None:

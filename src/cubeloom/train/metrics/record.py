@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 
@@ -32,6 +32,9 @@ class Record:
     validation: float | None = None
     """The loss on validation data, where it was evaluated after this step."""
 
+    own: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of callbacks, by the names that they gave them."""
+
     @property
     def remarkable(self) -> bool:
         """Kept and shown, however many steps are not."""
@@ -39,7 +42,8 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """Every field, always. JSON has no NaN and no infinity: such a number is null."""
-        return {field.name: finite(getattr(self, field.name)) for field in fields(self)}
+        found = {each.name: finite(getattr(self, each.name)) for each in fields(self)}
+        return found | {"own": {name: finite(value) for name, value in self.own.items()}}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Record:
@@ -48,11 +52,13 @@ class Record:
         Versions of a record differ in this: a newer one has fields that an older one lacks, each with a default. So what is not
         known here is left out, and what is missing has its default.
         """
-        needed = [field.name for field in fields(cls) if field.default is MISSING]
+        needed = [each.name for each in fields(cls) if each.default is MISSING and each.default_factory is MISSING]
         missing = [name for name in needed if name not in values]
         if missing or type(values["step"]) is not int:
             raise ValueError(f"not a record of a step: {missing or 'step is not a number'}")
-        found = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        found = {each.name: values[each.name] for each in fields(cls) if each.name in values}
+        if not isinstance(found.get("own", {}), Mapping):
+            raise ValueError("not a record of a step: own is no object")
         for name in ("loss", "learning_rate", "seconds", "tokens_per_s"):
             found[name] = math.nan if found[name] is None else float(found[name])
         return cls(**found)

@@ -60,7 +60,7 @@ def _table(rows: Iterator[tuple[str, str]]) -> str:
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
     job, records = run.job, run.log.records
     pipeline = f", {job.schedule.name}" if job.grid.pipe > 1 else ""
-    yield "model", f"{job.model.preset}, {job.dtype}, on {job.grid.world} × {job.device}"
+    yield "model", f"{job.model.called}, {job.dtype}, on {job.grid.world} × {job.device}"
     yield "grid", _grids(run) or f"{job.grid}{pipeline}"
     done = records[-1].step + 1 if records else 0
     yield "steps", f"{done:,} of {job.steps:,}; {run.state}"

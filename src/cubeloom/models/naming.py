@@ -1,0 +1,81 @@
+"""What a model learns from, and under which names its forward takes what a source of data gives."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from cubeloom.models.example import TARGET_NAMES, TOKEN_NAMES
+
+Task = Literal["next token", "masked token", "image class", "denoising", "own"]
+"""`own`: batches that no source of data here gives; a training on random samples can still be tried."""
+IGNORED = -100  # a target that does not count, for torch and for transformers
+
+
+@dataclass(frozen=True)
+class Naming:
+    """Sources of data give `tokens` and `targets`, `images` and `targets`, or `images`, `noise` and `times`."""
+
+    task: Task
+    names: tuple[tuple[str, str], ...]  # of a source of data and of the forward
+    shifted: bool = False  # the model itself compares each token with the one before it
+
+    @property
+    def targets(self) -> str | None:
+        """What the forward calls its targets."""
+        return dict(self.names).get("targets")
+
+    def __call__(self, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As the forward names it; what it does not take is left out."""
+        found = {theirs: data[ours] for ours, theirs in self.names}
+        if self.shifted:
+            targets = dict(self.names)["targets"]
+            found[targets] = _one_later(found[targets])
+        return found
+
+
+def _one_later(targets: Tensor) -> Tensor:
+    """Labels of a model that shifts them itself: the token at each place. The last target has no place."""
+    later = torch.full_like(targets, IGNORED)
+    later[:, 1:] = targets[:, :-1]
+    return later
+
+
+OWN = Naming("own", ())
+_TEXT = (("tokens", "input_ids"), ("targets", "labels"))
+
+
+def naming_of_hugging_face(architecture: type[nn.Module], encoder_decoder: bool) -> Naming:
+    """By the class, as transformers names them."""
+    name, takes = architecture.__name__, getattr(architecture, "main_input_name", "")
+    if name.endswith("ForMaskedLM"):
+        return Naming("masked token", _TEXT)
+    if name.endswith("ForImageClassification"):
+        return Naming("image class", (("images", "pixel_values"), ("targets", "labels")))
+    generates = getattr(architecture, "can_generate", lambda: False)
+    if takes == "input_ids" and generates() and not encoder_decoder:
+        return Naming("next token", _TEXT, shifted=True)
+    return OWN
+
+
+def naming_of(model: nn.Module) -> Naming:
+    """Of a model of a user's own: by the names of what its forward takes."""
+    config = getattr(model, "config", None)
+    if hasattr(type(model), "main_input_name") and config is not None:
+        kind = next(
+            each for each in type(model).__mro__ if each.__module__.partition(".")[0] != __name__.partition(".")[0]
+        )
+        return naming_of_hugging_face(kind, bool(getattr(config, "is_encoder_decoder", False)))
+    taken = list(inspect.signature(model.forward).parameters)
+    tokens = next((name for name in TOKEN_NAMES if name in taken), None)
+    targets = next((name for name in TARGET_NAMES if name in taken), None)
+    if tokens is not None and targets is not None and any(isinstance(each, nn.Embedding) for each in model.modules()):
+        return Naming("next token", (("tokens", tokens), ("targets", targets)))
+    if "images" in taken and targets is not None:
+        return Naming("image class", (("images", "images"), ("targets", targets)))
+    return OWN

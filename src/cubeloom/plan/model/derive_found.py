@@ -1,0 +1,266 @@
+"""The list of layers of a model whose cut is found: it is traced on each plane, x by y, that a plan could choose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from torch import nn
+
+from cubeloom.base.divisors import divisors
+from cubeloom.base.errors import UserError
+from cubeloom.base.grid import Grid
+from cubeloom.models import ModelSource, skeleton
+from cubeloom.parallel.config import Batch
+from cubeloom.parallel.layout import Axes
+from cubeloom.parallel.specs import (
+    BetweenSpec,
+    LayerSpec,
+    TracedEmbeddingSpec,
+    TracedLinearSpec,
+    TracedLossSpec,
+    WholeSpec,
+)
+from cubeloom.parallel.traced import Traced, Tracing
+from cubeloom.pipeline.runtime.model_pieces import ModelPieces
+from cubeloom.pipeline.runtime.partition import belongs, counted_costs, partitions
+from cubeloom.pipeline.volume import RankOutput
+from cubeloom.plan.model.model import Model, Piece, PlaneOutput
+from cubeloom.plan.model.shortened import Shortened, shortened
+
+PLANE: Axes = ("x", "y")
+_CUTTING: tuple[Axes, ...] = ((), ("x",), ("y",), PLANE)
+_DIGITS = 9  # of a share
+
+
+class FoundModel:
+    """Asked for planes one by one: tracing takes time, and a search needs few of them.
+
+    A plane that was not traced yet is taken to be like the largest that was traced and divides it: what a smaller one cuts, a
+    larger one cuts at best.
+    """
+
+    def __init__(self, name: str, source: ModelSource, sequence: int) -> None:
+        """Raises UserError where the model cannot be traced."""
+        self._name, self._tokens = name, source.positions is not None
+        self._batch = Batch(2, sequence if self._tokens else 1)
+        whole = skeleton(source)
+        cut = source.cut(whole)
+        assert isinstance(cut, Tracing)
+        try:
+            self._short = shortened(whole)
+            self._cut = Tracing(cut.example)
+            self._alone = self._plane(1, 1)
+            self._alone.check_blocks(self._short)
+        except UserError:  # its blocks depend on one another
+            self._short = Shortened(whole, {})
+            self._cut = Tracing(cut.example)
+            self._alone = self._plane(1, 1)
+        self._traced: dict[tuple[int, int], tuple[Piece, ...] | None] = {}  # None: it cannot be cut so
+        self._row = self._alone.row(self._short)
+        costs = self._alone.costs(self._row)
+        stages = partitions(costs, range(1, len(self._row) + 1))
+        self._cuts = {count: tuple(each.stop for each in ends) for count, ends in stages.items()}
+        self.trace({(1, 1), (1, 2), (2, 1), (2, 2)})
+
+    def trace(self, planes: Set[tuple[int, int]]) -> bool:
+        """Whether any of these is not what it was taken to be."""
+        changed = False
+        for plane in sorted(planes - self._traced.keys(), key=sum):
+            like = self._like(plane) if self._traced else None
+            try:
+                found = self._alone if plane == (1, 1) else self._plane(*plane)
+                self._traced[plane] = tuple(found.pieces(self._alone, self._tokens))
+            except UserError:
+                self._traced[plane] = None
+            changed |= like is None or self._traced[plane] != self._traced[like]
+        return changed
+
+    def on(self, devices: int) -> Model:
+        """On all planes of so many devices, as far as they are known."""
+        variants: dict[tuple[Piece, ...], set[tuple[int, int]]] = {}
+        for plane in _planes(devices):
+            pieces = self._traced[self._like(plane)]
+            if pieces is not None:
+                variants.setdefault(pieces, set()).add(plane)
+        found = [self._model(pieces, frozenset(planes)) for pieces, planes in variants.items()]
+        return replace(found[0], others=tuple(found[1:]))
+
+    def _plane(self, x: int, y: int) -> _Plane:
+        return _Plane.of(self._short, self._cut, x, y, self._batch)
+
+    def _like(self, plane: tuple[int, int]) -> tuple[int, int]:
+        """The largest plane that was traced and divides this one: an axis of one rank is like no other."""
+        x, y = plane
+        fitting = [
+            (a, b) for a, b in self._traced if x % a == 0 and y % b == 0 and (a > 1) == (x > 1) and (b > 1) == (y > 1)
+        ]
+        return max(fitting, key=lambda each: each[0] * each[1], default=(min(x, 2), min(y, 2)))
+
+    def _model(self, pieces: tuple[Piece, ...], planes: frozenset[tuple[int, int]]) -> Model:
+        kinds = tuple(dict.fromkeys(pieces))
+        return Model(
+            name=self._name,
+            sequence=self._batch.sequence,
+            kinds=kinds,
+            row=tuple(kinds.index(pieces[place]) for place in self._row),
+            cuts=self._cuts,
+            planes=planes,
+        )
+
+
+def _planes(devices: int) -> Iterator[tuple[int, int]]:
+    """The smallest first."""
+    yield from sorted(((x, y) for x in divisors(devices) for y in divisors(devices // x)), key=sum)
+
+
+@dataclass(frozen=True)
+class _Plane:
+    """The shortened model, as it was traced for a plane."""
+
+    x: int
+    y: int
+    traced: Traced
+    specs: tuple[LayerSpec, ...]
+    modules: Sequence[tuple[str, ...]]
+    outputs: Sequence[tuple[RankOutput, ...]]
+
+    @classmethod
+    def of(cls, short: Shortened, cut: Tracing, x: int, y: int, batch: Batch) -> _Plane:
+        grid = Grid(x=x, y=y)
+        traced = cut.traced(short.model, grid, batch)
+        specs = tuple(map(_plain, traced.specs))
+        modules, outputs = _pieces(short.model, cut, grid, batch, specs)
+        return cls(x, y, traced, specs, modules, outputs)
+
+    def check_blocks(self, short: Shortened) -> None:
+        """That each block that stands for others is a piece of its own."""
+        alone = {names[0] for names in self.modules if len(names) == 1}
+        if len(short.blocks) > len(set(short.blocks.values())) and not set(short.blocks.values()) <= alone:
+            raise UserError("blocks that stand for others are no pieces of their own")
+
+    def row(self, short: Shortened) -> list[int]:
+        """The pieces of the whole model, each as the place of the piece that it is like."""
+        numbers = {names[0]: place for place, names in enumerate(self.modules) if len(names) == 1}
+        like = {kept: [block for block, of in short.blocks.items() if of == kept] for kept in short.blocks.values()}
+        found: list[int] = []
+        done: set[str] = set()
+        for place, names in enumerate(self.modules):
+            block = names[0] if len(names) == 1 else ""
+            if block not in like:
+                found.append(place)
+            elif block not in done:  # all blocks of this row, in their own order
+                of_row = [each for each in short.blocks if each.rpartition(".")[0] == block.rpartition(".")[0]]
+                found += [numbers[short.blocks[each]] for each in of_row]
+                done |= {short.blocks[each] for each in of_row}
+        return found
+
+    def costs(self, row: Sequence[int]) -> list[float]:
+        each = counted_costs(self.modules, self.specs)
+        return [each[place] for place in row]
+
+    def pieces(self, alone: _Plane, tokens: bool) -> Iterator[Piece]:
+        """`alone` is the model on a plane of one rank: what is a part of what that has, is cut."""
+        blocks = [place for place in range(len(self.modules)) if 0 < place < len(self.modules) - 1] or [0]
+        for place, names in enumerate(self.modules):
+            own = [spec for spec in self.specs if belongs(spec.name, names)]
+            multiplied = self._multiplied(alone, len(blocks)) if place in blocks else []
+            of_whole = [(spec.flops(1), ()) for spec in own if isinstance(spec, WholeSpec) and spec.flops(1)]
+            kept, wide = self._kept(own)
+            between = BetweenSpec(
+                name=f"{names[0].rstrip('.')}.between",
+                multiplied=(*multiplied, *of_whole),
+                kept=kept,
+                wide=wide,
+            )
+            layers = tuple(_without_place(spec, names) for spec in (*map(_without_flops, own), between))
+            losses = sum(isinstance(spec, TracedLossSpec) for spec in own)
+            outputs = tuple(self._outputs(alone, place))
+            yield Piece(layers=layers, outputs=outputs, tokens=tokens, losses=losses)
+
+    def _multiplied(self, alone: _Plane, blocks: int) -> list[tuple[float, Axes]]:
+        """Products between layers, of a block. Of those that are not cut evenly a part counts as whole."""
+        whole, own = (flops / blocks for flops in self.traced.flops_between)
+        if not whole:
+            return []
+        for axes in _CUTTING:
+            if abs(own * self._parts(axes) - whole) <= 1e-9 * whole:
+                return [(whole, axes)]
+        share = round((1 - own / whole) / (1 - 1 / self._parts(PLANE)), _DIGITS)
+        return [(whole * share, PLANE), (whole * (1 - share), ())]
+
+    def _kept(self, own: Sequence[LayerSpec]) -> tuple[tuple[tuple[float, Axes], ...], tuple[tuple[float, Axes], ...]]:
+        """Between layers: about what linears give, once; and of a loss what is as large as its logits."""
+        kept: dict[Axes, float] = {}
+        wide: dict[Axes, float] = {}
+        linears = {spec.name: spec for spec in self.specs if isinstance(spec, TracedLinearSpec)}
+        for spec in own:
+            if isinstance(spec, TracedLinearSpec):
+                kept[_cutting(spec)] = kept.get(_cutting(spec), 0.0) + _given(spec)
+            head = linears.get(spec.name.rpartition(".")[0]) if isinstance(spec, TracedLossSpec) else None
+            if head is not None:
+                wide[_cutting(head)] = wide.get(_cutting(head), 0.0) + _given(head)
+        return tuple(sorted((each, axes) for axes, each in kept.items())), tuple(
+            sorted((each, axes) for axes, each in wide.items())
+        )
+
+    def _outputs(self, alone: _Plane, place: int) -> Iterator[PlaneOutput]:
+        for here, there in zip(self.outputs[place], alone.outputs[place], strict=True):
+            cut = next((axes for axes in _CUTTING if here.numbers * self._parts(axes) == there.numbers), None)
+            numbers = float(here.numbers if cut is None else there.numbers)
+            yield PlaneOutput(numbers, here.of_samples, cut or ())
+
+    def _parts(self, axes: Axes) -> int:
+        return (self.x if "x" in axes else 1) * (self.y if "y" in axes else 1)
+
+
+def _pieces(
+    model: nn.Module, cut: Tracing, grid: Grid, batch: Batch, specs: Sequence[LayerSpec]
+) -> tuple[Sequence[tuple[str, ...]], Sequence[tuple[RankOutput, ...]]]:
+    found = ModelPieces.of(model, cut, grid, batch, specs)
+    return found.modules, found.outputs  # type: ignore[return-value]
+
+
+def _cutting(spec: TracedLinearSpec) -> Axes:
+    return {"both": PLANE, "whole": ()}.get(spec.given, (spec.n_axis,))
+
+
+def _given(spec: TracedLinearSpec) -> float:
+    return float(spec.n * sum(call.rows_out for call in spec.calls))
+
+
+def _plain(spec: LayerSpec) -> LayerSpec:
+    """With numbers that numpy computes with."""
+    if isinstance(spec, TracedLossSpec):
+        return replace(spec, rows=_number(spec.rows))
+    calls = getattr(spec, "calls", None)
+    if calls is None:
+        return spec
+    changed: Any = [replace(call, rows_in=_number(call.rows_in), rows_out=_number(call.rows_out)) for call in calls]
+    return replace(spec, calls=tuple(changed))  # type: ignore[call-arg]
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, Fraction):
+        return int(value) if value.denominator == 1 else float(value)
+    return value
+
+
+def _without_flops(spec: LayerSpec) -> LayerSpec:
+    """Those of whole modules are counted with what is between layers."""
+    return replace(spec, forward_flops=0.0, why="") if isinstance(spec, WholeSpec) else spec
+
+
+def _without_place(spec: LayerSpec, names: tuple[str, ...]) -> LayerSpec:
+    """With a name that does not say which of several equal blocks it is of."""
+    if len(names) > 1:
+        return spec
+    prefix = f"{names[0]}."
+    changes: dict[str, Any] = {"name": spec.name.removeprefix(prefix)}
+    if isinstance(spec, TracedLinearSpec) and spec.joins is not None:
+        changes["joins"] = spec.joins.removeprefix(prefix)
+    if isinstance(spec, TracedLinearSpec | TracedEmbeddingSpec) and (spec.shares or "").startswith(prefix):
+        changes["shares"] = str(spec.shares).removeprefix(prefix)
+    return replace(spec, **changes)

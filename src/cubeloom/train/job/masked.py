@@ -1,0 +1,40 @@
+"""Samples with hidden tokens, as BERT learns from: which ones are hidden depends on seed and number alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cubeloom.base import counter
+from cubeloom.models.naming import IGNORED
+from cubeloom.train.data import Samples
+
+CHOSEN, HIDDEN, REPLACED = 0.15, 0.8, 0.9  # of all tokens; of the chosen ones, up to where they are hidden and replaced
+
+
+@dataclass(frozen=True)
+class MaskedTokens:
+    """Of the tokens that are chosen 80 % become `mask`, 10 % any other and 10 % stay; these alone are targets."""
+
+    plain: Samples
+    vocabulary: int
+    mask: int
+    seed: int
+
+    @property
+    def sequence(self) -> int:
+        return self.plain.sequence
+
+    def batch(self, numbers: Tensor) -> dict[str, Tensor]:
+        tokens = self.plain.batch(numbers)["tokens"]
+        places = numbers[:, None] * self.sequence + torch.arange(self.sequence)
+        chosen, how, other = (
+            counter.uniform(counter.key(self.seed, what), places) for what in ("chosen", "how", "other")
+        )
+        learned = chosen < CHOSEN
+        learned[:, 0] |= ~learned.any(1)  # at least one in each sample
+        replaced = torch.where(how < REPLACED, (other * self.vocabulary).long(), tokens)
+        shown = torch.where(learned, torch.where(how < HIDDEN, self.mask, replaced), tokens)
+        return {"tokens": shown, "targets": tokens.masked_fill(~learned, IGNORED)}
