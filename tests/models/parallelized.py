@@ -35,7 +35,7 @@ def config_of(kind: str) -> Theirs:
                 **_SIZES, num_hidden_layers=1, num_key_value_heads=2, intermediate_size=64, tie_word_embeddings=False
             )
         case "gpt2":
-            none = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
+            none: Theirs = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
             return transformers.GPT2Config(
                 vocab_size=VOCAB, n_positions=32, n_embd=32, n_layer=1, n_head=4, bos_token_id=0, eos_token_id=0, **none
             )

@@ -137,7 +137,7 @@ def refused(folder: Path) -> list[str]:
 def test_another_model_s_folder_is_refused(ranks: RankPool, tmp_path: Path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = {"vocab_size": 96, "n_positions": 32, "n_embd": 32, "n_layer": 1, "n_head": 4}
+    sizes: dict[str, Any] = {"vocab_size": 96, "n_positions": 32, "n_embd": 32, "n_layer": 1, "n_head": 4}
     GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path / "gpt2")
     GPT2LMHeadModel(GPT2Config(**{**sizes, "vocab_size": 64})).save_pretrained(tmp_path / "wide")
     GPT2LMHeadModel(GPT2Config(**{**sizes, "n_layer": 2})).save_pretrained(tmp_path / "deep")

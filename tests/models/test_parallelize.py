@@ -164,7 +164,9 @@ def with_a_loss_outside(mesh: Network, serial: Any, kind: str) -> float:
         loss = each(input_ids=own["input_ids"]).logits.double().square().mean()
         loss.backward()
         found.append(loss.detach())
-    mean = mean_over_batch(found[0], handle_of(model).state)
+    state = handle_of(model).state
+    assert state is not None
+    mean = mean_over_batch(found[0], state)
     return max(abs(mean.item() - found[1].item()), apart(model, serial, mesh, gradients=True))
 
 

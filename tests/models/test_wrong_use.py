@@ -121,7 +121,7 @@ def test_axes_and_ranks() -> None:
 
 def test_a_forward_that_takes_something_else() -> None:
     class Own(Pair):
-        def forward(self, features: Tensor) -> Tensor:  # type: ignore[override]
+        def forward(self, features: Tensor) -> Tensor:
             return super().forward(features)
 
     with pytest.raises(UserError, match=r"Own\.forward takes features, of which no example is known: pass `example`"):
