@@ -31,8 +31,8 @@ HEAD = """# Architectures that were tried
 Models of Hugging Face and diffusers as they come, small and with random values, and a user's GPT. Each trains one step on each
 grid, in double precision, beside its serial model on one process. A cell has the largest relative difference of a gradient; the
 bytes that every rank counted are those that were predicted, or the cell says so. `cut` is the share of the parameters that x
-and y cut on `x=2,y=2`, `FLOPs` what a rank computes there: 25 % is all that four ranks can save. [any-model.md](any-model.md) says
-how such models lie.
+and y cut on `x=2,y=2`, `FLOPs` what a rank computes there: 25 % is all that four ranks can save.
+[any-model.md](any-model.md) says how such models lie.
 """
 
 
