@@ -58,6 +58,7 @@ DECODERS = [name for name, each in ARCHITECTURES.items() if each.family == "deco
 # What of these decoders is not cut over both axes of the plane, and why.
 WHOLE = {
     "codegen": "its projection is cut into four parts, each with some heads of queries, values and keys",
+    "diffllama": "its heads come in pairs, whose values lie apart",
 }
 
 
