@@ -85,13 +85,13 @@ def test_a_program_trains_its_own_model_on_its_own_data_and_measures(ranks: Rank
     alone = ranks.run(1, fit, tmp_path / "alone", Grid(), 12)
     ranks.run(2, fit, tmp_path / "cut", Grid(y=2), 6)
     both = ranks.run(2, fit, tmp_path / "cut", Grid(z=2), 12)  # goes on where the other grid stopped
-    assert both == pytest.approx(alone * 2, rel=1e-9)
+    assert both == pytest.approx(alone * 2, rel=1e-6)
     records = read_log(tmp_path / "cut" / NAME).records
     theirs = read_log(tmp_path / "alone" / NAME).records
     assert [record.step for record in records] == list(range(12))
     assert records[-1].loss < 0.9 * records[0].loss
     for mine, other in zip(records, theirs, strict=True):
-        assert mine.own == pytest.approx(other.own, rel=1e-9) and mine.own["loss twice"] == 2 * mine.loss
+        assert mine.own == pytest.approx(other.own, rel=1e-6) and mine.own["loss twice"] == 2 * mine.loss
     report = page(read_run(tmp_path / "cut"))
     assert "head norm" in report and "loss twice" in report
 

@@ -16,7 +16,7 @@ from cubeloom.tools.verify import Experiment, Report
 
 from .architectures import ARCHITECTURES, FUNCTIONS, SHORT, name_of
 
-GRIDS = ("x=2", "y=2", "z=2", "x=2,y=2,z=2", "x=2,y=2")
+GRIDS = ("x=2", "y=2", "z=2", "x=2,y=2,z=2", "pipe=2,y=2")
 _SHORT_GRIDS = ("x=2,y=2", "z=2")
 
 
@@ -39,7 +39,7 @@ def right(report: Report) -> None:
 
 
 def cases() -> list[object]:
-    every = [(name, grid) for name in (*ARCHITECTURES, *FUNCTIONS) for grid in GRIDS]
+    every = [(name, grid) for name in (*ARCHITECTURES, *FUNCTIONS) for grid in (*GRIDS, "x=2,y=2")]
     short = {(name, grid) for name in (*SHORT, "a user's GPT") for grid in _SHORT_GRIDS[: 1 + (name == "llama")]}
     return [
         pytest.param(name, grid, marks=pytest.mark.slow if (name, grid) in short else pytest.mark.long)

@@ -270,8 +270,10 @@ class Unread(Tensor):
     @staticmethod
     def of(parameter: nn.Parameter | None, read: Callable[[], Tensor]) -> Unread:
         assert parameter is not None
-        looks = local_of(parameter).new_empty(()).expand(parameter.shape)
-        made: Unread = looks.as_subclass(Unread)
+        local = local_of(parameter)
+        with torch_private.real_tensors():  # a tensor of a rehearsal is of a class of its own
+            looks = torch.empty((), dtype=local.dtype, device=local.device).expand(parameter.shape)
+            made: Unread = looks.as_subclass(Unread)
         made.read = read
         return made
 

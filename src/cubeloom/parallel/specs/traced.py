@@ -154,7 +154,8 @@ class TracedLinearSpec(LinearSpec):
                     yield Transfer("I", target.gradient, source.gradient, x, when=call.gradient)
             # A bias is added between the two.
             product = call.live and (call.gradient or "weight" in self.trained)
-            for whole, share in self.shares_of_output():
+            for whole, exact in self.shares_of_output():
+                share = exact if isinstance(c.samples, Fraction) else float(exact)
                 for source, target in self.kept_output() if whole else (self.output(self.spread_out(c)),):
                     yield from there_and_back(source, target, y * share, back_when=product)
             if self.leaves:

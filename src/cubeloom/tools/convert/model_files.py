@@ -198,9 +198,8 @@ def _names_on_any_rank(model: nn.Module, network: Network) -> set[str]:
 
 def _read(model: nn.Module, path: Path, handle: Handle, known: Iterable[str]) -> None:
     folder = HuggingFaceFolder(path)
-    sources = stored_as(folder, model)
+    parameters, sources = dict(model.named_parameters()), stored_as(folder, model)
     refuse_more(folder, known, handle.kind)
-    parameters = dict(model.named_parameters())
     for name, source in sources.items():
         _fill(parameters[name], folder, source, handle.network)
 
