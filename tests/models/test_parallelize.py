@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import cubeloom
 from cubeloom import Grid, Network
 from cubeloom.launch import RankPool
+from cubeloom.models.foreign import InDouble
 from cubeloom.models.parallelize import handle_of
 from cubeloom.parallel.parameter import local_of
 from cubeloom.parallel.traced import mean_over_batch
@@ -161,7 +162,9 @@ def with_a_loss_outside(mesh: Network, serial: Any, kind: str) -> float:
     (batch,) = batches(kind, 1)
     found = []
     for each, own in ((model, mesh.shard(batch)), (serial, batch)):
-        loss = each(input_ids=own["input_ids"]).logits.double().square().mean()
+        with InDouble():
+            logits = each(input_ids=own["input_ids"]).logits
+        loss = logits.square().mean()
         loss.backward()
         found.append(loss.detach())
     state = handle_of(model).state
