@@ -400,8 +400,8 @@ IMAGE_WRONG: dict[str, Piece] = {
     "F.batch_norm": Piece(
         "inner", lambda x: functional.batch_norm(x, None, None, training=True), "batch_norm over", trains=True
     ),
-    "F.group_norm": Piece("inner", lambda x: functional.group_norm(x, 1), "group_norm of", trains=True),
-    "a fixed kernel": Piece("inner", blurred, "conv2d of"),
+    "F.group_norm": Piece("inner", lambda x: functional.group_norm(x, 1), "group_norm over", trains=True),
+    "a fixed kernel": Piece("inner", blurred, "conv2d is given"),
     "pixels of features": Piece("inner", channels_paired, "pixel_shuffle of"),
     "pooling of features": Piece(
         "inner", lambda x: x * functional.max_pool3d(x[:, None], (4, 1, 1))[:, 0].repeat(1, 4, 1, 1), "max_pool3d"
