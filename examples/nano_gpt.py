@@ -17,12 +17,13 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.heads = HEADS  # an attribute of the module: on a rank it is the number of the rank's heads
         self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.fc, self.out = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         samples, tokens, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(samples, tokens, 3, HEADS, width // HEADS).unbind(2)
+        q, k, v = self.qkv(self.norm1(x)).view(samples, tokens, 3, self.heads, width // self.heads).unbind(2)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(seen.transpose(1, 2).reshape(samples, tokens, width))
