@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
 from cubeloom.models.foreign import filled_by, forwarding_loss, random_batch
 from cubeloom.models.naming import Naming, naming_of
@@ -58,6 +59,12 @@ class UserModel:
         return _tracing(self) if own is None else own
 
     def fill(self, model: nn.Module, seed: int, dtype: torch.dtype, device: torch.device) -> Fill:
+        if any(buffer.is_meta for buffer in model.buffers()):
+            with torch.device("cpu"):
+                made = dict(self._made()[0].named_buffers(remove_duplicate=False))
+            for name, _ in list(model.named_buffers(remove_duplicate=False)):
+                owner, _, attribute = name.rpartition(".")
+                torch_private.buffers_of(model.get_submodule(owner))[attribute] = made[name]
         return filled_by(model, seed, dtype, device)
 
     def samples(self, batch: Batch, seed: int, step: int, dtype: torch.dtype) -> dict[str, Tensor]:

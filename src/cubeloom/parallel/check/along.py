@@ -130,6 +130,13 @@ def batch_norm(step: Step) -> list[Dims]:
     return [joined(step.name, [tracked.dims, *((*each.dims, *rest) for each in channels)], step.whole[0])]
 
 
+def columns(step: Step) -> list[Dims]:
+    """`functional.unfold`, blocks of pixels as columns; the method of that name takes windows of a dimension."""
+    if len(step.whole[0]) != 3 or len(step.inputs[0].dims) != 4:
+        refuse_cut(step, step.inputs[0], range(len(step.inputs[0].dims)), _consequence(step.name))
+    return of_samples(step)
+
+
 def fourier(step: Step) -> list[Dims]:
     step.refuse_other_numbers()
     tracked = step.only
@@ -261,7 +268,8 @@ RULES: dict[str, Rule] = {
     **{
         f"fft_{inverse}{real}fft{end}": fourier for inverse in ("", "i") for real in ("", "r") for end in ("", "2", "n")
     },
-    **dict.fromkeys(("group_norm", "instance_norm"), of_samples),
+    **dict.fromkeys(("group_norm", "instance_norm", "fold"), of_samples),
+    "unfold": columns,
     **{f"conv{kind}{count}d": of_samples for kind in ("", "_transpose") for count in (1, 2, 3)},
     "cosine_similarity": cosine,
     "embedding": looked_up,

@@ -80,12 +80,12 @@ class Run(TorchFunctionMode, ABC):
     @contextmanager
     def paused(self) -> Iterator[None]:
         """What is called within is not seen; tensors that it makes are on the meta device, too."""
-        self._paused = True
+        before, self._paused = self._paused, True
         try:
             with META:
                 yield
         finally:
-            self._paused = False
+            self._paused = before
 
     def refuse(self, text: str, cause: BaseException | None = None) -> NoReturn:
         place = where.here(self.names)

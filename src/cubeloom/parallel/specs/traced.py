@@ -54,6 +54,11 @@ class Call:
     fixed: bool = False
     live: bool = True
 
+    @property
+    def back(self) -> bool:
+        """Whether a backward makes dX."""
+        return self.gradient and self.live
+
     def all_in(self, c: ParallelConfig) -> Any:
         """Of all ranks of data and z together."""
         return self._samples(c) * self.rows_in
@@ -151,7 +156,7 @@ class TracedLinearSpec(LinearSpec):
                 ends = [_whole(self.k_axis)[::-1]] if self.enters else []
                 for source, target in [*ends, self.input(self.spread_in(c))]:
                     yield Transfer("F", source, target, x)
-                    yield Transfer("I", target.gradient, source.gradient, x, when=call.gradient)
+                    yield Transfer("I", target.gradient, source.gradient, x, when=call.back)
             # A bias is added between the two.
             product = call.live and (call.gradient or "weight" in self.trained)
             for whole, exact in self.shares_of_output():
@@ -303,7 +308,7 @@ class TracedNormSpec(LayerSpec):
                 yield Transfer("F", whole.with_dims(parts=axes), whole, 2 * c.size(*axes) * rows, "statistic")
             else:
                 yield Transfer("F", summed, whole, rows, "statistic")
-            yield Transfer("I", summed, whole, (2 if self.centred else 1) * rows, "statistic", when=call.gradient)
+            yield Transfer("I", summed, whole, (2 if self.centred else 1) * rows, "statistic", when=call.back)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
         across = other(self.axes[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,16 @@ from cubeloom.parallel.layers.logits import cut_cross_entropy
 from cubeloom.parallel.layers.loss import Mean, share_of
 from cubeloom.parallel.state import CubeState
 
-# Losses that divide by the number of targets that are not ignored, which differs from rank to rank.
-COUNTING = ("cross_entropy", "nll_loss")
+# Losses that are means over all their numbers.
+MEANS = {
+    functional.mse_loss,
+    functional.l1_loss,
+    functional.smooth_l1_loss,
+    functional.huber_loss,
+    functional.binary_cross_entropy,
+    functional.binary_cross_entropy_with_logits,
+    functional.soft_margin_loss,
+}
 
 
 def mean_over_batch(loss: Tensor, state: CubeState, targets: int | Tensor = 1) -> Tensor:
@@ -55,9 +64,10 @@ class _CountedLosses(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if function is not functional.cross_entropy and function is not functional.nll_loss:
-            return function(*args, **kwargs)
-        count = _targets(*args, **kwargs)
+        if function is functional.cross_entropy or function is functional.nll_loss:
+            count = _targets(*args, **kwargs)
+        else:
+            count = _elements(function, *args, **kwargs) if function in MEANS else None
         if count is None:
             return function(*args, **kwargs)
         if self._state.counting is not None:
@@ -73,6 +83,14 @@ class _CountedLosses(TorchFunctionMode):
 def share_name(loss: int) -> str:
     """Of the share of a portion in a group's mean: which cross-entropy of the forward it is of."""
     return f"cross-entropy {loss}"
+
+
+def _elements(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor | None:
+    """Of how many numbers it is the mean; None where it is none."""
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    if given.get("reduction", "mean") != "mean" or given.get("size_average") is False or given.get("reduce") is False:
+        return None
+    return torch.tensor(given["input"].numel(), device=given["input"].device)
 
 
 def _targets(

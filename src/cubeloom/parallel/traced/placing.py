@@ -127,7 +127,7 @@ class Placing:
         place = _feature_place(placed.known, len(shape))
         features = 1 if isinstance(placed.known, Table) else tracked.shape[place]
         rows_in, rows_out = prod(tracked.shape) // features, prod(shape) // shape[place]
-        call = Call(rows_in, rows_out, gradient and self.live, live=self.live)
+        call = Call(rows_in, rows_out, gradient, live=self.live)
         before.uses.append(Use(call, id(tracked), fixed=not tracked.of_samples))
 
     def _linear(self, name: str, linear: Linear, tracked: Tracked, shape: Shape) -> tuple[Placed, Dims]:

@@ -33,6 +33,7 @@ from cubeloom.parallel.check.tracked import (
 from cubeloom.parallel.cut import CutError, pattern_of
 from cubeloom.parallel.traced.choices import Sliced
 from cubeloom.parallel.traced.constants import RunWithConstants
+from cubeloom.parallel.traced.loss import MEANS
 from cubeloom.parallel.traced.misplaced import LossUse, Misplaced
 from cubeloom.parallel.traced.placing import PLANE, Placing, kept_along, of_plane, samples_cut
 from cubeloom.parallel.traced.whole_run import WholeRun
@@ -53,7 +54,8 @@ _LAZY = {
     "bfloat16",
     "half",
 }
-LOSSES = ("cross_entropy",)
+LOSSES = ("cross_entropy",)  # that are computed of logits whose classes are cut
+_MEANS = {*LOSSES, "nll_loss", *(function.__name__ for function in MEANS)}
 _TAKES_SIZES = {"view", "reshape", "unflatten", "split", "chunk", "getitem", "expand", "narrow", "repeat"}
 _PRODUCTS = {"matmul", "bmm", "baddbmm", "scaled_dot_product_attention"}
 
@@ -152,9 +154,10 @@ class RankRun(RunWithConstants, Replay):
                     f"a tensor of {list(own.shape)} is made on a rank, and of {list(whole.shape)} in the serial model"
                 )
             dims.append((Factor(size, (), size // local),) if size != local else uncut([size])[0])
-        if not torch.equal(
-            own.repeat([size // local for size, local in zip(whole.shape, own.shape, strict=True)]), whole
-        ):
+        times = [size // local for size, local in zip(whole.shape, own.shape, strict=True)]
+        with self.paused():
+            alike = torch.equal(own.repeat(times), whole)
+        if not alike:
             raise Refused(f"a tensor of {list(whole.shape)} is made that is not alike for all samples")
         return tuple(dims)
 
@@ -185,9 +188,9 @@ class RankRun(RunWithConstants, Replay):
             self._count_flops(operation.name, tensors, result)
         except Refused as refused:
             self._misplaced(refused, tensors)
-        if operation.name in LOSSES and kwargs.get("reduction", "mean") == "mean":
+        if operation.name in _MEANS and kwargs.get("reduction", "mean") == "mean":
             smoothing = float(kwargs.get("label_smoothing", 0.0))
-            rows = tensors[0].numel() // tensors[0].shape[-1]
+            rows = tensors[0].numel() // max(1, tensors[0].shape[-1])
             self.losses.append(LossUse(lazy, rows, tensors[0].element_size(), smoothing))
         elif lazy is not None and isinstance(result, Tensor):
             if result.shape[-1:] != tensors[0].shape[-1:]:
