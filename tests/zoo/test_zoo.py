@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cubeloom import Grid
+from cubeloom import Grid, UserError
 from cubeloom.models.named import named
 from cubeloom.parallel import Batch, ShardingPolicy
 from cubeloom.pipeline import generate
@@ -32,8 +32,21 @@ def experiment(architecture: str, grid: Grid, folder: Path) -> Experiment:
     )
 
 
-def right(report: Report) -> None:
-    assert report.bytes_agree, {axis: (report.counted.get(axis), report.predicted.get(axis)) for axis in report.counted}
+# Bytes are predicted as more than they are: code outside of a layer reads its weights several times at once.
+BYTES_DIFFER = {"mamba"}
+# What is refused, and with which words.
+REFUSED = {
+    **{("DiTTransformer2DModel of diffusers", grid): "data and z cut samples" for grid in ("z=2", "x=2,y=2,z=2")},
+    ("DiTTransformer2DModel of diffusers", "pipe=2,y=2"): "micro-batches cut samples",
+    ("albert", "pipe=2,y=2"): "has no row of blocks",
+    ("squeezebert", "pipe=2,y=2"): "calls none of its blocks",
+}
+
+
+def right(report: Report, predicted: bool = True) -> None:
+    assert report.bytes_agree or not predicted, {
+        axis: (report.counted.get(axis), report.predicted.get(axis)) for axis in report.counted
+    }
     assert report.replicas_agree
     assert not report.wrong, {what: report.differences[what] for what in report.wrong}
 
@@ -51,7 +64,12 @@ def cases() -> list[object]:
 def test_an_architecture_trains_as_the_serial_one(
     name: str, grid: str, verified: Callable[[Experiment], Report], tmp_path: Path
 ) -> None:
-    right(verified(experiment(name, Grid.parse(grid), tmp_path)))
+    asked = experiment(name, Grid.parse(grid), tmp_path)
+    if (name, grid) in REFUSED:
+        with pytest.raises(UserError, match=REFUSED[name, grid]):
+            verified(asked)
+    else:
+        right(verified(asked), predicted=name not in BYTES_DIFFER)
 
 
 DECODERS = [name for name, each in ARCHITECTURES.items() if each.family == "decoder"]

@@ -67,7 +67,7 @@ def _beginnings(name: str) -> Iterator[str]:
 def _units(name: str, module: nn.Module, around: set[str], inner: set[str], seen: set[int]) -> Iterator[str]:
     for own, child in module.named_children():
         full = f"{name}.{own}".lstrip(".")
-        if full in around:
+        if full in around or isinstance(child, nn.ModuleList | nn.ModuleDict):  # which nobody calls
             yield from _units(full, child, around, inner, seen)
         elif (full in inner or _has_parameters(child)) and id(child) not in seen:
             seen.add(id(child))

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
 from cubeloom.parallel import AnyCut, Batch, CubeState, ShardingPolicy
+from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.layers.declared import FoundCut
 from cubeloom.parallel.replace import Fill
+from cubeloom.parallel.specs import parameters
 from cubeloom.pipeline import Schedule, Updates, forwards
 from cubeloom.pipeline.runtime.build import Recompute, hold, plan_stages
 from cubeloom.pipeline.runtime.channels import Boundary, Channels, Shape, apart, together
@@ -75,6 +77,10 @@ class Pipeline:
             )
         self._channels = Channels(network, schedule)
         self._boundaries: dict[int, Boundary] = {}  # of each stage's output
+        # What a model that was looked at uses: a stage that left something out would train something else.
+        config = ParallelConfig.exact(network.grid, rest, Batch(1, 1), item=1)
+        found = self.layout.specs if isinstance(cut, FoundCut) else ()
+        self._trained = {each.name for spec in found for each in parameters(spec, config).values() if each.trained}
         self._learned = False  # what they are; a single stage hands nothing on
 
     @property
@@ -164,7 +170,13 @@ class Pipeline:
         with self.gradients.seen_in_forward() as used:
             self._run_each_stage(work, portion, known)
         names = [used] if self.network.rehearsed else self.network.host_group.gather(used)
-        self.gradients.expect(set().union(*names))
+        everywhere = set[str]().union(*names)
+        self.gradients.expect(everywhere)
+        if missing := sorted(self._trained - everywhere) if not self.network.rehearsed else []:
+            raise UserError(
+                f"no stage uses {missing[0]} (and {len(missing) - 1} more like it), which the model uses where it is whole: it"
+                " cannot be cut into stages; use pipe=1"
+            )
         self._learned = True
 
     def _run_each_stage(self, work: StepWork, portion: Portion, known: Mapping[int, Boundary] | None) -> None:
