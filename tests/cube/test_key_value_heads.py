@@ -63,12 +63,12 @@ def experiment(model: LlamaConfig, grid: str, rest: ShardingPolicy | None = None
         (ONE, "y=3", ShardingPolicy(activations="replicated")),
         (TWO, "y=4", ShardingPolicy()),
         (TWO, "x=2,y=4", ShardingPolicy()),
-        (TWO, "x=3,y=4", ShardingPolicy(activations="replicated")),
+        pytest.param(TWO, "x=3,y=4", ShardingPolicy(activations="replicated"), marks=pytest.mark.long),
         (TWO, "y=4,z=2", ShardingPolicy()),
-        (TWO, "y=4,z=4", ShardingPolicy(weights="kept")),
-        (ONE, "y=2,z=4", ShardingPolicy(inputs="regathered")),
+        pytest.param(TWO, "y=4,z=4", ShardingPolicy(weights="kept"), marks=pytest.mark.long),
+        pytest.param(ONE, "y=2,z=4", ShardingPolicy(inputs="regathered"), marks=pytest.mark.long),
         (TWO, "data=2,y=4", ShardingPolicy()),
-        (TWO, "data=2,y=4,z=2", ShardingPolicy(weights="replicated")),
+        pytest.param(TWO, "data=2,y=4,z=2", ShardingPolicy(weights="replicated"), marks=pytest.mark.long),
     ],
 )
 def test_copies_train_as_one(ranks: RankPool, model: LlamaConfig, grid: str, rest: ShardingPolicy) -> None:
@@ -170,7 +170,7 @@ def gradients_of(grid: Grid, rest: ShardingPolicy, passes: int) -> list[tuple[st
     return found
 
 
-@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("passes", [pytest.param(1, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("rest", [ShardingPolicy(), ShardingPolicy(activations="replicated")])
 @pytest.mark.parametrize("grid", [Grid(y=4), Grid(y=4, x=2)])
 def test_biases_have_copies_too(ranks: RankPool, grid: Grid, rest: ShardingPolicy, passes: int) -> None:

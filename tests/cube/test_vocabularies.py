@@ -69,18 +69,20 @@ def test_rows_are_padded_at_the_end() -> None:
     ("model", "grid", "rest"),
     [
         (ODD, "y=2", ShardingPolicy()),
-        (UNTIED, "y=3", ShardingPolicy()),
+        pytest.param(UNTIED, "y=3", ShardingPolicy(), marks=pytest.mark.long),
         (UNTIED, "z=2", ShardingPolicy()),
         (ODD, "z=3", ShardingPolicy(weights="kept")),
         (ODD, "y=2", ShardingPolicy(inputs="regathered")),  # head and loss are not one
         (UNTIED, "x=2,y=2", ShardingPolicy(activations="replicated")),
         (UNTIED, "z=2,y=2", ShardingPolicy(weights="replicated")),
         (BERT, "x=2,y=2,z=2", ShardingPolicy()),
-        (BERT, "y=4", ShardingPolicy(activations="replicated", weights="replicated")),
+        pytest.param(
+            BERT, "y=4", ShardingPolicy(activations="replicated", weights="replicated"), marks=pytest.mark.long
+        ),
         (LLAMA, "data=2,y=2", ShardingPolicy()),
         (FEW, "y=4", ShardingPolicy()),
-        (FEW, "y=4", ShardingPolicy(inputs="regathered")),
-        (FEW, "x=2,y=4,z=2", ShardingPolicy()),
+        pytest.param(FEW, "y=4", ShardingPolicy(inputs="regathered"), marks=pytest.mark.long),
+        pytest.param(FEW, "x=2,y=4,z=2", ShardingPolicy(), marks=pytest.mark.long),
     ],
 )
 def test_padding_is_not_seen(ranks: RankPool, model: Config, grid: str, rest: ShardingPolicy) -> None:
@@ -166,7 +168,13 @@ def train(grid: Grid, make: Any, steps: int) -> list[tuple[bool, bool]]:
     return found
 
 
-@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch.optim.AdamW,
+        *(pytest.param(each, marks=pytest.mark.long) for each in (torch.optim.SGD, torch.optim.Adagrad)),
+    ],
+)
 def test_any_optimizer_leaves_padding_zero(ranks: RankPool, make: Any) -> None:
     for of_rank in ranks.run(4, train, Grid(x=2, y=2), make, 3):
         for padding, zero in of_rank:

@@ -168,7 +168,7 @@ def accepted(grid: str, rest: Any, place: str, drawn: tuple[Step, ...]) -> bool:
 
 
 @settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(
     grid=st.sampled_from(["x=2,y=2", "x=2", "y=2", "z=2", "x=2,z=2", "y=2,z=2"]),

@@ -80,7 +80,10 @@ ON = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "zero"),
-    [("accumulating", False), ("cube", True), ("chimera", False), ("chimera-zb", True), ("data", True)],
+    [
+        *(pytest.param(name, False, marks=pytest.mark.long) for name in ("accumulating", "chimera")),
+        *((name, True) for name in ("cube", "chimera-zb", "data")),
+    ],
 )
 def test_every_grid_trains_as_one_process_does(
     ranks: RankPool, tmp_path: Path, serial: list[Record], name: str, zero: bool

@@ -189,7 +189,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }
 # One of each family, and of each thing that is rare.
-SHORT = ("llama", "gpt2", "falcon", "mpt", "mixtral", "bert", "t5", "vit")
+SHORT = ("llama", "gpt2", "falcon", "mixtral", "bert", "t5", "vit")
 # Functions of files beside this one.
 FUNCTIONS = {
     "a user's GPT": "nano.py:nano_gpt",
