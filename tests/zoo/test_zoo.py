@@ -16,6 +16,7 @@ from cubeloom.tools.verify import Experiment, Report
 
 from .architectures import ARCHITECTURES, FUNCTIONS, SHORT, name_of
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # of transformers' own
 GRIDS = ("x=2", "y=2", "z=2", "x=2,y=2,z=2", "pipe=2,y=2")
 _SHORT_GRIDS = ("x=2,y=2", "z=2")
 
@@ -73,10 +74,15 @@ def test_an_architecture_trains_as_the_serial_one(
 
 
 DECODERS = [name for name, each in ARCHITECTURES.items() if each.family == "decoder"]
-# What of these decoders is not cut over both axes of the plane, and why.
-WHOLE = {
+# Of these more FLOPs are left whole on each rank of the plane than 30 %,
+MORE_FLOPS = {
     "codegen": "its projection is cut into four parts, each with some heads of queries, values and keys",
     "diffllama": "its heads come in pairs, whose values lie apart",
+}
+# and of these so small fewer parameters than 98 % are cut over both axes.
+LESS_CUT = {
+    "xglm": "the stream is whole, for the model adds positions to it that it computes without parameters",
+    "ctrl": "the same",
 }
 
 
@@ -88,6 +94,5 @@ def test_dense_decoders_are_cut_over_the_plane(name: str, tmp_path: Path) -> Non
     with torch.device("meta"):
         model = source.build()
     traced = source.cut(model).traced(model, Grid(x=2, y=2), Batch(4, 16))  # type: ignore[union-attr]
-    if name not in WHOLE:
-        assert traced.cut_share >= 0.98, str(traced)
-        assert traced.flops_share <= 0.30, str(traced)
+    assert (traced.cut_share >= 0.98) is (name not in LESS_CUT), str(traced)
+    assert (traced.flops_share <= 0.30) is (name not in MORE_FLOPS), str(traced)
