@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,7 +69,10 @@ def test_the_peak_is_that_of_a_few_tensors(tmp_path: Path, config: LanguageConfi
     folders.saved(tmp_path / "small" / "theirs", folders.prepare(folders.gpt2()))
     make(tmp_path / "large" / "theirs", config)
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "small"), str(tmp_path / "large")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=800)
+    # By default glibc takes ever larger tensors from its heap, whose gaps then count: 6 to 17 MB, by chance. With a fixed
+    # threshold each tensor has pages of its own, and the peak is what the program holds.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "262144"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=800, env=environment)
     found = json.loads(done.stdout)
     with torch.device("meta"):
         largest = max(parameter.nbytes for parameter in build(config).parameters())
@@ -77,6 +81,5 @@ def test_the_peak_is_that_of_a_few_tensors(tmp_path: Path, config: LanguageConfi
         f"{found['bytes']:,} bytes, {largest:,} the largest tensor: the peak grew by {imported - before:,} bytes when they "
         f"were imported, and by {exported - before:,} in all\n"
     )
-    # Linux counts pages of mapped files too, some megabytes more or fewer.
-    assert imported <= exported < before + 4 * largest + 14_000_000 < before + 0.35 * found["bytes"]
+    assert imported <= exported < before + 4 * largest + 2_000_000 < before + 0.35 * found["bytes"]
     assert not found["transformers"]  # which users need not have
