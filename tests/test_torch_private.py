@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -167,6 +168,21 @@ def test_tensors_of_one_memory_have_one_identity_without_values_too() -> None:
             identity = private.storage_identity(tensor)
             assert identity == private.storage_identity(tensor[1]) == private.storage_identity(tensor.untyped_storage())
             assert identity != private.storage_identity(other)
+
+
+def test_a_backward_knows_its_function() -> None:
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient
+
+    node = Same.apply(torch.zeros(2, requires_grad=True)).grad_fn
+    assert isinstance(node, BackwardCFunction) and private.function_of(node) is Same
+    assert node.apply(torch.ones(2)).tolist() == [1, 1]
 
 
 def test_fake_tensors_have_shapes_and_devices_and_compute_nothing() -> None:

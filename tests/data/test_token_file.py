@@ -49,6 +49,7 @@ def edit(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
         (edit(lambda meta: meta.pop("end")), "it lacks something"),
         (edit(lambda meta: meta.update(end="x")), "it lacks something"),
         (edit(lambda meta: meta["training"].update(tokens=-1)), "it lacks something"),
+        (edit(lambda meta: meta.update(end=257)), "it lacks something"),
         (lambda folder: flip(folder / "meta.json", b'"end": 256'), "meta.json is damaged: it is not what was written"),
         (lambda folder: flip(folder / "checksums.bin"), "checksums.bin is damaged: it is not what was written"),
         (edit(lambda meta: meta.update(dtype="uint32")), "257 tokens are not kept as uint32"),

@@ -135,6 +135,47 @@ class Doubled(torch.autograd.Function):
         return gradient * gradient.shape[-1]
 
 
+class Centred(torch.autograd.Function):
+    """Of which only the backward mixes features."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient - gradient.mean(-1, keepdim=True)
+
+
+class Swish(torch.autograd.Function):
+    """It keeps what it gives and something between for its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+        between = (scale * x).sigmoid()
+        result = x * between
+        ctx.save_for_backward(between, result)
+        ctx.scale = scale
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        between, result = ctx.saved_tensors
+        return gradient * (between + ctx.scale * result * (1 - between)), None
+
+
+class Reversed(torch.autograd.Function):
+    """It gives what it takes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -0.5 * gradient
+
+
 def own_loss(logits: Tensor, targets: Tensor) -> Tensor:
     picked = logits.log_softmax(-1).gather(-1, targets[:, None])
     return -picked.mean()
@@ -255,7 +296,8 @@ WRONG: dict[str, Piece] = {
     "a value decides": Piece("inner", lambda x: x if (x > 0).all() else -x, "asks for values"),
     "a mask as an index": Piece("inner", lambda x: x[x > 0].sum() * x, "asks for values", trains=True),
     # What cannot be seen.
-    "an autograd function": Piece("inner", Doubled.apply, "Doubled is an autograd function", trains=True),
+    "a backward by size": Piece("inner", Doubled.apply, "a number made from the size", trains=True),
+    "a backward over features": Piece("inner", Centred.apply, "mean over dimension 1", trains=True),
     "a tensor from the call before": Piece("stream", kept, "was kept from an earlier call"),
     "rows by a mask": Piece("stream", masked_rows, "assignment by a mask", grid="y=2"),
     "a weight outside of its layer": Piece("stream", weight_outside, "uses norm.weight outside of its layer"),
@@ -356,6 +398,7 @@ RIGHT: dict[str, Piece] = {
     "numbers by a mask": Piece("inner", by_mask),
     "positions of zeros": Piece("places", lambda tokens: (torch.zeros_like(tokens) + torch.arange(SEQUENCE)).flatten()),
     "logits scaled": Piece("logits", lambda logits: logits / VOCAB**0.5),
+    "autograd functions": Piece("inner", lambda x: Reversed.apply(Swish.apply(x, 1.5))),
 }
 
 

@@ -18,7 +18,7 @@ from .parity import Difference, compare
 
 KINDS = [
     *("Chain", "Gated", "InPlace", "Fan", "Twice", "Temperature", "Peeking", "Contradiction", "Images", "Frozen"),
-    *("Residual", "Softmax", "Scaled", "Hidden", "Remembered", "Attention", "Grouped", "Biased"),
+    *("Residual", "Softmax", "Scaled", "Hidden", "Remembered", "Attention", "Grouped", "Biased", "Functions"),
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,59 @@ class Chain(Toy):
     def forward(self, x: Tensor) -> Tensor:
         h = self.up(x)
         return self.down(0.5 * h * (1.0 + torch.tanh(0.8 * (h + 0.04 * torch.pow(h, 3.0)))))
+
+
+class Swish(torch.autograd.Function):
+    """Its own result is kept for its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        result = x.sigmoid()
+        ctx.save_for_backward(x, result)
+        return x * result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        x, result = ctx.saved_tensors
+        return gradient * (result + x * result * (1 - result))
+
+
+class Centred(torch.autograd.Function):
+    """Of which only the backward mixes features."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient - gradient.mean(-1, keepdim=True)
+
+
+class Linear(torch.autograd.Function):
+    """With a parameter of its own, whose gradient is a sum over rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradient @ weight, gradient.flatten(0, -2).t() @ x.flatten(0, -2)
+
+
+class Functions(Toy):
+    """The first may have a part of the features; the second may not, as its backward shows; the third has a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.linspace(-1, 1, WIDTH * WIDTH).view(WIDTH, WIDTH).cos())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = Linear.apply(x, self.table)
+        return self.down(Swish.apply(self.up(y))) + self.down(Centred.apply(self.gate(y)))
 
 
 class Gated(Toy):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
@@ -64,6 +65,12 @@ def sequence_number(node: Node) -> int:
 
 def set_sequence_number(node: Node, number: int) -> None:
     node._set_sequence_nr(number)  # type: ignore[attr-defined]
+
+
+def function_of(node: BackwardCFunction) -> type:
+    """The autograd function that this is the backward of."""
+    found: type = node._forward_cls  # type: ignore[attr-defined]
+    return found
 
 
 # --- what torch keeps for a thread ---

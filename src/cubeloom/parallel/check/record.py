@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from cubeloom.parallel.check.functions import Function as AutogradFunction
 from cubeloom.parallel.check.operations import Operation, is_random, needs_values, parameters_in
 from cubeloom.parallel.check.run import Function, Run, detached_results, leaves
 
@@ -49,6 +50,7 @@ class Record(Run):
         super().__init__(model, layers)
         self._widths = widths or {}
         self.entries: list[Entry] = []
+        self.backwards: dict[int, int] = {}  # of autograd functions, where each begins and ends among the entries
         self.kept: dict[
             int, tuple[Any, Tensor]
         ] = {}  # how each tensor is known; kept, so that an id is that of one tensor
@@ -89,6 +91,23 @@ class Record(Run):
         for number, result in enumerate(results):
             self.kept[id(result)] = (len(self.entries), number), result
         self.entries.append(Entry(name, inputs, given, numbers, shapes, **more))
+
+    def seen(self) -> Iterable[Tensor]:
+        return [tensor for _, tensor in self.kept.values()]
+
+    def function(self, function: AutogradFunction) -> Sequence[Any]:
+        begin = len(self.entries)
+        gradients = super().function(function)
+        self.backwards[begin] = len(self.entries)
+        return gradients
+
+    def gradient_like(self, output: Tensor) -> Tensor:
+        gradient = torch.empty_like(output, requires_grad=False)
+        self.kept[id(gradient)] = ("gradient", self.known(output)), gradient
+        return gradient
+
+    def same_as(self, output: Tensor, given: Tensor) -> None:
+        self.kept[id(output)] = self.known(given), output
 
     def _refuse(self, operation: Operation, args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
         name = operation.name

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
 
 from cubeloom.base.errors import first_line
 from cubeloom.parallel.check import along, indexing, pointwise, products, views
+from cubeloom.parallel.check.functions import Function as AutogradFunction
 from cubeloom.parallel.check.gradient import summands
 from cubeloom.parallel.check.operations import Operation
 from cubeloom.parallel.check.record import Entry, Record
@@ -41,17 +41,37 @@ class Replay(Run):
         """What is known of a tensor. One that was there before the run is whole on every rank."""
         if id(tensor) not in self._tracked:
             known = self._record.before.get(id(tensor))
-            if isinstance(tensor.grad_fn, BackwardCFunction):
-                _refuse_function(tensor.grad_fn)
             if known is None or known[1] is not tensor:
                 raise Refused(
                     f"a tensor of shape {list(tensor.shape)} comes from code that is not seen, or was kept from an earlier call"
                 )
             self._keep(tensor, known[0], Tracked(uncut(tensor.shape)))
-        tracked = self._tracked[id(tensor)]
-        if isinstance(tensor.grad_fn, BackwardCFunction) and not tracked.plain:
-            _refuse_function(tensor.grad_fn)
-        return tracked
+        return self._tracked[id(tensor)]
+
+    def seen(self) -> Iterable[Tensor]:
+        return [tensor for _, tensor in self._kept.values()]
+
+    def gradient_like(self, output: Tensor) -> Tensor:
+        gradient = torch.empty_like(output, requires_grad=False)
+        tracked = self.of(output)
+        self._keep(gradient, ("gradient", self._kept[id(output)][0]), Tracked(tracked.dims, makers=tracked.makers))
+        return gradient
+
+    def same_as(self, output: Tensor, given: Tensor) -> None:
+        tracked = self.of(given)
+        self._keep(output, self._kept[id(given)][0], tracked)
+
+    def function(self, function: AutogradFunction) -> Sequence[Any]:
+        gradients = super().function(function)
+        for given, gradient in zip(function.inputs, gradients, strict=True):
+            if given is None or not isinstance(gradient, Tensor):
+                continue
+            needed, found = self.of(self._on_meta(given)), self.of(gradient)
+            if needed.dims != found.dims:
+                self.refuse(
+                    f"the backward of {function.name} gives {found} as the gradient of {needed}: it must lie as that does"
+                )
+        return gradients
 
     def _keep(self, tensor: Tensor, known: Any, tracked: Tracked) -> None:
         self._kept[id(tensor)] = known, tensor
@@ -194,11 +214,6 @@ class Replay(Run):
                     )
         except Refused as refused:
             self.refuse(str(refused))
-
-
-def _refuse_function(node: object) -> NoReturn:
-    name = type(node).__name__.removesuffix("Backward")
-    raise Refused(f"{name} is an autograd function, whose backward cannot be seen: write it with functions of torch")
 
 
 def ruled(step: Step) -> list[Dims]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from functools import partial
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError, first_line
-from cubeloom.parallel.check import where
+from cubeloom.parallel.check import functions, where
 from cubeloom.parallel.check.operations import Operation, operation_of
 from cubeloom.parallel.cut import CutError
 
@@ -34,6 +34,8 @@ class Run(TorchFunctionMode, ABC):
         self.owners = {id(each): name for name, each in model.named_parameters()}
         self._operations: dict[Function, Operation] = {}
         self.outside: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that were there before, and on the meta device
+        self._functions: set[Any] = set()  # autograd functions whose backward has run
+        self._outputs: dict[int, Tensor] = {}  # of the one whose backward runs now, by their memory
         self._paused = False
 
     @abstractmethod
@@ -61,14 +63,70 @@ class Run(TorchFunctionMode, ABC):
             operation = self._operations[function] = operation_of(function)
         if operation.metadata:
             return function(*args, **kwargs)
+        if self._outputs:  # of which the tensors of a backward are kept ones
+            args, kwargs = torch_private.tree_map(self._saved_output, (args, kwargs))
         tensors, numbers = list[Tensor](), list[Any]()
         leaves((args, kwargs), tensors, numbers)
         if any(not tensor.is_meta for tensor in tensors):
             args, kwargs = torch_private.tree_map(self._on_meta, (args, kwargs))
             tensors, numbers = [], []
             leaves((args, kwargs), tensors, numbers)
+        if any(functions.node_of(tensor) is not None for tensor in tensors):
+            with self:  # a mode does not see what is called while it handles a call
+                self.used(tensors)
         function, args, kwargs = _staying(operation, function, args, kwargs, tensors)
         return self.step(operation, function, args, kwargs, tensors, numbers)
+
+    @abstractmethod
+    def seen(self) -> Iterable[Tensor]:
+        """All tensors of the run so far."""
+
+    @abstractmethod
+    def gradient_like(self, output: Tensor) -> Tensor:
+        """The gradient of what an autograd function gave."""
+
+    @abstractmethod
+    def same_as(self, output: Tensor, given: Tensor) -> None:
+        """An autograd function gave what it was given, and torch made another tensor of it."""
+
+    def used(self, tensors: Sequence[Tensor]) -> None:
+        """Of autograd functions whose results are used the backward is run, once."""
+        for tensor in tensors:
+            node = functions.node_of(tensor)
+            if node is not None and node not in self._functions:
+                self._functions.add(node)
+                with self.paused():
+                    function = functions.function_of(node, tensor, self.seen())
+                self.used([given for given in function.inputs if given is not None])
+                self.function(function)
+
+    def function(self, function: functions.Function) -> Sequence[Any]:
+        """Gives the gradients of what it took."""
+        with self.paused():
+            for output in function.outputs:
+                for given in function.inputs:
+                    if given is not None and given.shape == output.shape and functions.same_memory(given, output):
+                        self.same_as(output, self._on_meta(given))
+            gradients = list(map(self.gradient_like, function.outputs))
+            self._outputs = {torch_private.storage_identity(output): output for output in function.outputs}
+        try:
+            with torch.no_grad():
+                return function.gradients(gradients)
+        except UserError:
+            raise
+        except Exception as error:
+            text = f"the backward of {function.name} fails where it is run once without values: {first_line(error)}"
+            self.refuse(text, error)
+        finally:
+            self._outputs = {}
+
+    def _saved_output(self, value: Any) -> Any:
+        """What a function gave and kept for its backward is another tensor there, of the same memory."""
+        if not isinstance(value, Tensor) or not value.is_meta:
+            return value
+        with self.paused():
+            output = self._outputs.get(torch_private.storage_identity(value))
+        return output if output is not None and output.shape == value.shape else value
 
     def _on_meta(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.is_meta:
@@ -120,6 +178,9 @@ class Run(TorchFunctionMode, ABC):
         plain = partial(_like_its_input, module) if quick else _without_values(module).forward
 
         def forward(*args: Any, **kwargs: Any) -> Tensor:
+            tensors = list[Tensor]()
+            leaves((args, kwargs), tensors, [])
+            self.used(tensors)
             return self.layer(name, plain, args, kwargs)
 
         module.forward = forward

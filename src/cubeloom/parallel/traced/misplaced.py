@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+from cubeloom.parallel.check.record import Entry
 from cubeloom.parallel.check.tracked import Dims, Tracked
 from cubeloom.parallel.cut import CutError
+
+_FEW = 4  # sections that a view takes the outputs of a layer apart into
+_VIEWS = ("view", "reshape", "unflatten")
 
 
 @dataclass(frozen=True)
@@ -49,3 +54,30 @@ class Misplaced(CutError):
         self.arguments = arguments  # of the module, those that may be cut
         self.split = split  # the two sizes that a view takes its last dimension apart into
         self.around = around  # makers of what each running module was given, the innermost first
+
+
+def split_of(entry: Entry) -> tuple[int, int] | None:
+    """The two sizes that a view takes the last dimension of its tensor apart into."""
+    if entry.name not in _VIEWS or not entry.input_shapes:
+        return None
+    before, after = entry.input_shapes[0], entry.shapes[0]
+    fits = len(after) == len(before) + 1 and after[:-2] == before[:-1]
+    return (after[-2], after[-1]) if fits else None
+
+
+def sections_of(entry: Entry) -> tuple[int, ...]:
+    """How an operation takes the last dimension of its tensor apart in the serial model."""
+    if not entry.input_shapes:
+        return ()
+    size = entry.input_shapes[0][-1] if entry.input_shapes[0] else 0
+    lasts = [shape[-1] for shape in entry.shapes if shape]
+    if entry.name in ("split", "chunk", "tensor_split", "split_with_sizes") and sum(lasts) == size:
+        return tuple(lasts)
+    if entry.name == "getitem" and entry.numbers and isinstance(last := entry.numbers[-1], slice):
+        start, stop, step = last.indices(size)
+        ends = sorted({0, start, stop, size})
+        return tuple(right - left for left, right in pairwise(ends)) if step == 1 else ()
+    if entry.name in _VIEWS and len(entry.shapes[0]) > len(entry.input_shapes[0]):
+        first = entry.shapes[0][len(entry.input_shapes[0]) - 1]
+        return (size // first,) * first if 1 < first <= _FEW and size % first == 0 else ()
+    return ()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from math import prod
 from typing import Any, NoReturn
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from cubeloom.base import torch_private
 from cubeloom.parallel.check import pointwise, where
+from cubeloom.parallel.check.functions import Function as AutogradFunction
 from cubeloom.parallel.check.gradient import summands
 from cubeloom.parallel.check.operations import Operation, is_random
 from cubeloom.parallel.check.replay import Replay
@@ -34,11 +34,10 @@ from cubeloom.parallel.cut import CutError, pattern_of
 from cubeloom.parallel.traced.choices import Sliced
 from cubeloom.parallel.traced.constants import RunWithConstants
 from cubeloom.parallel.traced.loss import MEANS
-from cubeloom.parallel.traced.misplaced import LossUse, Misplaced
+from cubeloom.parallel.traced.misplaced import LossUse, Misplaced, sections_of, split_of
 from cubeloom.parallel.traced.placing import PLANE, Placing, kept_along, of_plane, samples_cut
 from cubeloom.parallel.traced.whole_run import WholeRun
 
-_FEW = 4  # sections that a view takes the outputs of a layer apart into
 # What may be done with logits that are not gathered: their classes stay as they are.
 _LAZY = {
     "float",
@@ -294,6 +293,7 @@ class RankRun(RunWithConstants, Replay):
             self._lazy[id(each)] for each in tensors if id(each) in self._lazy
         )
         by_numbers = self._operation in _TAKES_SIZES
+        entry = self._record.entries[self._place - 1] if 0 < self._place <= len(self._record.entries) else None
         raise Misplaced(
             str(refused),
             where.here(self.names),
@@ -301,21 +301,13 @@ class RankRun(RunWithConstants, Replay):
             makers,
             frozenset(maker for each in refused.used for maker in each.makers),
             where.module_here(self.names),
-            self._sections(tensors),
+            sections_of(entry) if entry is not None and tensors else (),
             by_numbers,
             known,
             self._arguments(),
             [self._makers_of(args, kwargs) for _, args, kwargs in reversed(self.running)],
-            self._split(),
+            split_of(entry) if entry is not None else None,
         ) from None
-
-    def _split(self) -> tuple[int, int] | None:
-        entry = self._record.entries[self._place - 1] if 0 < self._place <= len(self._record.entries) else None
-        if entry is None or entry.name not in ("view", "reshape", "unflatten") or not entry.input_shapes:
-            return None
-        before, after = entry.input_shapes[0], entry.shapes[0]
-        fits = len(after) == len(before) + 1 and after[:-2] == before[:-1]
-        return (after[-2], after[-1]) if fits else None
 
     def _makers_of(self, args: Any, kwargs: Any) -> frozenset[str]:
         tensors = list[Tensor]()
@@ -337,26 +329,6 @@ class RankRun(RunWithConstants, Replay):
                 found[key] = uncut(value.shape) if tracked is None else tracked.dims
         return {key: dims for key, dims in found.items() if not any(map(is_cut, dims))}
 
-    def _sections(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
-        """How the operation that was refused takes the last dimension of its tensor apart in the serial model."""
-        if not tensors or not 0 < self._place <= len(self._record.entries):
-            return ()
-        entry = self._record.entries[self._place - 1]
-        if not entry.input_shapes:
-            return ()
-        size = entry.input_shapes[0][-1] if entry.input_shapes[0] else 0
-        lasts = [shape[-1] for shape in entry.shapes if shape]
-        if entry.name in ("split", "chunk", "tensor_split", "split_with_sizes") and sum(lasts) == size:
-            return tuple(lasts)
-        if entry.name == "getitem" and entry.numbers and isinstance(last := entry.numbers[-1], slice):
-            start, stop, step = last.indices(size)
-            ends = sorted({0, start, stop, size})
-            return tuple(right - left for left, right in pairwise(ends)) if step == 1 else ()
-        if entry.name in ("view", "reshape", "unflatten") and len(entry.shapes[0]) > len(entry.input_shapes[0]):
-            first = entry.shapes[0][len(entry.input_shapes[0]) - 1]
-            return (size // first,) * first if 1 < first <= _FEW and size % first == 0 else ()
-        return ()
-
     def _summands(self, step: Step, dims: Dims) -> tuple[frozenset[str], frozenset[str]]:
         pairs = list(zip(step.inputs, step.needs_gradient, strict=True))
         sectioned = frozenset(axis for each in step.inputs for axis in kept_along(each))
@@ -377,6 +349,18 @@ class RankRun(RunWithConstants, Replay):
         plane = partial(of_plane, alike=not self._rows_cut)
         found = summands(step.name, [(plane(each), needs) for each, needs in others], plane(Tracked(dims)).dims)
         return found, frozenset()
+
+    def function(self, function: AutogradFunction) -> Sequence[Any]:
+        begin = self._place
+        try:
+            return super().function(function)
+        except Misplaced:
+            # Of samples each rank has some, and the gradient of a parameter is a sum over them all.
+            features_cut = any(axis in PLANE for each in function.outputs for axis in self.of(each).axes)
+            if features_cut or not any(isinstance(each, nn.Parameter) for each in function.inputs):
+                raise
+            self._place = self._whole.backwards[begin]
+            return ()
 
     def note(self, name: str, axes: frozenset[str]) -> None:
         """Ranks of these axes have summands of the gradient of a parameter that is whole."""

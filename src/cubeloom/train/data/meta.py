@@ -87,6 +87,8 @@ class Meta:
         numbers = [self.vocabulary, self.end, *asdict(self.training).values(), *asdict(self.validation).values()]
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise TypeError("a count")
+        if not self.end < self.vocabulary:
+            raise TypeError("the token that ends a document")
         if type(self.counted) is not bool:
             raise TypeError("whether tokens are marked")
         if not isinstance(self.sha256, dict) or not all(map(is_plain_name, self.sha256)):
