@@ -34,13 +34,20 @@ class Difference:
         assert self.counted == self.predicted, name
 
 
-def compare(network: Network, serial: nn.Module, batch: Batch, loss_of: Loss, passes: int = 1) -> Difference:
+def compare(
+    network: Network,
+    serial: nn.Module,
+    batch: Batch,
+    loss_of: Loss,
+    passes: int = 1,
+    plan: Mapping[str, str] | None = None,
+) -> Difference:
     """The whole batch in the serial module, and the rank's own in a cut copy; bytes are those of the last pass."""
     model = copy.deepcopy(serial)
     expected = loss_of(serial, batch)
     expected.backward()
     mine = {key: network.share(value) for key, value in batch.items()}
-    report = cubeloom.parallelize(model, network, example=mine)
+    report = cubeloom.parallelize(model, network, example=mine, plan=plan)
     state = cubeloom.models.parallelize.handle_of(model).state
     assert state is not None
     for _ in range(passes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.replace import Fill, apply
 from cubeloom.parallel.resolution import resolve
 from cubeloom.parallel.state import CubeState
-from cubeloom.parallel.traced import Traced, trace
+from cubeloom.parallel.traced import Plan, Traced, trace
+from cubeloom.parallel.traced.styles import Origin
 from cubeloom.parallel.traced.values import own_values
 
 HANDLE = "_cubeloom"
@@ -58,6 +59,7 @@ def parallelize(
     mesh: Mesh,
     *,
     cut: AnyCut | None = None,
+    plan: Plan | None = None,
     example: Example | None = None,
     fill: Fill | None = None,
     rest: ShardingPolicy | None = None,
@@ -70,7 +72,8 @@ def parallelize(
 
     `cut`: how the layers lie, by name (see `docs/cube.md`); for a model of ours it is known, and any other model is traced: it
     is run once without values on `example`, the keyword arguments of one rank's forward. Language models of Hugging Face and
-    models whose forward takes tokens need no example. `batch`: samples of a step over the whole mesh and the tokens of each,
+    models whose forward takes tokens need no example. `plan`: how some layers lie, from names to styles of Hugging Face's
+    `tp_plan`, such as "colwise"; tracing finds the rest. `batch`: samples of a step over the whole mesh and the tokens of each,
     for a cut that cuts samples further. `rest` is how activations and weights rest with such a cut.
     """
     network = network_of(mesh)
@@ -84,14 +87,16 @@ def parallelize(
         compute_buffers(model)
         fill = without_values(model)
     config = getattr(model, "config", None)
-    cut = cut or own_cut(model)
+    origin: Origin = "own" if cut is None else "given"
+    cut = cut_for(model, cut, plan)
     if cut is None:
-        report = trace(model, network.grid, example or example_of(model))
+        report = trace(model, network.grid, example or example_of(model), plan=plan)
         state = report.apply(model, network, fill)
     else:
         report, state = _by_cut(
             model, cut, network, fill or own_values(model), rest or ShardingPolicy(), batch, example
         )
+        report = replace(report, origins=dict.fromkeys((spec.name for spec in report.specs), origin))
     object.__setattr__(model, HANDLE, Handle(network, state, report, filled, type(model).__name__, config))
     model.register_forward_pre_hook(_refuse_empty)
     return report
@@ -102,6 +107,13 @@ def _refuse_empty(model: nn.Module, _: Any) -> None:
         raise UserError(
             f"this {type(model).__name__} was built on the meta device and has no values yet: call cubeloom.load(model, folder)"
         )
+
+
+def cut_for(model: nn.Module, cut: AnyCut | None, plan: Plan | None) -> AnyCut | None:
+    """Of a model of ours, or as it is given; None where it is to be traced."""
+    if cut is not None and plan is not None:
+        raise UserError("a cut says how every layer lies: give it or a plan, not both")
+    return cut or (own_cut(model) if plan is None else None)
 
 
 def own_cut(model: nn.Module) -> AnyCut | None:

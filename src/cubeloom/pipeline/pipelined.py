@@ -16,10 +16,10 @@ from cubeloom.comm.mesh import Mesh, network_of
 from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.example import example_of
 from cubeloom.models.foreign import forwarding_loss
-from cubeloom.models.parallelize import HANDLE, Example, Handle, own_cut, sequence_of, without_values
+from cubeloom.models.parallelize import HANDLE, Example, Handle, cut_for, sequence_of, without_values
 from cubeloom.parallel import AnyCut, Batch, ShardingPolicy
 from cubeloom.parallel.replace import Fill
-from cubeloom.parallel.traced import Tracing
+from cubeloom.parallel.traced import Plan, Tracing
 from cubeloom.parallel.traced.values import own_values, refuse_different_values
 from cubeloom.pipeline import Schedule, Updates, generate
 from cubeloom.pipeline.runtime import Pipeline
@@ -38,6 +38,7 @@ def pipeline(
     microbatches: int | None = None,
     *,
     cut: AnyCut | None = None,
+    plan: Plan | None = None,
     example: Example | None = None,
     fill: Fill | None = None,
     rest: ShardingPolicy | None = None,
@@ -65,11 +66,13 @@ def pipeline(
     elif fill is None:
         compute_buffers(plain)
         fill = without_values(plain)
-    cut = cut or own_cut(model)
+    cut = cut_for(model, cut, plan)
+    if plan is not None and hasattr(plain, "pieces"):
+        raise UserError(f"{type(model).__name__} says itself how stages cut it, and then a cut is needed, not a plan")
     if not hasattr(plain, "pieces"):
         given = example or example_of(model)
         plain = forwarding_loss(plain, in_double=False)
-        cut = cut or Tracing(lambda _: given)
+        cut = cut or Tracing(lambda _: given, plan)
         rest = rest or _TRACED
     assert cut is not None
     grid, parts = network.grid, len(portions(planned)) * ways

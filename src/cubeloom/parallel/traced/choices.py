@@ -11,6 +11,7 @@ from cubeloom.parallel.cut import pattern_of
 from cubeloom.parallel.specs import Side
 from cubeloom.parallel.specs.traced import FeatureRest
 from cubeloom.parallel.traced.patches import Patch
+from cubeloom.parallel.traced.styles import Planned
 
 Way = tuple[Side, FeatureRest]  # the side that the features come from, and how they rest afterwards
 Maker = tuple[str, Way]  # a layer, and how it lay when something was chosen because of it
@@ -45,6 +46,7 @@ class CutParameter:
 class Choices:
     """By pattern of names: what holds for one block holds for all."""
 
+    planned: dict[str, Planned] = field(default_factory=dict)  # what a plan says of layers
     barred: dict[str, dict[Way, str]] = field(default_factory=dict)  # ways that do not work, with why
     sections: dict[str, tuple[int, ...]] = field(
         default_factory=dict

@@ -27,6 +27,7 @@ from cubeloom.parallel.traced.report import table
 from cubeloom.parallel.traced.row import Row, watched_row
 from cubeloom.parallel.traced.search import Search, Watch, cut_samples, some_samples
 from cubeloom.parallel.traced.slices import OwnParts
+from cubeloom.parallel.traced.styles import Origin, Plan, origin, planned
 from cubeloom.parallel.traced.values import own_values, place_buffers, refuse_different_values
 from cubeloom.parallel.traced.without_values import asking_no_values
 from cubeloom.parallel.volume import Volume, step_volume
@@ -47,6 +48,7 @@ class Traced:
     choices: Choices = field(default_factory=Choices)  # what holds for modules beside their layers
     samples: int = 1  # of the example, on one rank
     rest: ShardingPolicy = REST
+    origins: Mapping[str, Origin] = field(default_factory=dict)  # of layers: where their place comes from
     again: Callable[[nn.Module, Watch], object] | None = None  # runs the model once more, on some of its samples
 
     def row(self, model: nn.Module) -> Row:
@@ -130,12 +132,22 @@ class Traced:
         average_losses(model, state)
 
     def __str__(self) -> str:
-        return "\n".join(table(self.model, self.specs, self.config, self.cut_share, self.flops_share, self.volume()))
+        lines = table(
+            self.model, self.specs, self.config, self.cut_share, self.flops_share, self.volume(), self.origins
+        )
+        return "\n".join(lines)
 
 
-def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callable[[str], None] | None = None) -> Traced:
+def trace(
+    model: nn.Module,
+    grid: Grid,
+    example: Mapping[str, Any],
+    say: Callable[[str], None] | None = None,
+    plan: Plan | None = None,
+) -> Traced:
     """Look at a model while it computes `example`, the keyword arguments of a forward of one rank's samples.
 
+    `plan`: how layers lie, as a user says it; of what it does not name the plan that the model carries says where to begin.
     Raises CutError where a rank's samples would give something else than they do among all.
     """
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
@@ -151,7 +163,7 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
     tied = tied_layers(model)
     inputs, samples = _several(inputs)
     with asking_no_values(model):
-        found = Search(model, kinds, sizes, inputs, tied, say).find()
+        found = Search(model, kinds, sizes, inputs, tied, planned(model, kinds, plan), say).find()
         for placed in found.placed.values():
             for use in placed.uses:
                 use.fixed = False
@@ -172,7 +184,12 @@ def trace(model: nn.Module, grid: Grid, example: Mapping[str, Any], say: Callabl
 
     given = next((each.shape[0] for each in example.values() if isinstance(each, Tensor) and each.dim()), 1)
     between = found.flops[0] / max(1, samples), found.flops[1] / max(1, samples)
-    return Traced(type(model).__name__, grid, specs, item, between, found.choices, given, again=again)
+    plans = found.choices.planned
+    origins = {
+        name: origin(plans.get(pattern_of(name)), placed.side, placed.given, placed.left_whole)
+        for name, placed in found.placed.items()
+    }
+    return Traced(type(model).__name__, grid, specs, item, between, found.choices, given, origins=origins, again=again)
 
 
 def _on_host(value: Any) -> Any:

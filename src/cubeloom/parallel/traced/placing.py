@@ -25,6 +25,7 @@ from cubeloom.parallel.specs import Call, Side, other
 from cubeloom.parallel.specs.traced import FeatureRest
 from cubeloom.parallel.traced.choices import Choices
 from cubeloom.parallel.traced.known import Known, Linear, Norm, Table
+from cubeloom.parallel.traced.styles import Planned
 
 Shape = tuple[int, ...]
 PLANE = ("x", "y")
@@ -98,7 +99,7 @@ class Placing:
             case Table() as table:
                 placed, dims = self._table(name, table, tracked, shape)
             case Norm() as norm:
-                placed, dims = _norm(name, norm, tracked, shape)
+                placed, dims = _norm(name, norm, tracked, shape, self.choices.planned.get(pattern_of(name)))
         self._keep(name, placed, tracked, needed[0], shape)
         if isinstance(placed.known, Norm):
             return Tracked(dims, tracked.summands, tracked.makers)
@@ -138,7 +139,8 @@ class Placing:
                 raise Refused(f"layer {name} gets {len(tracked.dims)} dimensions")
             return Placed(linear, "x", "whole", "whole", left_whole=True), self._dims(tracked, shape, place, ())
         _refuse_cut_rows(name, tracked, place)
-        for side, taken, given in self._ways(linear, tracked.dims[place]):
+        planned = self.choices.planned.get(pattern_of(name))
+        for side, taken, given in self._ways(linear, tracked.dims[place], planned):
             if (name in self._of_tables and (side != "x" or linear.transposed)) or self.choices.is_barred(
                 name, (side, given)
             ):
@@ -154,11 +156,19 @@ class Placing:
                 dims = self._dims(tracked, shape, place, axes, sections, kept)
                 shared = given in ("one", "whole") and pattern_of(name) in self.choices.shared
                 return Placed(linear, side, taken, given, sections=sections, kept=kept, shared=shared), dims
+        if planned is not None and planned.given and not planned.style.whole:
+            raise Refused(planned.refusal(name, self.choices.why(name) or f"it gets {tracked}"))
         if cut:
             raise Refused(f"layer {name}, {linear.k} to {linear.n} features, cannot be cut as {tracked} lies")
         return Placed(linear, "x", "whole", "whole", left_whole=True), self._dims(tracked, shape, place, ())
 
-    def _ways(self, linear: Linear, dim: Dim) -> Iterator[tuple[Side, FeatureRest, FeatureRest]]:
+    def _ways(
+        self, linear: Linear, dim: Dim, planned: Planned | None
+    ) -> Iterator[tuple[Side, FeatureRest, FeatureRest]]:
+        """What is most cut first; before these what the model's own plan says. Of a user's plan nothing else.
+
+        Where a plan has outputs gathered, their loss may not need that; whatever else uses them may do so where they are cut.
+        """
         if len(dim) > 1:
             raise Refused(f"it gets features that lie as {described((dim,))}")
         sources: dict[tuple[str, ...], list[tuple[Side, FeatureRest]]] = {
@@ -175,7 +185,12 @@ class Placing:
             for given in givens
             if linear.k % self._sizes[side] == 0
         ]
-        return iter(sorted(found, key=lambda each: _LEVELS[each[2]]))
+        found.sort(key=lambda each: _LEVELS[each[2]])
+        if planned is None:
+            return iter(found)
+        if planned.given:
+            return (each for each in found if planned.has(each[0], each[2]))
+        return iter(sorted(found, key=lambda each: not planned.begins(each[0], each[2])))
 
     def _given_axes(self, side: Side, given: FeatureRest) -> tuple[Side, ...]:
         axes: dict[FeatureRest, tuple[Side, ...]] = {"both": (side, other(side)), "one": (side,)}
@@ -190,7 +205,11 @@ class Placing:
     def _table(self, name: str, table: Table, tracked: Tracked, shape: Shape) -> tuple[Placed, Dims]:
         if _axes(tracked.dims):
             raise Refused(f"layer {name} looks up {tracked}, of which a rank has a part")
-        if table.features % self._sizes["x"]:
+        planned = self.choices.planned.get(pattern_of(name))
+        bound = planned if planned is not None and planned.given else None
+        if bound is not None and not bound.style.whole and table.features % self._sizes["x"]:
+            raise Refused(bound.refusal(name, f"x={self._sizes['x']} does not divide {table.features} features"))
+        if (bound is not None and bound.style.whole) or table.features % self._sizes["x"]:
             return Placed(table, "y", "whole", "whole", left_whole=True), self._dims(tracked, shape, -1, ())
         ways: tuple[FeatureRest, ...] = ("both", "one")
         for given in ways:
@@ -220,7 +239,7 @@ class Placing:
         return tuple(dims)
 
 
-def _norm(name: str, norm: Norm, tracked: Tracked, shape: Shape) -> tuple[Placed, Dims]:
+def _norm(name: str, norm: Norm, tracked: Tracked, shape: Shape, planned: Planned | None) -> tuple[Placed, Dims]:
     last = tracked.dims[-1]
     axes = _axes([last])
     if norm.features != shape[-1] or len(last) > 1:
@@ -229,6 +248,8 @@ def _norm(name: str, norm: Norm, tracked: Tracked, shape: Shape) -> tuple[Placed
         differing = tuple(sorted({*_axes(tracked.dims), *tracked.summands}))
         return Placed(norm, "x", "whole", "whole", left_whole=True, differing=differing), tracked.dims
     _refuse_cut_rows(name, tracked, len(shape) - 1)
+    if planned is not None and planned.given and planned.style.whole:
+        raise Refused(planned.refusal(name, f"it gets {tracked}"))
     rest: FeatureRest = "both" if len(axes) > 1 else "one"
     differing = tuple(sorted(tracked.summands))
     return Placed(norm, "x" if axes[0] == "x" else "y", rest, rest, differing=differing), tracked.dims

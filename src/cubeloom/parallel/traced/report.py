@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from math import prod
 
@@ -22,24 +22,31 @@ _RESTS = {"both": "{0}·{1}", "one": "{0}", "lazy": "{0}, as logits", "whole": "
 
 
 def table(
-    model: str, specs: Iterable[LayerSpec], c: ParallelConfig, cut_share: float, flops_share: float, volume: Volume
+    model: str,
+    specs: Iterable[LayerSpec],
+    c: ParallelConfig,
+    cut_share: float,
+    flops_share: float,
+    volume: Volume,
+    origins: Mapping[str, str],
 ) -> Iterator[str]:
-    rows: dict[tuple[str, str], list[float]] = {}
+    rows: dict[tuple[str, str, str], list[float]] = {}
     why: dict[str, str] = {}
     for spec in specs:
         lies = how(spec)
         if lies is None:
             continue
         numbers = float(sum(prod(each.shape) for each in parameters(spec, c).values()))
-        row = rows.setdefault((pattern_of(spec.name), lies), [0, 0, 0])
+        row = rows.setdefault((pattern_of(spec.name), lies, origins.get(spec.name, "traced")), [0, 0, 0])
         moved = sum(layer_volume(spec, c).values(), Fraction())
         row[:] = row[0] + 1, row[1] + numbers, row[2] + float(moved)
         if isinstance(spec, WholeSpec):
             why[pattern_of(spec.name)] = spec.why
     yield f"{model}: {cut_share:.1%} of the parameters are cut over every axis of the cube; a rank computes {flops_share:.1%}"
-    width = max((len(name) for name, _ in rows), default=0)
-    for (name, lies), (times, total, received) in rows.items():
-        yield f"  {name or '(the model)':<{width}} ×{times:<3.0f} {lies:<34} {total:>15,.0f} {received:>15,.0f} bytes"
+    width = max((len(name) for name, *_ in rows), default=0)
+    for (name, lies, origin), (times, total, received) in rows.items():
+        what = f"  {name or '(the model)':<{width}} ×{times:<3.0f} {lies:<34}"
+        yield f"{what} {total:>15,.0f} {received:>15,.0f} bytes  {origin}"
     if why:
         yield "whole on every rank of x and y:"
         yield from (f"  {name or '(the model)'}: {reason}" for name, reason in why.items())

@@ -24,6 +24,7 @@ from cubeloom.parallel.traced.misplaced import LossUse, Misplaced
 from cubeloom.parallel.traced.patches import GROUPS, HEADS, WIDTHS, Patch, patch_of, patched
 from cubeloom.parallel.traced.placing import PLANE, Placed, Placing
 from cubeloom.parallel.traced.rank_run import RankRun
+from cubeloom.parallel.traced.styles import Planned
 from cubeloom.parallel.traced.whole_run import WholeRun, recorded, run_with
 
 _MOST_TRIES = 400
@@ -66,6 +67,7 @@ class Search:
         sizes: Mapping[str, int],
         inputs: Mapping[str, Any],
         tied: Mapping[str, str],
+        planned: Mapping[str, Planned],
         say: Callable[[str], None] | None = None,
     ) -> None:
         """`say` hears of each thing that is refused on the way."""
@@ -73,10 +75,15 @@ class Search:
         self._record, self._known = recorded(model, known, inputs, {})
         self._records = {frozenset[tuple[str, str | int]](): self._record}
         self._tries = 0
+        self._start = Choices(planned=dict(planned))
+        for name, each in self._known.items():
+            sections = planned[pattern_of(name)].style.sections if pattern_of(name) in planned else 1
+            if sections > 1 and isinstance(each, Linear) and each.n % sections == 0:
+                self._start.sections[pattern_of(name)] = (each.n // sections,) * sections
 
     def find(self) -> Found:
         """Raises CutError where nothing works."""
-        tried = self._try(Choices())
+        tried = self._try(self._start)
         while (refused := tried.refused) is not None:
             if self._say is not None:
                 self._say(f"{refused} | {sorted(set(map(pattern_of, refused.makers)))}")

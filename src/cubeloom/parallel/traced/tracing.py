@@ -18,15 +18,17 @@ from cubeloom.parallel.specs import LayerSpec
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced.model import Traced, trace
 from cubeloom.parallel.traced.row import Row
+from cubeloom.parallel.traced.styles import Plan
 
 _SAMPLES = 4  # of the example: what is true of two on a rank is true of more
 
 
 @dataclass(frozen=True)
 class Tracing(FoundCut):
-    """`example`: from a batch to the keyword arguments of a forward of it."""
+    """`example`: from a batch to the keyword arguments of a forward of it. `plan`: the user's, of some layers."""
 
     example: Callable[[Batch], Mapping[str, Any]]
+    plan: Plan | None = None
     _found: dict[tuple[Grid, int], Traced] = field(default_factory=dict, compare=False, repr=False)
 
     def traced(self, model: nn.Module, grid: Grid, batch: Batch) -> Traced:
@@ -42,7 +44,7 @@ class Tracing(FoundCut):
         key = grid, batch.sequence
         if key not in self._found:
             with torch_private.real_tensors():  # also in a rehearsal, whose tensors have no values
-                self._found[key] = trace(model, grid, self.example(Batch(_SAMPLES, batch.sequence)))
+                self._found[key] = trace(model, grid, self.example(Batch(_SAMPLES, batch.sequence)), plan=self.plan)
         return self._found[key]
 
     def specs(self, model: nn.Module, grid: Grid, batch: Batch) -> list[LayerSpec]:

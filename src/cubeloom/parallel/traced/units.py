@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from cubeloom.base.errors import UserError
+from cubeloom.parallel.traced.styles import carried_rows
 
 _ROWS = (nn.ModuleList, nn.Sequential)
 
@@ -31,7 +32,7 @@ class Units:
 
 def units_of(model: nn.Module, layers: Iterable[str] = ()) -> Units:
     """`layers` by name: some have no parameters. Raises UserError where the model has no row of blocks."""
-    rows = list(_rows("", model))
+    rows = [(name, model.get_submodule(name)) for name in carried_rows(model)] or list(_rows("", model))
     deep = [row for row in rows if any(map(_is_deep, row[1].children()))]
     rows = deep or rows
     if not rows:
