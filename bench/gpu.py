@@ -3,6 +3,7 @@
     OMP_NUM_THREADS=1 python bench/gpu.py one       # one rank: whole steps of GPT 350M and 1.3B; with --sizes also Llama
     OMP_NUM_THREADS=1 python bench/gpu.py pipe      # ranks that share the GPU: pipelines, forward and backward only
     OMP_NUM_THREADS=1 python bench/gpu.py tp        # ranks that share the GPU: tensor parallelism, whole steps
+    OMP_NUM_THREADS=1 python bench/gpu.py rank      # rank 0 of FSDP 64, TP 8, pipe=8, ..., alone: a step without the network
     OMP_NUM_THREADS=1 python bench/gpu.py overlap   # the same, in one and two strands: what is hidden of their parts
 
 With `--cpu --quick` each is tiny, to see that it runs. Recipes take turns, a few steps each and several rounds, so that a chip
@@ -31,7 +32,7 @@ from cubeloom.launch.share_gpu import sharing
 from cubeloom.parallel import ShardingPolicy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `bench` is found also where this file is run by its name
-from bench import energy, overlap, traced
+from bench import energy, overlap, rank, traced
 from bench.one import ALL, CHOSEN, measure_one
 from bench.one import RECIPES as RECIPES
 from bench.ours import number_type, our_step, tokens_of
@@ -200,13 +201,7 @@ class One(Common):
         for title, size in self._titled():
             arguments = title, size, self.kind, recipes, *self.turns, self.profile, self.energy and not self.cpu
             found += run(1, measure_one, *arguments, device=self.kind, timeout=1200)
-            for why in found[-1].failed:
-                console.print(f"left out: {why}", soft_wrap=True, markup=False)
-            console.print(found[-1].table())
-            if self.profile:
-                console.print(found[-1].kernel_table())
-                for each in found[-1].fastest("torch", "cubeloom"):
-                    console.print(each.longest_table())
+            _show(found[-1], console, self.profile)
             if found[-1].costs:
                 console.print(energy.cost_table(found[-1].costs, energy.Chip().limits()))
         return found
@@ -295,11 +290,42 @@ class Overlap(Common):
         return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rank(Common):
+    """Rank 0 of a large job, alone: a step of some blocks of Llama 3 with table, head and AdamW, and no network."""
+
+    sizes: tuple[Literal["8B", "70B"], ...] = ("8B", "70B")
+    jobs: tuple[str, ...] = tuple(rank.JOBS)
+    profile: bool = False
+    """As of `one`."""
+
+    def __call__(self, console: Console) -> list[Compared]:
+        found = []
+        for name, size in (
+            {"tiny": rank.TINY}.items() if self.quick else ((each, rank.SIZES[each]) for each in self.sizes)
+        ):
+            for job in self.jobs:
+                title = f"rank 0 of {job}, {size.layers} blocks of Llama {name}, {self.kind}"
+                found.append(rank.measure(title, rank.JOBS[job], size, self.kind, *self.turns, profiled=self.profile))
+                _show(found[-1], console, self.profile)
+        return found
+
+
+def _show(found: Compared, console: Console, profiled: bool) -> None:
+    for why in found.failed:
+        console.print(f"left out: {why}", soft_wrap=True, markup=False)
+    console.print(found.table())
+    if profiled:
+        console.print(found.kernel_table())
+        for each in found.fastest("torch", "cubeloom"):
+            console.print(each.longest_table())
+
+
 def main(arguments: list[str] | None = None) -> int:
     chosen = tyro.extras.subcommand_cli_from_dict(
-        {"one": One, "pipe": Pipe, "tp": Tp, "overlap": Overlap}, args=arguments
+        {"one": One, "pipe": Pipe, "tp": Tp, "overlap": Overlap, "rank": Rank}, args=arguments
     )
-    assert isinstance(chosen, One | Pipe | Tp | Overlap)
+    assert isinstance(chosen, One | Pipe | Tp | Overlap | Rank)
     for each in chosen(Console(width=None if sys.stdout.isatty() else 140)):
         print(json.dumps(asdict(each)))
     return 0

@@ -28,7 +28,7 @@ from cubeloom.train.optimizers import optimizer_of
 FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
-def number_type(kind: devices.Kind) -> torch.dtype:
+def number_type(kind: str) -> torch.dtype:
     return torch.float32 if kind == devices.CPU else torch.bfloat16
 
 

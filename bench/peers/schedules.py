@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Recipe:
     stages_per_rank: int = 1
     v: bool = False  # the second stage of a rank lies on the way back
     least: int = 1  # micro-batches per rank
+    compiled: bool = False  # each block
 
     def stages(self, rank: int, ranks: int) -> list[int]:
         return (
@@ -43,12 +44,13 @@ class Recipe:
         )
 
 
-RECIPES = {
+EAGER = {
     "torch 1F1B": Recipe(schedules.Schedule1F1B),
     "torch ZB1P": Recipe(schedules.ScheduleInterleavedZeroBubble),
     "torch ZBV": Recipe(schedules.ScheduleZBVZeroBubble, 2, v=True),
     "torch DualPipeV": Recipe(schedules.ScheduleDualPipeV, 2, v=True, least=2),
 }
+RECIPES = EAGER | {f"{name}, compiled": replace(recipe, compiled=True) for name, recipe in EAGER.items()}
 
 
 class Part(nn.Module):
@@ -134,6 +136,10 @@ def _built(
     mine = recipe.stages(rank, ranks)
     with x.device:
         parts = [make(range(stage * per, (stage + 1) * per)) for stage in mine]
+    for block in (
+        [each for part in parts for each in part.get_submodule("blocks").children()] if recipe.compiled else ()
+    ):
+        block.compile()
     stages = [pipelining.PipelineStage(part, stage, count, x.device) for part, stage in zip(parts, mine, strict=True)]
     several = issubclass(recipe.schedule, schedules.PipelineScheduleMulti)
     schedule = recipe.schedule(stages if several else stages[0], n_microbatches=len(x), loss_fn=mean_loss)
