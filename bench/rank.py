@@ -83,8 +83,7 @@ def measure(
     failed: list[str] = []
     with rank_0_of(job.grid.world), nullcontext() if kind != devices.CPU else torch.compiler.set_stance("force_eager"):
         network = Network(job.grid, device)
-        recordable = kind != devices.CPU and job.grid.x * job.grid.y * job.grid.z == 1
-        for words, record in [("", False)] + [(", recorded", True)] * recordable:
+        for words, record in [("", False)] + [(", recorded", True)] * (kind != devices.CPU):
             recipes[OURS + words] = ours(job, size, network, known, record=record)
         for words, compiled in (("", False), (", compiled blocks", True)):
             name = f"torch {job.peer}{words}"

@@ -81,6 +81,16 @@ def test_compiled_and_recorded_stages(gpu_ranks: GpuRanks, name: str, dtype: tor
 
 
 @DTYPES
+@pytest.mark.parametrize("grid", ["x=2,y=2", "z=2,y=2", "data=2,z=2", "pipe=2,y=2"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+def test_recorded_collectives(gpu_ranks: GpuRanks, grid: str, dtype: torch.dtype, compiled: bool) -> None:
+    on = Grid.parse(grid)
+    schedule = generate("1f1b", on.pipe, 2)
+    batch = Batch(2 * on.data * on.z, 12)
+    trains_as_serial(gpu_ranks, on, dtype, batch, schedule=schedule, record=True, compile=compiled, steps=4)
+
+
+@DTYPES
 @pytest.mark.parametrize("grid", ["pipe=2,data=2", "pipe=2,x=2,y=2"])
 def test_pipeline_of_cubes(gpu_ranks: GpuRanks, grid: str, dtype: torch.dtype) -> None:
     on = Grid.parse(grid)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -48,20 +50,27 @@ class CallAgain:
                     tensor.detach().copy_(new[name])
             seen = self.gradients.sums()
             self.gradients.accumulate_in({each: place for each, place in seen.items() if each not in written})
+            grads = {each: each.grad for each in written}
+            for each in written:
+                each.grad = None  # a graph does not see what an earlier step has left
             found = function(*still)
             for each, place in written.items():
                 place.copy_(self.gradients.sums()[each])
+                each.grad = grads[each]
             self.gradients.accumulate_in(seen)
             return found
 
         return again
 
 
-def losses_and_weights(record: Record | None, name: str, kind: devices.Kind) -> tuple[list[float], dict[str, Tensor]]:
-    """Of two ranks, a pipeline or replicas of one stage."""
+def losses_and_weights(
+    record: Record | None, name: str, kind: devices.Kind, cube: Grid
+) -> tuple[list[float], dict[str, Tensor], list[Fraction]]:
+    """On this cube in each place of the pipeline, or on two replicas; and what each step received."""
     schedule = SCHEDULES[name]
     pipe = len(schedule.workers)
-    network = Network(Grid(pipe=pipe, data=2 // pipe), devices.current(kind))
+    grid = replace(cube, pipe=pipe, data=2 if cube.world == pipe == 1 else 1)
+    network = Network(grid, devices.current(kind))
     dtype = torch.float64 if kind == devices.CPU else torch.float32
     with torch.device("meta"):
         model = build(GPTConfig(**SMALL))
@@ -70,28 +79,31 @@ def losses_and_weights(record: Record | None, name: str, kind: devices.Kind) -> 
     if isinstance(record, CallAgain):
         record.gradients = pipeline.gradients
     numbers = torch.Generator().manual_seed(1)
-    losses = []
+    losses, received = [], []
     for step in range(4):
         tokens = torch.randint(48, (6, 13), generator=numbers)
         targets = tokens[:, 1:].clone()
         targets[: 1 + step % 3, :5] = -100  # micro-batches have other shares of the loss in every step
         data = {"tokens": tokens[:, :-1].contiguous(), "targets": targets}
         mine = network.grid.share(network.coordinates, 6)
-        losses.append(pipeline.step({name: tensor[mine].to(network.device) for name, tensor in data.items()}))
+        with network.recording() as ledger:
+            losses.append(pipeline.step({name: tensor[mine].to(network.device) for name, tensor in data.items()}))
+        received.append(sum(ledger.by_axis().values(), Fraction()))
         for parameter in pipeline.parameters.values():
             assert parameter.grad is not None
             local_of(parameter).sub_(local_of(parameter.grad), alpha=0.5)
             # In one step gradients are left, so that those of the next are added to them.
             if step != 2:
                 parameter.grad = None
-    return losses, {name: local_of(each).cpu() for name, each in pipeline.parameters.items()}
+    return losses, {name: local_of(each).cpu() for name, each in pipeline.parameters.items()}, received
 
 
-def _both(schedule: str, kind: devices.Kind) -> tuple[float, float, list[str]]:
+def _both(schedule: str, kind: devices.Kind, cube: Grid) -> tuple[float, float, list[str]]:
     """The largest differences of losses and weights; and what each slot recorded."""
-    plain, weights = losses_and_weights(None, schedule, kind)
+    plain, weights, received = losses_and_weights(None, schedule, kind, cube)
     record: Record = CallAgain() if kind == devices.CPU else GraphRecord()
-    again, changed = losses_and_weights(record, schedule, kind)
+    again, changed, once_more = losses_and_weights(record, schedule, kind, cube)
+    assert kind == devices.CPU or received == once_more  # what is called again counts itself
     worst = max(float((weights[name] - changed[name]).abs().max()) for name in weights)
     made = record.slots if isinstance(record, CallAgain) else {}
     actions = ["".join(function.args[0] for function in slot) for slot in made.values()]  # type: ignore[attr-defined]
@@ -110,17 +122,31 @@ def _both(schedule: str, kind: devices.Kind) -> tuple[float, float, list[str]]:
 def test_recorded_stages_train_alike(
     ranks: RankPool, schedule: str, first: list[str] | None, second: list[str] | None
 ) -> None:
-    for (loss, weight, actions), slots in zip(ranks.run(2, _both, schedule, "cpu"), (first, second), strict=True):
+    for (loss, weight, actions), slots in zip(
+        ranks.run(2, _both, schedule, "cpu", Grid()), (first, second), strict=True
+    ):
         assert loss <= 1e-12 and weight <= 1e-12
         assert set(actions) <= {"FB", "FIW"}  # each slot has one portion's actions, also where a worker has two stages
         assert slots is None or actions == slots
 
 
+@pytest.mark.parametrize(("schedule", "cube"), [("once", "x=2,y=2"), ("once", "z=2"), ("1f1b", "y=2")])
+def test_collectives_are_recorded_too(ranks: RankPool, schedule: str, cube: str) -> None:
+    grid = Grid.parse(cube)
+    for loss, weight, _ in ranks.run(grid.world * len(SCHEDULES[schedule].workers), _both, schedule, "cpu", grid):
+        assert loss <= 1e-12 and weight <= 1e-12
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not devices.available("cuda"), reason="needs a CUDA device")
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_graphs_train_alike(gpu_ranks: GpuRanks, schedule: str) -> None:
-    for loss, weight, _ in gpu_ranks(2).run(2, _both, schedule, "cuda", timeout=150):
+@pytest.mark.parametrize(
+    ("schedule", "cube"),
+    [*((schedule, "x=1") for schedule in SCHEDULES), ("once", "x=2,y=2"), ("once", "z=2,y=2"), ("1f1b", "y=2")],
+)
+def test_graphs_train_alike(gpu_ranks: GpuRanks, schedule: str, cube: str) -> None:
+    grid = Grid.parse(cube)
+    world = max(2, grid.world * len(SCHEDULES[schedule].workers))
+    for loss, weight, _ in gpu_ranks(world).run(world, _both, schedule, "cuda", grid, timeout=150):
         assert loss <= 1e-5 and weight <= 1e-5
 
 
@@ -140,7 +166,6 @@ def _refused(grid: str, changes: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("grid", "changes", "reason"),
     [
-        ("x=2", {}, "has no collectives"),
         ("pipe=2", {"dropout": 0.1}, "dropout draws other numbers"),
         ("pipe=2", {"schedule": "pipedream-2bw"}, "several versions of weights"),
         ("pipe=2", {"ways": 2}, "ways = 2"),

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cubeloom.base.errors import UserError
+from cubeloom.comm import devices
 from cubeloom.comm.comm_trace import Transfer
 from cubeloom.comm.devices import Instant
 from cubeloom.comm.failure import failed
@@ -108,7 +109,10 @@ class Axis:
     def wait(self, work: dist.Work | _Together, about: tuple[str, ...], transfer: Transfer | None) -> None:
         if transfer is not None:
             self._recorder.wait(transfer)
-        waits = self._recorder.waits
+        recording = devices.recording(
+            self._recorder.device
+        )  # a mark for the host's threads would be part of the recording
+        waits = None if recording else self._recorder.waits
         begin = None if waits is None else Instant(self._recorder.device)
         try:
             if isinstance(self._limit, timedelta):
@@ -117,7 +121,7 @@ class Axis:
                 work.wait()
         except RuntimeError as error:
             raise failed(" ".join(about), error) from error
-        if isinstance(self._limit, Watch):
+        if isinstance(self._limit, Watch) and not recording:
             self._limit.waits(" ".join(about))
         if transfer is not None:
             transfer.finish()

@@ -91,6 +91,11 @@ def repeat_exactly() -> None:
     torch.use_deterministic_algorithms(True)
 
 
+def recording(device: torch.device) -> bool:
+    """Whether what the device is given is recorded (a CUDA graph) and not carried out."""
+    return device.type != "cpu" and torch.cuda.is_current_stream_capturing()
+
+
 def put(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """On the device, without waiting for what it has to do before: a copy from memory that may be paged would."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

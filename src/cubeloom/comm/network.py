@@ -203,6 +203,10 @@ class Network:
         with self._recorder.recording() as ledger:
             yield ledger
 
+    def again(self, done: Ledger) -> None:
+        """What is in this ledger was done once more, by a recording: for the ledger that is being written."""
+        self._recorder.again(done)
+
     @contextmanager
     def timing(self) -> Iterator[CommTrace]:
         """Write when every communication inside the block was started and awaited into the journal it gives."""

@@ -69,6 +69,11 @@ class Recorder:
             self._journal.order.append(("start", transfer))
         return transfer
 
+    def again(self, done: Ledger) -> None:
+        """What is in this ledger was done once more, by a recording."""
+        if self._ledger is not None:
+            self._ledger.entries += done.entries
+
     def wait(self, transfer: Transfer) -> None:
         """A rank begins to wait for it."""
         transfer.awaited = time.perf_counter()

@@ -59,7 +59,7 @@ class Pipeline:
         self.layout = plan_stages(model, cut, network.grid, batch, schedule, rest, stages, ways)
         self.layout.check_options(recompute, compile, record is not None)
         if record is not None:
-            check_recordable(self.layout.specs, network.grid, schedule, ways, bool(recompute))
+            check_recordable(self.layout.specs, schedule, ways, bool(recompute))
         self._here = network.coordinates["pipe"]
         part = Batch(batch.samples // (len(portions(schedule)) * ways), batch.sequence)
 

@@ -3,6 +3,9 @@
 Python takes a millisecond to launch the kernels of a block; where they take no longer to run, it is what a pipeline waits for.
 A recording (a CUDA graph) repeats what was done once, on the same memory. So each portion in flight has a slot of its own,
 with memory for its inputs, its activations and what comes out; and gradients stay where they are from step to step.
+
+Collectives of the layers are part of a recording: each is started and awaited within one action, by all ranks of its axis in
+the same order. The ledger counts them whenever they are carried out.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from torch import Tensor, nn
 
 from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
-from cubeloom.base.grid import Grid
+from cubeloom.comm import Ledger, Network
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import like, local_of
 from cubeloom.parallel.specs import DropoutSpec, LayerSpec
@@ -27,11 +30,9 @@ from cubeloom.pipeline.runtime.stage import Carry, Data, Portion, Stage
 Function = Callable[..., Carry]
 
 
-def check_recordable(specs: Iterable[LayerSpec], grid: Grid, schedule: Schedule, ways: int, recomputes: bool) -> None:
+def check_recordable(specs: Iterable[LayerSpec], schedule: Schedule, ways: int, recomputes: bool) -> None:
     """Raises UserError where a step does something that a recording cannot repeat."""
     reasons = {
-        f"the grid {grid} cuts layers (x, y or z > 1), and a recording has no collectives": grid.x * grid.y * grid.z
-        > 1,
         "dropout draws other numbers in every step": any(
             isinstance(spec, DropoutSpec) and spec.probability > 0 for spec in specs
         ),
@@ -87,6 +88,19 @@ class _Graph:
         return {name: tensor.clone() for name, tensor in self.found.items()}
 
 
+@dataclass(frozen=True)
+class _Counted:
+    """A recording whose collectives the ledger sees each time."""
+
+    recording: Recording
+    network: Network
+    collectives: Ledger
+
+    def __call__(self, *given: Mapping[str, Tensor]) -> Carry:
+        self.network.again(self.collectives)
+        return self.recording(*given)
+
+
 @dataclass
 class _Slot:
     """What one portion in flight does, by action: F, then B, or I and W."""
@@ -123,10 +137,12 @@ class RecordedStage(Stage):
 
     def _record_slot(self, number: int) -> dict[str, Recording]:
         portion = -1 - number, None
-        return {
-            name: self.record(partial(self._do, name, portion), given, (self.home, number))
-            for name, given in self._examples.items()
-        }
+        network, made = self.state.network, dict[str, Recording]()
+        for name, given in self._examples.items():
+            with network.recording() as ledger:
+                recording = self.record(partial(self._do, name, portion), given, (self.home, number))
+            made[name] = _Counted(recording, network, ledger)
+        return made
 
     def _do(self, name: str, portion: Portion, *given: Carry) -> Carry:
         if name == "F":

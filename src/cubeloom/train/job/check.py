@@ -38,9 +38,7 @@ def check(job: Job, device_here: bool = True) -> None:
             raise UserError(
                 "layout.record = true: stages are recorded on a GPU only; use device = 'cuda', or leave it out"
             )
-        check_recordable(
-            layout.specs, job.grid, layout.schedule, job.layout.ways, RECOMPUTE[job.layout.recompute] is not False
-        )
+        check_recordable(layout.specs, layout.schedule, job.layout.ways, RECOMPUTE[job.layout.recompute] is not False)
     _check_folder(job.folder)
 
 
