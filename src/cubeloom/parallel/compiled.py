@@ -22,6 +22,7 @@ from cubeloom.parallel.deferred_wgrad import TOKENS, DeferredWgradBlock, within
 from cubeloom.parallel.feed_forward import fused_class
 from cubeloom.parallel.gradients import WeightGradient
 from cubeloom.parallel.layers.head import CubeHead
+from cubeloom.parallel.layers.loss import CubeCrossEntropy
 from cubeloom.parallel.parameter import check_unchanged, local_of, version_of
 from cubeloom.parallel.products import Matmul
 from cubeloom.parallel.specs import AttentionSpec, DropoutSpec, FeedForwardSpec, LayerSpec, LinearSpec, NormSpec
@@ -82,7 +83,7 @@ def compile_local(model: nn.Module, plain: Mapping[str, nn.Module], state: CubeS
     for name, module in model.named_modules():
         if any(f"{name}.".startswith(f"{block}.") for block in plain):
             continue
-        if isinstance(module, CubeHead):
+        if isinstance(module, CubeHead | CubeCrossEntropy):
             module.compile_local(BACKEND)
         elif _is_unnamed_leaf(module):
             module.forward = torch.compile(module.forward, backend=BACKEND)

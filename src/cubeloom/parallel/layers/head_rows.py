@@ -1,4 +1,7 @@
-"""What a head's loss computes on a chunk of rows, between its matmuls and its collectives: `[rows, V/y]`.
+"""What a cross-entropy computes on some rows, between matmuls and collectives: `[rows, V/y]`.
+
+A head that is one with its loss computes it on a chunk of rows, and keeps slopes; a loss behind its head on all rows, and keeps
+exponentials.
 
 Each step is a function of tensors alone, so that it can be compiled into one kernel that reads the logits once.
 """
@@ -29,6 +32,35 @@ def sums(logits: Tensor, largest: Tensor, safe: Tensor, here: Tensor, smoothing:
     return torch.stack(
         [shifted.exp().sum(-1), value_at_target(shifted, safe, here)] + ([shifted.sum(-1)] if smoothing else [])
     )
+
+
+def exponentials(
+    logits: Tensor, largest: Tensor, safe: Tensor, here: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Of logits less the largest; and `sums`."""
+    wide = at_least_float32(logits)
+    shifted = wide - largest
+    found = shifted.exp()
+    numbers = [found.sum(-1), value_at_target(shifted, safe, here)] + ([shifted.sum(-1)] if smoothing else [])
+    return found, torch.stack(numbers)
+
+
+def slopes(
+    exponentials: Tensor,
+    total: Tensor,
+    safe: Tensor,
+    here: Tensor,
+    rows: Tensor,
+    smoothing: float,
+    classes: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """The slopes of the losses, each row's times its number in `rows`; and apart, in full digits, those of the targets."""
+    found = exponentials / total.unsqueeze(-1)
+    target = (value_at_target(found, safe, here) - smoothing / classes - (1 - smoothing)) * rows
+    found -= smoothing / classes
+    found *= rows.unsqueeze(-1)
+    return found.to(dtype), target
 
 
 def losses(sums: Tensor, counted: Tensor, smoothing: float, classes: int) -> Tensor:
@@ -101,6 +133,8 @@ class Steps:
     losses: Callable[..., Tensor] = losses
     slope: Callable[..., Tensor] = slope
     alone: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]] = alone
+    exponentials: Callable[..., tuple[Tensor, Tensor]] = exponentials
+    slopes: Callable[..., tuple[Tensor, Tensor]] = slopes
     scale: Callable[[Tensor, Tensor], Tensor] = scale
 
     def compiled(self, backend: str) -> Steps:

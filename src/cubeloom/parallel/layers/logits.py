@@ -17,6 +17,7 @@ from cubeloom.base import torch_private
 from cubeloom.comm import Axis, Network
 from cubeloom.parallel.layers.alike import all_parts_of
 from cubeloom.parallel.layers.classes import Classes
+from cubeloom.parallel.layers.head_rows import Steps
 from cubeloom.parallel.layers.indices import check_indices
 from cubeloom.parallel.layers.loss import Mean, VocabularyCrossEntropy
 
@@ -150,7 +151,7 @@ def cut_cross_entropy(
     else:
         check_indices(target, logits.classes.count, f"{logits.origin}: target", ignore_index)
         total = VocabularyCrossEntropy.apply(
-            part, target, counted, label_smoothing, axis, logits.classes, f"{logits.origin} loss"
+            part, target, counted, label_smoothing, axis, logits.classes, f"{logits.origin} loss", Steps()
         )
     count = counted.sum().to(total.dtype)
     everybody, ranks = logits.network.axis("data", "z"), grid.data * grid.z

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from cubeloom.comm import Axis
 from cubeloom.parallel import weave
-from cubeloom.parallel.layers.classes import Classes, largest_of, value_at_target
+from cubeloom.parallel.layers.classes import Classes
 from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
 from cubeloom.parallel.layers.head import CubeHead
+from cubeloom.parallel.layers.head_rows import Steps, put_target
 from cubeloom.parallel.layers.indices import check_indices
-from cubeloom.parallel.layers.norm import at_least_float32
 from cubeloom.parallel.parameter import own_part
 from cubeloom.parallel.specs import LossSpec
 from cubeloom.parallel.state import CubeState
@@ -55,6 +55,11 @@ class CubeCrossEntropy(nn.Module):
         self._shares = state.shares
         arranged = spec.arrangement(state.config)
         self._classes = None if arranged is None else Classes.of(arranged, network.axis("y"))
+        self._steps = Steps()
+
+    def compile_local(self, backend: str) -> None:
+        """Compile what is computed between collectives."""
+        self._steps = self._steps.compiled(backend)
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """`targets` are those of the z rank, `[M/z]`."""
@@ -98,7 +103,9 @@ class CubeCrossEntropy(nn.Module):
     def _sum(self, logits: Tensor, targets: Tensor, counted: Tensor, classes: Classes) -> Tensor:
         assert self._vocabulary is not None
         smoothing, origin = self._smoothing, self._origin
-        return VocabularyCrossEntropy.apply(logits, targets, counted, smoothing, self._vocabulary, classes, origin)
+        return VocabularyCrossEntropy.apply(
+            logits, targets, counted, smoothing, self._vocabulary, classes, origin, self._steps
+        )
 
     def _mean(self, total: Tensor, count: Tensor) -> Tensor:
         mean = Mean.apply(total, count, self._everybody, self._ranks, self._origin)
@@ -155,35 +162,24 @@ class VocabularyCrossEntropy(torch.autograd.Function):
         vocabulary: Axis,
         classes: Classes,
         origin: str,
+        steps: Steps,
     ) -> Tensor:
         """The sum over this rank's rows."""
-        wide = at_least_float32(logits)
-        safe, here = classes.own(targets, wide.shape[-1])
-        largest = vocabulary.all_reduce(largest_of(wide), f"{origin} largest", largest=True).wait()
-        shifted = wide - largest.unsqueeze(-1)
-        exponentials = shifted.exp()
-        numbers = [exponentials.sum(-1), value_at_target(shifted, safe, here)] + (
-            [shifted.sum(-1)] if smoothing else []
-        )
-        sums = vocabulary.all_reduce(torch.stack(numbers), f"{origin} sums").wait()
-        logarithm = sums[0].log()
-        losses = logarithm - sums[1]
-        if smoothing:
-            # The smoothed target gives each entry a share of `smoothing`, and the true one the rest.
-            losses = (1 - smoothing) * losses + smoothing * (logarithm - sums[2] / classes.count)
-        ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(-1)), safe, here, counted)
-        ctx.smoothing, ctx.classes, ctx.dtype = smoothing, classes.count, logits.dtype
-        return losses.masked_fill(~counted, 0).sum()
+        safe, here = classes.own(targets, logits.shape[-1])
+        largest = vocabulary.all_reduce(steps.largest(logits), f"{origin} largest", largest=True).wait()
+        exponentials, sums = steps.exponentials(logits, largest, safe, here, smoothing)
+        sums = vocabulary.all_reduce(sums, f"{origin} sums").wait()
+        ctx.save_for_backward(exponentials, sums[0], safe, here, counted)
+        ctx.smoothing, ctx.classes, ctx.dtype, ctx.steps = smoothing, classes.count, logits.dtype, steps
+        return steps.losses(sums, counted, smoothing, classes.count)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        probabilities, safe, here, counted = ctx.saved_tensors
-        slope = probabilities - ctx.smoothing / ctx.classes
-        hit = here.to(slope.dtype).unsqueeze(-1) * (ctx.smoothing - 1)
-        if slope.shape[-1]:
-            slope.scatter_add_(-1, safe.unsqueeze(-1), hit)
-        slope *= (counted * gradient).unsqueeze(-1)
-        return slope.to(ctx.dtype), None, None, None, None, None, None
+        exponentials, total, safe, here, counted = ctx.saved_tensors
+        rows = (counted * gradient).to(exponentials.dtype)
+        slopes, target = ctx.steps.slopes(exponentials, total, safe, here, rows, ctx.smoothing, ctx.classes, ctx.dtype)
+        put_target(slopes, safe, here, target)
+        return slopes, *[None] * 7
 
 
 @make_layer.register
