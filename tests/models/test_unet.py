@@ -26,7 +26,13 @@ CONFIGS = {
     "one level": replace(TINY, multipliers=(2,), attention=(True,)),
     "other channels": replace(TINY, in_channels=1, out_channels=1, multipliers=(1, 3, 2), pad_after=True),
 }
-every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+every_config = pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(config, marks=[] if name in ("tiny", "other channels") else pytest.mark.long, id=name)
+        for name, config in CONFIGS.items()
+    ],
+)
 
 
 def batch(config: UNetConfig, device: str = "cpu") -> dict[str, Tensor]:
@@ -117,6 +123,7 @@ def test_initial_values_have_the_variance_of_torch_s_layers() -> None:
             assert float(parameter.detach().std()) == pytest.approx(start.std, rel=0.05)
 
 
+@pytest.mark.long  # examples/diffusion.py, which a test runs, trains one too
 def test_a_unet_learns_what_it_is_shown() -> None:
     torch.manual_seed(0)
     model, data = UNet(CONFIGS["tiny"]), batch(CONFIGS["tiny"])

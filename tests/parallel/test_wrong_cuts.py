@@ -88,7 +88,7 @@ def test_without_the_check_wrong_code_trains_otherwise(kind: type[nn.Module], ra
     ("grid", "rest"),
     rest_is_long(
         product(["x=2,y=2", "data=2,z=2", "x=2", "y=2"], RESTS),
-        [("x=2,y=2", "sharded"), ("data=2,z=2", "replicated")],
+        [("x=2,y=2", "sharded")],
     ),
 )
 @pytest.mark.parametrize("kind", [Transformer, Images])
@@ -126,7 +126,7 @@ def of_exchanges(grid: str, rest: Any, chosen: list[tuple[type[nn.Module], str, 
     ("grid", "rest"),
     rest_is_long(
         product(["x=2,y=2", "x=2", "y=2", "z=2"], RESTS),
-        [("x=2,y=2", "sharded"), ("x=2", "replicated")],
+        [("x=2,y=2", "sharded")],
     ),
 )
 def test_a_layer_of_another_kind_is_refused_or_computes_the_same(grid: str, rest: str, ranks: RankPool) -> None:
