@@ -52,7 +52,7 @@ class Stack(nn.Module):
         return carry["loss"]
 
     def _end(self, carry: Carry, data: Data) -> Carry:
-        return {"loss": self.loss.from_hidden(self.norm(carry["x"]), self.head, data["targets"].flatten())}
+        return {"loss": self.loss(self.head(self.norm(carry["x"])), data["targets"].flatten())}
 
     def example(self, samples: int) -> dict[str, Tensor]:
         shape = samples, self.size.sequence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, config, cut_of
 from cubeloom.parallel import Batch, ParallelConfig, ShardingPolicy, apply, initial_values, resolve
 from cubeloom.parallel.layers.head import CubeHead, chunk_rows
-from cubeloom.parallel.layers.loss import CubeCrossEntropy
 from cubeloom.parallel.parameter import local_of
 from cubeloom.parallel.specs import LinearSpec
 from grids import rest_is_long
@@ -73,11 +73,10 @@ def train(size: GPTConfig, grid: Grid, rest: ShardingPolicy, fused: bool, chunk:
     head.chunk_bytes = chunk
     if compiled:
         head.compile_local(BACKEND)
-    if not fused:
-        loss = model.loss
-        assert isinstance(loss, CubeCrossEntropy)
-        # As if the form did not say so.
-        loss.from_hidden = lambda hidden, head, targets: loss(head(hidden), targets)  # type: ignore[method-assign]
+    if fused:
+        head.logits = Mock(side_effect=AssertionError("logits are computed"))  # type: ignore[method-assign]
+    else:
+        head.forward = head.logits  # type: ignore[method-assign]
     torch.manual_seed(0)
     tokens = torch.randint(size.vocab, (BATCH.samples, BATCH.sequence))
     targets = tokens.roll(-1, 1).masked_fill(torch.rand(tokens.shape) < 0.2, -100)
@@ -122,6 +121,35 @@ def test_compiled(ranks: RankPool, grid: str) -> None:
     one = ranks.run(on.world, train, TINY, on, ShardingPolicy(), True, 7 * TINY.vocab * 8, True)
     other = ranks.run(on.world, train, TINY, on, ShardingPolicy(), True, 2**28)
     alike(one, other)
+
+
+@pytest.mark.parametrize("grid", ["x=1", "y=2"])
+def test_logits_that_something_else_uses_are_computed(ranks: RankPool, grid: str) -> None:
+    """A model that scales them before the loss, or returns them beside it, gets the numbers of the layer apart."""
+    on = Grid.parse(grid)
+    for deferred, apart in zip(
+        ranks.run(on.world, scaled, on, True), ranks.run(on.world, scaled, on, False), strict=True
+    ):
+        for one, other in zip(deferred, apart, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+def scaled(grid: Grid, deferred: bool) -> list[Tensor]:
+    network = Network(grid)
+    with torch.device("meta"):
+        model = build(TINY)
+    apply(model, cut_of(model), network, BATCH, initial_values(model, 0, torch.float64))
+    head = model.head
+    assert isinstance(head, CubeHead)
+    if not deferred:
+        head.forward = head.logits  # type: ignore[method-assign]
+    tokens = torch.arange(BATCH.samples * BATCH.sequence).view(BATCH.samples, -1) % TINY.vocab
+    logits = model(tokens)
+    assert logits.shape == (tokens.numel(), TINY.vocab // grid.y)
+    loss = model.loss(logits / 2, tokens.flatten()) + model.loss(logits, tokens.flatten())
+    loss.backward()
+    gradients = [local_of(cast(Tensor, parameter.grad)).clone() for parameter in model.parameters()]
+    return [loss.detach(), (logits * 1.0).detach(), *gradients]
 
 
 def test_nobody_asks_for_gradients(ranks: RankPool) -> None:

@@ -145,7 +145,7 @@ def test_a_batch_norm_in_several_micro_batches_is_refused() -> None:
 
 def test_turns_that_a_grid_does_not_divide_are_refused() -> None:
     narrow = replace(cast(UNetConfig, config("unet-tiny")), turns=2)
-    with pytest.raises(UserError, match="parts of a concatenation, 2 cannot be cut over x=4"):
+    with pytest.raises(UserError, match="turns of a concatenation, 2 cannot be cut over x=4"):
         replace(experiment("unet-tiny", "x=4"), model=OurModel(narrow)).specs()
 
 

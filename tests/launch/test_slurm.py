@@ -134,7 +134,7 @@ def test_a_job_that_is_recorded_is_checked_as_on_its_gpus(file: Path, tmp_path: 
     assert Slurm(file=file, out=out, overrides=(*recorded, "device=cuda"))() == 0
     for overrides, message in (
         (recorded, "use device = 'cuda'"),
-        ((*recorded, "device=cuda", "grid.x=2"), "stages cannot be recorded"),
+        ((*recorded, "device=cuda", "layout.ways=2"), "stages cannot be recorded"),
     ):
         with pytest.raises(UserError, match=message):
             Slurm(file=file, out=out, overrides=overrides)()

@@ -50,8 +50,8 @@ MODULES = {
         "blocks.1.mlp": "up act down dropout",
     },
     "unet-tiny": {
-        "": "time share_time conv_in down middle up norm_out act conv_out loss",
-        "time": "first act second",
+        "": "time conv_in down middle up norm_out act conv_out loss",
+        "time": "first act second act_out",
         "down": "0 1 2 3 4",
         "down.0": "res",
         "down.0.res": "norm1 act conv1 time_proj norm2 dropout conv2",

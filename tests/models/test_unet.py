@@ -89,14 +89,6 @@ def test_what_is_handed_on_at_each_place_of_the_u() -> None:
     assert handed == [*down, {"x", "time", *skips}, {"x", "time", *skips}, *up, {"loss"}]
 
 
-def test_the_time_embedding_passes_its_identity_once() -> None:
-    model, data = UNet(CONFIGS["tiny"]), batch(CONFIGS["tiny"])
-    seen: list[Any] = []
-    model.share_time.register_forward_hook(lambda *call: seen.append(call[-1].shape))
-    model(**data)
-    assert seen == [(3, 96)]
-
-
 def test_noise_goes_from_almost_none_to_almost_all() -> None:
     model, data = UNet(CONFIGS["tiny"]), batch(CONFIGS["tiny"])
     mixed = model.mix(**data)

@@ -86,10 +86,8 @@ CUT: dict[str, declared.Declared] = {
 
 
 class Joined(nn.Module):
-    parts = 4
-
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        return interleave(first, second, self.parts)
+        return interleave(first, second, 4)
 
 
 class Images(nn.Module):
@@ -139,7 +137,7 @@ IMAGE_CUT: dict[str, declared.Declared] = {
     "back": Contract(),
     "skip": declared.RowwiseScatter("x"),
     "grouped": declared.Grouped("x"),
-    "concat": declared.Concat("x"),
+    "concat": declared.Concat("x", turns=4),
     "last": declared.RowwiseToReplicated("x"),
     "loss": declared.SquaredLoss("x"),
 }

@@ -232,24 +232,30 @@ def test_a_loss_must_be_the_one_that_the_cut_names() -> None:
     resolve(model, CUT, on("x=2"), ShardingPolicy(), BATCH)
 
 
-class Warm(nn.Module):
-    """Its logits are divided, but only where they are computed together with their head."""
-
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(logits, targets)
-
-    def from_hidden(self, hidden: Tensor, head: nn.Module, targets: Tensor) -> Tensor:
-        found: Tensor = self(head(hidden) / 2, targets)
-        return found
+class AnotherOrder(nn.GroupNorm):
+    """As if features were not in turns."""
 
 
-def test_a_loss_from_hidden_must_be_that_of_the_head() -> None:
-    model = without_values(Transformer, {})
-    model.loss = Warm()
+def test_a_norm_of_joined_features_must_have_their_groups() -> None:
+    with torch.device("meta"):
+        model = build("unet-tiny")
+    cut = cut_of(model)
+    resolve(model, cut, on("x=2"), ShardingPolicy(), BATCH)
+    name, norm = next((name, each) for name, each in model.named_modules() if type(each).__name__ == "NormInTurns")
+    norm.__class__ = AnotherOrder
+    with pytest.raises(CutError, match=rf"layer {name} \(AnotherOrder\) is taken for one that gives a group norm"):
+        resolve(model, cut, on("x=2"), ShardingPolicy(), BATCH)
+
+
+def test_a_function_of_whole_features_is_one_of_each_number() -> None:
+    model = without_values(Images, {})
+    model.shared = nn.SiLU()
+    resolve(model, IMAGE_CUT, on("x=2,y=2"), ShardingPolicy(), BATCH)
+    model.shared = nn.Softmax(-1)
     with pytest.raises(
-        CutError, match="from hidden features, and it does not: on a few numbers it gives something else"
+        CutError, match=r"layer shared \(Softmax\) is taken for one that gives a function of each number"
     ):
-        resolve(model, CUT, on("x=2"), ShardingPolicy(), BATCH)
+        resolve(model, IMAGE_CUT, on("x=2,y=2"), ShardingPolicy(), BATCH)
 
 
 def test_a_layer_in_two_places_is_refused() -> None:

@@ -111,7 +111,7 @@ def unet_cut(config: UNetConfig) -> Cut:
     cut: dict[str, Declared] = {
         "time.first": Replicated(),
         "time.second": Replicated(),
-        "share_time": CopyToRegion(time),
+        "time.act_out": CopyToRegion(time),  # what every res block uses all of
         "conv_in": ColwiseFromReplicated("x"),
         "norm_out": Norm(side="x"),
         "conv_out": RowwiseToReplicated("x"),
@@ -124,21 +124,22 @@ def unet_cut(config: UNetConfig) -> Cut:
                 cut[f"{part}.{number}.conv"] = _away(side)
                 side = other(side)
             else:
-                block = _unet_block(shape, side, shape.outputs // (config.head_dim or shape.outputs))
+                block = _unet_block(shape, side, shape.outputs // (config.head_dim or shape.outputs), config.turns)
                 cut |= {f"{part}.{number}.{name}": kind for name, kind in block.items()}
     return cut
 
 
-def _unet_block(shape: Shape, side: Side, heads: int) -> dict[str, Declared]:
+def _unet_block(shape: Shape, side: Side, heads: int, turns: int) -> dict[str, Declared]:
+    joined = (shape.inputs - shape.skip, shape.skip, turns) if shape.skip else None
     cut: dict[str, Declared] = {
-        "res.norm1": Norm(side=side),
+        "res.norm1": Norm(side=side, joined=joined),
         "res.conv1": _away(side),
         "res.time_proj": ColwiseFromReplicated(other(side)),
         "res.norm2": Norm(side=other(side)),
         "res.conv2": _back(side),
     }
     if shape.skip:
-        cut["concat"] = Concat(side)
+        cut["concat"] = Concat(side, turns=turns)
     if shape.inputs != shape.outputs:
         cut["res.skip"] = RowwiseScatter(side)
     if shape.attention:

@@ -46,8 +46,8 @@ class Decoder(nn.Module, ABC):
         return self.end(x, targets)
 
     def end(self, x: Tensor, targets: Tensor | None) -> Tensor:
-        hidden = self.norm(x)
-        return self.head(hidden) if targets is None else self.loss.from_hidden(hidden, self.head, targets.flatten())
+        logits = self.head(self.norm(x))
+        return logits if targets is None else self.loss(logits, targets.flatten())
 
     def pieces(self) -> list[Piece]:
         return [

@@ -136,10 +136,6 @@ class CrossEntropy(nn.Module):
             logits, targets, ignore_index=self.ignore_index, label_smoothing=self.label_smoothing
         )
 
-    def from_hidden(self, hidden: Tensor, head: nn.Module, targets: Tensor) -> Tensor:
-        """The loss of `head(hidden)`, said as one, so that on a cube the two can be computed as one."""
-        return self(head(hidden), targets)
-
     def extra_repr(self) -> str:
         return f"label_smoothing={self.label_smoothing}"
 

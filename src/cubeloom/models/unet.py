@@ -117,10 +117,10 @@ class Concat(nn.Module):
 
     def __init__(self, turns: int) -> None:
         super().__init__()
-        self.parts = turns
+        self.turns = turns
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        return interleave(x, skip, self.parts)
+        return interleave(x, skip, self.turns)
 
 
 class NormInTurns(nn.GroupNorm):
@@ -128,10 +128,10 @@ class NormInTurns(nn.GroupNorm):
 
     def __init__(self, groups: int, first: int, second: int, turns: int, eps: float) -> None:
         super().__init__(groups, first + second, eps)
-        self.order = order(first, second, turns)  # where each channel would be
+        self.joined = first, second, turns
 
     def forward(self, x: Tensor) -> Tensor:
-        place = torch.tensor(self.order, device=x.device)
+        place = torch.tensor(order(*self.joined), device=x.device)  # where each channel would be
         grouped = functional.group_norm(x[:, place.argsort()], self.num_groups, eps=self.eps)
         return grouped[:, place] * self.weight[:, None, None] + self.bias[:, None, None]
 
@@ -146,10 +146,11 @@ class TimeEmbedding(nn.Module):
         self.first = nn.Linear(self.features, 4 * self.features)
         self.act = nn.SiLU()
         self.second = nn.Linear(4 * self.features, 4 * self.features)
+        self.act_out = nn.SiLU()
 
     def forward(self, times: Tensor, dtype: torch.dtype) -> Tensor:
         waves = sinusoids(times, self.features, cosine_first=self.cosine_first, shift=self.shift)
-        return self.act(self.second(self.act(self.first(waves.to(dtype)))))
+        return self.act_out(self.second(self.act(self.first(waves.to(dtype)))))
 
 
 class ResBlock(nn.Module):
@@ -232,7 +233,6 @@ class UNet(nn.Module):
         self.config = config
         width = config.widths[0]
         self.time = TimeEmbedding(config)
-        self.share_time = nn.Identity()  # every res block needs all of the embedding: a cut brings it together here
         self.conv_in = nn.Conv2d(config.in_channels, width, 3, padding=1)
         self.down = nn.ModuleList(
             Downsample(config, shape.outputs) if shape.resamples else Block(config, shape) for shape in config.down()
@@ -268,7 +268,7 @@ class UNet(nn.Module):
         return left.sqrt().to(images.dtype) * images + (1 - left).sqrt().to(images.dtype) * noise
 
     def begin(self, noisy: Tensor, times: Tensor) -> Carry:
-        return {"time": self.share_time(self.time(times, noisy.dtype)), "skip0": self.conv_in(noisy)}
+        return {"time": self.time(times, noisy.dtype), "skip0": self.conv_in(noisy)}
 
     def end(self, carry: Carry) -> Tensor:
         return self.conv_out(self.act(self.norm_out(carry["x"])))
@@ -276,7 +276,7 @@ class UNet(nn.Module):
     def pieces(self) -> list[Piece]:
         return [
             Piece(
-                ("time", "share_time", "conv_in"),
+                ("time", "conv_in"),
                 lambda _, data: self.begin(self.mix(data["images"], data["noise"], data["times"]), data["times"]),
                 whole=frozenset({"time"}),
             ),

@@ -71,7 +71,6 @@ def specs_of(model: nn.Module, cut: Mapping[str, Declared]) -> list[LayerSpec]:
             _refuse_undeclared(name, module)
             continue
         _refuse_options(name, module)
-        _refuse_own_code(name, module)
         weight = getattr(module, "weight", None)
         owner = owners.setdefault(id(weight), name) if weight is not None else name
         spec = declared.spec(name, module, Seen(pixels.get(name), owner if owner != name else None))
@@ -79,6 +78,7 @@ def specs_of(model: nn.Module, cut: Mapping[str, Declared]) -> list[LayerSpec]:
             raise LayerError(
                 name, f"layer {name} is a {type(module).__name__}, which the cut cannot take as {written(declared)}"
             )
+        _refuse_own_code(spec, module)
         found.append(spec)
     _refuse_shared_sections(found)
     return _with_heads(found)
@@ -114,7 +114,7 @@ def _with_heads(specs: list[LayerSpec]) -> list[LayerSpec]:
             raise CutError(f"layer {head.name} is the head of {loss.name}: its outputs are classes, without sections")
         found[place] = replace(loss, classes=head.n)
         if head.n_axis == "y" and not head.turn and not loss.whole:
-            # Its logits may be computed together with the loss, where the model asks for that.
+            # The head's logits may be computed together with the loss.
             found[specs.index(head)] = replace(head, padded=True, with_loss=not head.bias)
         else:
             found[place] = replace(loss, classes=head.n, head=None)
@@ -204,15 +204,15 @@ def _refuse_options(name: str, module: nn.Module) -> None:
             )
 
 
-def _refuse_own_code(name: str, module: nn.Module) -> None:
+def _refuse_own_code(spec: LayerSpec, module: nn.Module) -> None:
     """What a user added to a layer of torch's would be gone with the layer."""
-    title = f"layer {name} ({type(module).__name__})"
+    title = f"layer {spec.name} ({type(module).__name__})"
     known = next(kind for kind in type(module).__mro__ if kind.__module__.startswith("torch.nn."))
     own = next(
         (each for each in _COMPUTES if getattr(type(module), each, None) is not getattr(known, each, None)), None
     )
-    # Our own GroupNorm in another order has a form.
-    if known is not nn.Module and (own or "forward" in vars(module)) and not hasattr(module, "order"):
+    tried = getattr(spec, "joined", None) is not None  # on a few numbers: `check.probes`
+    if known is not nn.Module and (own or "forward" in vars(module)) and not tried:
         raise CutError(
             f"{title} has a {own or 'forward'} of its own, which would be lost: only {known.__name__} as torch has it can be"
             " cut. Compute the rest in a module around it"

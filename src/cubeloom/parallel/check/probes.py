@@ -7,11 +7,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 
-from cubeloom.base.turns import interleave
+from cubeloom.base.turns import interleave, order
 from cubeloom.parallel.cut import LayerError
-from cubeloom.parallel.specs import ConcatSpec, CopyToRegionSpec, FirstTokenSpec, LayerSpec, LossSpec, SquaredLossSpec
+from cubeloom.parallel.specs import (
+    ConcatSpec,
+    CopyToRegionSpec,
+    FirstTokenSpec,
+    ImageNormSpec,
+    LayerSpec,
+    LossSpec,
+    SquaredLossSpec,
+)
 
 
 def probe(spec: LayerSpec, module: nn.Module) -> None:
@@ -20,8 +29,9 @@ def probe(spec: LayerSpec, module: nn.Module) -> None:
         case LossSpec() if type(module) is not nn.CrossEntropyLoss:
             _probe_loss(spec, module)
         case CopyToRegionSpec() if type(module) is not nn.Identity:
-            whole = _numbers(3, spec.features)
-            _same(spec, module.forward, module, "what it is given", whole, whole)
+            _probe_function(spec, module)
+        case ImageNormSpec(joined=joined) if joined is not None:
+            _probe_norm(spec, module, torch.tensor(order(*joined), device="cpu"))
         case SquaredLossSpec():
             first, second = _numbers(3, 4, 2), _numbers(3, 4, 2).flip(0)
             expected = (first - second).square().mean()
@@ -32,9 +42,9 @@ def probe(spec: LayerSpec, module: nn.Module) -> None:
             rows = _numbers(6, 4)
             _same(spec, module.forward, module, "the first of each `sequence` rows", rows[::3], rows, 3)
         case ConcatSpec():
-            first, second = _numbers(2, 2 * spec.parts, 3), _numbers(2, spec.parts, 3)
-            expected = interleave(first, second, spec.parts)
-            _same(spec, module.forward, module, f"features of both in {spec.parts} turns", expected, first, second)
+            one, two = _numbers(2, 2 * spec.turns, 3), _numbers(2, spec.turns, 3)
+            expected = interleave(one, two, spec.turns)
+            _same(spec, module.forward, module, f"features of both in {spec.turns} turns", expected, one, two)
 
 
 def _probe_loss(spec: LossSpec, module: nn.Module) -> None:
@@ -44,12 +54,36 @@ def _probe_loss(spec: LossSpec, module: nn.Module) -> None:
         expected = functional.cross_entropy(logits, targets, ignore_index=spec.ignored, label_smoothing=spec.smoothing)
         what = f"the mean cross-entropy of logits and those targets that are not {spec.ignored}"
         _same(spec, module.forward, module, what, expected, logits, targets)
-        from_hidden: Any = getattr(module, "from_hidden", None)
-        if from_hidden is not None:
-            head, what = nn.Linear(5, 5, bias=False, device="cpu", dtype=torch.float64), f"{what}, from hidden features"
-            with torch.no_grad():
-                head.weight.copy_(torch.eye(5, dtype=torch.float64, device="cpu"))
-            _same(spec, from_hidden, module, what, expected, logits, head, targets)
+
+
+def _probe_function(spec: CopyToRegionSpec, module: nn.Module) -> None:
+    whole = _numbers(3, spec.features)
+
+    def one_by_one() -> Tensor:
+        return torch.cat([module(column) for column in whole.split(1, dim=-1)], dim=-1)
+
+    what = "a function of each number alone"
+    try:
+        with torch.device("cpu"), torch.no_grad():
+            expected = one_by_one()
+    except Exception:
+        expected = whole  # it takes features as they are: the comparison says what is wrong
+    _same(spec, module.forward, module, what, expected, whole)
+
+
+def _probe_norm(spec: ImageNormSpec, module: nn.Module, place: Tensor) -> None:
+    assert isinstance(module, nn.GroupNorm)
+    x = _numbers(2, spec.features, 3)
+    grouped = functional.group_norm(x[:, place.argsort()], module.num_groups, eps=module.eps)[:, place]
+    values = {name: _numbers(spec.features) + number for number, (name, _) in enumerate(module.named_parameters())}
+    if values:
+        grouped = grouped * values["weight"][:, None] + values["bias"][:, None]
+
+    def forward(x: Tensor) -> Any:
+        return functional_call(module, values, (x[..., None],)).squeeze(-1)
+
+    what = f"a group norm of features of two tensors, joined={spec.joined}"
+    _same(spec, forward, module, what, grouped, x)
 
 
 def _numbers(*shape: int) -> Tensor:
@@ -61,7 +95,7 @@ def _same(
     spec: LayerSpec, forward: Callable[..., Any], module: nn.Module, what: str, expected: Tensor, *arguments: Any
 ) -> None:
     problem = ""
-    if next(module.parameters(), None) is not None:
+    if forward == module.forward and next(module.parameters(), None) is not None:
         problem = "it has parameters"
     else:
         try:

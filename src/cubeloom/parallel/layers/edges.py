@@ -90,7 +90,10 @@ class Grouped(Declared):
 
 @dataclass(frozen=True)
 class CopyToRegion(Declared):
-    """A module that passes on whole features to many `ColwiseFromReplicated`s: their gradients are summed here, once."""
+    """A module that passes on whole features to many `ColwiseFromReplicated`s: their gradients are summed here, once.
+
+    An activation function, or nn.Identity: a function of each number alone.
+    """
 
     features: int
 
@@ -100,13 +103,13 @@ class CopyToRegion(Declared):
 
 @dataclass(frozen=True)
 class Concat(Declared):
-    """A module that joins the features of two tensors on `side`, in turns of its `parts`."""
+    """A module that joins the features of two tensors on `side`, in so many `turns` (`base.turns.interleave`)."""
 
     side: Side = "x"
+    turns: int = 1
 
-    def spec(self, name: str, module: nn.Module, seen: Seen) -> ConcatSpec | None:
-        parts = getattr(module, "parts", None)
-        return ConcatSpec(name=name, side=self.side, parts=parts) if isinstance(parts, int) else None
+    def spec(self, name: str, module: nn.Module, seen: Seen) -> ConcatSpec:
+        return ConcatSpec(name=name, side=self.side, turns=self.turns)
 
 
 @dataclass(frozen=True)
@@ -229,14 +232,15 @@ def _(spec: EdgeSpec, making: Making) -> nn.Module:
 
 
 class CubeCopyToRegion(nn.Module):
-    """Passes on what is whole; sums its gradient over the plane."""
+    """Applies a function to what is whole; sums its gradient over the plane."""
 
-    def __init__(self, spec: CopyToRegionSpec, state: CubeState) -> None:
+    def __init__(self, spec: CopyToRegionSpec, state: CubeState, function: nn.Module) -> None:
         super().__init__()
         self._copy = Collective("copy", state.network.axis("x", "y"), spec.name)
+        self._function = function
 
     def forward(self, whole: Tensor) -> Tensor:
-        return self._copy(whole)
+        return self._copy(self._function(whole))
 
 
 class CubeConcat(nn.Module):
@@ -244,7 +248,7 @@ class CubeConcat(nn.Module):
 
     def __init__(self, spec: ConcatSpec, state: CubeState) -> None:
         super().__init__()
-        self._turns = spec.parts // state.network.axis(spec.side).size
+        self._turns = spec.turns // state.network.axis(spec.side).size
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         return interleave(first, second, self._turns)
@@ -333,7 +337,7 @@ def _(spec: ReplicatedSpec, making: Making) -> nn.Module:
 
 @make_layer.register
 def _(spec: CopyToRegionSpec, making: Making) -> nn.Module:
-    return CubeCopyToRegion(spec, making.state)
+    return CubeCopyToRegion(spec, making.state, making.plain)
 
 
 @make_layer.register

@@ -10,13 +10,14 @@ The vocabulary may lie on y: then the largest logit and the sums of each row are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from cubeloom.base import torch_private
 from cubeloom.comm import Axis
 from cubeloom.parallel import weave
 from cubeloom.parallel.gradients import Gradients, WeightGradient
@@ -29,6 +30,42 @@ from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.weight import Weight
 
 CHUNK_BYTES = 2**29
+
+
+class DeferredLogits(Tensor):
+    """Logits that the head has not computed yet: its cross-entropy does so with the loss, any other operation before it."""
+
+    head: CubeHead
+    hidden: Tensor
+    computed: Tensor | None = None
+
+    @staticmethod
+    def of(head: CubeHead, hidden: Tensor) -> DeferredLogits:
+        with torch_private.real_tensors():  # a tensor of a rehearsal is of a class of its own
+            looks = torch.empty((), dtype=hidden.dtype, device=hidden.device).expand(head.shape_of(hidden))
+            made: DeferredLogits = looks.as_subclass(DeferredLogits)
+        made.head, made.hidden = head, hidden
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function in _LOOKS:
+            with torch_private.without_subclasses():
+                return function(*args)
+        return function(*torch_private.tree_map(_computed, args), **torch_private.tree_map(_computed, kwargs or {}))
+
+
+_LOOKS = {*(getattr(Tensor, name).__get__ for name in ("shape", "device", "dtype", "ndim")), Tensor.size, Tensor.dim}
+
+
+def _computed(value: Any) -> Any:
+    if not isinstance(value, DeferredLogits):
+        return value
+    if value.computed is None:
+        value.computed = value.head.logits(value.hidden)
+    return value.computed
 
 
 class CubeHead(CubeLinear):
@@ -44,10 +81,23 @@ class CubeHead(CubeLinear):
         )
         self.chunk_bytes = CHUNK_BYTES  # of logits
         self._steps = Steps()
+        self._rows_gathered = along_y.size if spec.spread_in(state.config) == "rows" else 1
 
     def compile_local(self, backend: str) -> None:
         """Compile what is computed on a chunk between matmuls and collectives."""
         self._steps = self._steps.compiled(backend)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return DeferredLogits.of(self, x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+    def shape_of(self, x: Tensor) -> tuple[int, ...]:
+        """Of the logits of this rank."""
+        first, *rest = x.shape[:-1]
+        own = self.classes.part if self._own_classes is None else self._own_classes
+        return first * self._rows_gathered, *rest, own
 
     def loss_sum(
         self, x: Tensor, targets: Tensor, counted: Tensor, smoothing: float, vocabulary: Axis, origin: str

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cubeloom.base.turns import order
 from cubeloom.parallel import weave
 from cubeloom.parallel.collective import Collective
 from cubeloom.parallel.layers.declared import Making, make_layer
@@ -134,14 +135,14 @@ def _(spec: ImageNormSpec, making: Making) -> nn.Module:
     state, plain = making.state, making.plain
     vectors = making.parameter("weight"), making.parameter("bias")
     if isinstance(plain, nn.GroupNorm):
-        own = None if spec.whole_groups(state.config) else own_part(state.network.axis(spec.side))(groups_of(plain))
+        own = None if spec.whole_groups(state.config) else own_part(state.network.axis(spec.side))(groups_of(spec))
         return CubeGroupNorm(spec, state, *vectors, plain.eps, own)
     assert isinstance(plain, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
     return CubeBatchNorm(spec, state, *vectors, plain)
 
 
-def groups_of(norm: nn.GroupNorm) -> Tensor:
-    """The group of each feature. One that follows a concatenation in turns says the order of its features."""
-    plain = torch.arange(norm.num_channels) // (norm.num_channels // norm.num_groups)
-    order = getattr(norm, "order", None)
-    return plain if order is None else plain[torch.tensor(order)]
+def groups_of(spec: ImageNormSpec) -> Tensor:
+    """The group of each feature."""
+    assert spec.groups is not None
+    plain = torch.arange(spec.features) // (spec.features // spec.groups)
+    return plain if spec.joined is None else plain[torch.tensor(order(*spec.joined))]

@@ -17,7 +17,7 @@ from cubeloom.comm import Axis
 from cubeloom.parallel import weave
 from cubeloom.parallel.layers.classes import Classes
 from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
-from cubeloom.parallel.layers.head import CubeHead
+from cubeloom.parallel.layers.head import CubeHead, DeferredLogits
 from cubeloom.parallel.layers.head_rows import Steps, put_target
 from cubeloom.parallel.layers.indices import check_indices
 from cubeloom.parallel.parameter import own_part
@@ -63,22 +63,15 @@ class CubeCrossEntropy(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """`targets` are those of the z rank, `[M/z]`."""
+        if isinstance(logits, DeferredLogits):
+            head, hidden = logits.head, logits.hidden
+            count = head.classes.count
+            return self._mean_loss(lambda own, counted: self._head_sum(head, hidden, own, counted), targets, count)
         # Of a vocabulary that is whole on each rank torch checks targets.
         if self._vocabulary is None:
             return self._mean_loss(lambda own, counted: self._whole_sum(logits, own, counted), targets, None)
         classes = self._classes or Classes.even(logits.shape[-1], self._vocabulary)
         return self._mean_loss(lambda own, counted: self._sum(logits, own, counted, classes), targets, classes.count)
-
-    def from_hidden(self, hidden: Tensor, head: nn.Module, targets: Tensor) -> Tensor:
-        """The loss of `head(hidden)`; its logits are not kept where the head's form allows it."""
-        vocabulary = self._vocabulary
-        if vocabulary is None or not isinstance(head, CubeHead):
-            return self(head(hidden), targets)
-        return self._mean_loss(
-            lambda own, counted: head.loss_sum(hidden, own, counted, self._smoothing, vocabulary, self._origin),
-            targets,
-            head.classes.count,
-        )
 
     def count(self, targets: Tensor) -> Tensor:
         """How many of these targets are not ignored."""
@@ -94,6 +87,10 @@ class CubeCrossEntropy(nn.Module):
         total = sum_of(targets, counted)
         # The strands of a weave have one loss together.
         return weave.meet(self._mean, total, counted.sum().to(total.dtype))
+
+    def _head_sum(self, head: CubeHead, hidden: Tensor, targets: Tensor, counted: Tensor) -> Tensor:
+        assert self._vocabulary is not None
+        return head.loss_sum(hidden, targets, counted, self._smoothing, self._vocabulary, self._origin)
 
     def _whole_sum(self, logits: Tensor, targets: Tensor, counted: Tensor) -> Tensor:
         return nn.functional.cross_entropy(

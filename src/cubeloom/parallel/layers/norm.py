@@ -28,10 +28,13 @@ class Norm(Declared):
     """A norm of features that lie on `side`: LayerNorm and RMSNorm on x only, GroupNorm and BatchNorm on either.
 
     `sharded`: its rows are cut even where activations rest replicated.
+    `joined`: its features are those of a `Concat`: so many of the first tensor and of the second, in so many turns. Its groups
+    are those of the first's features and, behind them, the second's.
     """
 
     sharded: bool = False
     side: Side = "x"
+    joined: tuple[int, int, int] | None = None
 
     def spec(self, name: str, module: nn.Module, seen: Seen) -> NormSpec | ImageNormSpec | None:
         match module:
@@ -52,7 +55,7 @@ class Norm(Declared):
                     affine=module.affine,
                     pixels=_pixels(seen),
                     groups=module.num_groups,
-                    interleaved=getattr(module, "order", None) is not None,
+                    joined=self.joined,
                 )
             case nn.BatchNorm1d() | nn.BatchNorm2d() | nn.BatchNorm3d():
                 return ImageNormSpec(

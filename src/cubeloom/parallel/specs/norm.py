@@ -91,7 +91,7 @@ class ImageNormSpec(LayerSpec):
     affine: bool
     pixels: int
     groups: int | None = None
-    interleaved: bool = False  # features of two tensors in turns, so that a rank's are not whole groups
+    joined: tuple[int, int, int] | None = None  # features of two tensors, in turns: how many of each, and turns
 
     def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
         return (self.gives(c),)
@@ -100,9 +100,9 @@ class ImageNormSpec(LayerSpec):
         return stream(self.side, c.sharded)
 
     def whole_groups(self, c: ParallelConfig) -> Any:
-        """Where each rank has whole groups, no statistics travel."""
+        """Where each rank has whole groups, no statistics travel. Of features in turns it has parts of groups."""
         assert self.groups is not None
-        return (self.groups % c.size(self.side) == 0) & (not self.interleaved)
+        return (self.groups % c.size(self.side) == 0) & (self.joined is None)
 
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
         for sharded, when in ((True, c.sharded), (False, 1 - c.sharded)):

@@ -212,10 +212,10 @@ class CopyToRegionSpec(_Passing):
 
 @dataclass(frozen=True, kw_only=True)
 class ConcatSpec(_Passing):
-    """Two tensors' features in turns of so many parts: cut over a side that divides them, each rank has whole turns."""
+    """Two tensors' features in so many turns: cut over a side that divides them, each rank has whole turns."""
 
     side: Side
-    parts: int
+    turns: int
 
     def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
         return self.gives(c), self.gives(c)
@@ -225,7 +225,7 @@ class ConcatSpec(_Passing):
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
         yield from rows_divide(True, c, other(self.side), c.sharded)
-        yield from divides("channels over x or y", "parts of a concatenation,", self.parts, c, self.side)
+        yield from divides("channels over x or y", "turns of a concatenation,", self.turns, c, self.side)
 
 
 @dataclass(frozen=True, kw_only=True)
