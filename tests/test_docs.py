@@ -15,6 +15,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ import tyro
 
 from cubeloom.cli import main
 from cubeloom.cli.verify import Verify
+from cubeloom.tools.verify import report
 from scripts import run_script
 from serial_runs import Verified
 
@@ -103,7 +105,16 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(shell, cwd=folder, env=environment, capture_output=True, text=True, timeout=170)
 
 
+@pytest.fixture
+def on_shared_ranks(command: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a `cubeloom verify` of a preset train on the session's ranks. Paths are those of this test, where no rank is."""
+    if command.startswith("cubeloom verify ") and "/" not in command and ".toml" not in command:
+        ranks = request.getfixturevalue("ranks")
+        monkeypatch.setattr(report, "RankPool", lambda *_: nullcontext(ranks))
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("on_shared_ranks")
 @pytest.mark.parametrize(
     ("page", "command"), [(page, command) for command, page in COMMANDS.items() if program(command) in RUN]
 )

@@ -62,12 +62,12 @@ def experiment(model: LlamaConfig, grid: str, rest: ShardingPolicy | None = None
         (ONE, "x=2,y=2", ShardingPolicy()),
         (ONE, "y=3", ShardingPolicy(activations="replicated")),
         (TWO, "y=4", ShardingPolicy()),
-        (TWO, "x=2,y=4", ShardingPolicy()),
+        pytest.param(TWO, "x=2,y=4", ShardingPolicy(), marks=pytest.mark.long),
         pytest.param(TWO, "x=3,y=4", ShardingPolicy(activations="replicated"), marks=pytest.mark.long),
         (TWO, "y=4,z=2", ShardingPolicy()),
         pytest.param(TWO, "y=4,z=4", ShardingPolicy(weights="kept"), marks=pytest.mark.long),
         pytest.param(ONE, "y=2,z=4", ShardingPolicy(inputs="regathered"), marks=pytest.mark.long),
-        (TWO, "data=2,y=4", ShardingPolicy()),
+        pytest.param(TWO, "data=2,y=4", ShardingPolicy(), marks=pytest.mark.long),
         pytest.param(TWO, "data=2,y=4,z=2", ShardingPolicy(weights="replicated"), marks=pytest.mark.long),
     ],
 )
@@ -79,16 +79,21 @@ def test_copies_train_as_one(ranks: RankPool, model: LlamaConfig, grid: str, res
 @pytest.mark.parametrize(
     ("grid", "changes"),
     [
-        ("pipe=2,y=4", {"schedule": generate("1f1b", 2, 4), "batch": Batch(4, 12)}),
         ("pipe=2,y=4,z=2", {"schedule": generate("zb-h1", 2, 4), "batch": Batch(8, 12)}),
         ("pipe=2,y=4", {"schedule": generate("chimera", 2, 4), "batch": Batch(4, 12), "zero": True}),
-        ("pipe=2,data=2,y=4", {"schedule": generate("chimera", 2, 4), "batch": Batch(8, 12), "zero": True}),
-        ("pipe=2,y=4", {"schedule": generate("pipedream-2bw", 2, 4), "batch": Batch(4, 12)}),
         ("y=4,x=2", {"ways": 2, "batch": Batch(4, 12)}),
-        ("y=4,z=2", {"ways": 2, "batch": Batch(8, 12)}),
-        ("data=2,y=4", {"zero": True}),
         ("data=2,y=4,z=2", {"zero": True}),
-        ("data=2,y=4,z=2", {"zero": True, "rest": ShardingPolicy(weights="replicated")}),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("pipe=2,y=4", {"schedule": generate("1f1b", 2, 4), "batch": Batch(4, 12)}),
+                ("pipe=2,data=2,y=4", {"schedule": generate("chimera", 2, 4), "batch": Batch(8, 12), "zero": True}),
+                ("pipe=2,y=4", {"schedule": generate("pipedream-2bw", 2, 4), "batch": Batch(4, 12)}),
+                ("y=4,z=2", {"ways": 2, "batch": Batch(8, 12)}),
+                ("data=2,y=4", {"zero": True}),
+                ("data=2,y=4,z=2", {"zero": True, "rest": ShardingPolicy(weights="replicated")}),
+            )
+        ),
     ],
 )
 def test_in_pipelines_strands_and_with_sharded_state(ranks: RankPool, grid: str, changes: dict[str, Any]) -> None:

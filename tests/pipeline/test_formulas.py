@@ -6,6 +6,7 @@ import pytest
 
 from cubeloom.base.divisors import divisors
 from cubeloom.pipeline import Costs, Schedule, Timeline, generate, simulate
+from grids import rest_is_long
 
 EVEN = range(2, 33, 2)
 PAIRS = [(stages, pairs) for stages in EVEN for pairs in divisors(stages // 2)]
@@ -41,7 +42,7 @@ def test_chimera_s_units_fit_into_each_other(stages: int, pairs: int) -> None:
     assert max(timeline.peak_activations) == stages
 
 
-@pytest.mark.parametrize("stages", [4, 6, 8, 16, 32])
+@pytest.mark.parametrize("stages", [4, 6, 8, 16, pytest.param(32, marks=pytest.mark.long)])
 @pytest.mark.parametrize("units", [1, 2, 4, 6])
 def test_chimera_s_three_ways(stages: int, units: int) -> None:
     """Section 1.2 of the reference."""
@@ -64,7 +65,7 @@ def test_more_pairs_of_pipelines_leave_fewer_bubbles(stages: int, makespans: dic
     assert got == makespans
 
 
-@pytest.mark.parametrize("stages", EVEN)
+@pytest.mark.parametrize("stages", rest_is_long(EVEN, [2, 4, 6, 8, 16]))
 def test_split_backward_leaves_the_middle_workers_wait_only(stages: int) -> None:
     """T = 3N + D/2 - 1 with no more than D activations, for N = D, 2D and 4D."""
     for n in (stages, 2 * stages, 4 * stages):
@@ -73,7 +74,7 @@ def test_split_backward_leaves_the_middle_workers_wait_only(stages: int) -> None
         assert max(timeline.peak_activations) <= stages
 
 
-@pytest.mark.parametrize("stages", [2, 4, 6, 8, 10, 12])
+@pytest.mark.parametrize("stages", rest_is_long([2, 4, 6, 8, 10, 12], [2, 4, 6]))
 def test_split_backward_does_so_for_every_n_from_d_up(stages: int) -> None:
     for n in range(stages, 3 * stages + 1):
         assert simulate(generate("chimera-zb", stages, n)).makespan == 3 * n + stages / 2 - 1

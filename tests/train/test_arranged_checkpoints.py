@@ -101,7 +101,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("model", "on"), rest_is_long(CASES, [CASES[place] for place in (0, 6)]))
+@pytest.mark.parametrize(("model", "on"), rest_is_long(CASES, [CASES[6]]))
 def test_saved_is_what_the_serial_model_saves(ranks: RankPool, tmp_path: Path, model: LanguageConfig, on: On) -> None:
     """Before the first update to the bit, and after some as nearly as sums agree."""
     alone, here = tmp_path / "alone", tmp_path / "here"
@@ -117,7 +117,7 @@ def test_saved_is_what_the_serial_model_saves(ranks: RankPool, tmp_path: Path, m
             assert torch.allclose(tensor, theirs[name], rtol=1e-9, atol=1e-10), name
 
 
-@pytest.mark.parametrize(("model", "on"), rest_is_long(CASES, [CASES[place] for place in (4, 9)]))
+@pytest.mark.parametrize(("model", "on"), rest_is_long(CASES, [CASES[4]]))
 def test_training_goes_on_elsewhere(ranks: RankPool, tmp_path: Path, model: LanguageConfig, on: On) -> None:
     """From this grid to others, with other padding and other copies, and back to this one."""
     (whole,) = ranks.run(1, train, model, On("x=1"), tmp_path / "alone", 0, 4)
@@ -129,7 +129,7 @@ def test_training_goes_on_elsewhere(ranks: RankPool, tmp_path: Path, model: Lang
 
 
 @pytest.mark.parametrize(
-    ("model", "zero"), rest_is_long([(ODD, False), (TWO, True), (ODD, True), (TWO, False)], [(ODD, True), (TWO, False)])
+    ("model", "zero"), rest_is_long([(ODD, False), (TWO, True), (ODD, True), (TWO, False)], [(ODD, True)])
 )
 def test_masters_of_few_digits_too(ranks: RankPool, tmp_path: Path, model: LanguageConfig, zero: bool) -> None:
     """A save, a load on another grid and a save again are the same tensors, float32 masters among them."""

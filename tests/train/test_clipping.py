@@ -72,13 +72,13 @@ def _step(model: torch.nn.Module, tokens: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("grid", "schedule", "zero", "what"),
     [
-        ("x=2,y=2", None, False, MODEL),
-        ("z=2,data=2", None, False, MODEL),
+        pytest.param("x=2,y=2", None, False, MODEL, marks=pytest.mark.long),
+        pytest.param("z=2,data=2", None, False, MODEL, marks=pytest.mark.long),
         ("z=2,data=2", None, True, MODEL),
-        ("pipe=2,data=2", "chimera", False, MODEL),
+        pytest.param("pipe=2,data=2", "chimera", False, MODEL, marks=pytest.mark.long),
         ("pipe=2,data=2", "chimera", True, MODEL),
         ("pipe=4", "1f1b", False, MODEL),
-        ("y=4", None, False, COPIED),
+        pytest.param("y=4", None, False, COPIED, marks=pytest.mark.long),
         ("data=2,z=2,y=4", None, True, COPIED),
         ("pipe=2,y=4", "chimera", True, COPIED),
     ],
