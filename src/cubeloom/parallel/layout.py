@@ -1,15 +1,15 @@
-"""How a tensor lies on the grid, as a value, and what it takes to bring it from one layout to another.
+"""The layout of a tensor on the grid, as a value, and the collectives that redistribute it to another layout.
 
-A layout names, for each dimension of a tensor, the grid axes that cut it, outermost first. (JAX: a PartitionSpec with unreduced
-axes; DTensor: placements, listed by dimension.) Along an axis that cuts no dimension a tensor is one of
+A layout names, for each dimension of a tensor, the grid axes that cut it, outermost first. (JAX: a PartitionSpec with
+unreduced axes; DTensor: placements, listed by dimension.) Along an axis that cuts no dimension a tensor is one of
 
-- replicated: every rank has the same values, and the same gradients;
-- `partial`: every rank has a summand;
-- replicated with `partial_gradient`: every rank has the same values and computes something else with them, so that each has a
-  summand of the gradient.
+- replicated: every rank has the same values and the same gradient;
+- `partial`: every rank has a partial sum;
+- replicated with `partial_gradient`: every rank has the same values but uses them differently, so each has a partial
+  sum of the gradient.
 
-`redistribute` says which collectives connect two layouts. Their backward is a redistribution too: from the gradient's layout of
-the target to that of the source. Bytes, sums of gradients and checks follow from it.
+`redistribute` returns the collectives between two layouts. Their backward is also a redistribution: from the layout of
+the target's gradient to that of the source's. Bytes, gradient reductions and checks follow from it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Any, Literal
 
 Axes = tuple[str, ...]
 Operation = Literal["slice", "reduce_scatter", "all_reduce", "all_to_all", "all_gather"]
-_ORDER = ("data", "z", "x", "y")  # in which a group of several axes is named
+_ORDER = ("data", "z", "x", "y")  # the order of axes in the name of a process group
 _PASSES = {"slice": 0, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 1, "all_gather": 1}
 
 
 class LayoutError(ValueError):
-    """Two layouts that nothing connects."""
+    """No collectives connect two layouts."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """`Layout.of(rows=("data", "z"), features="y", partial="x")`: the result of a product whose inner dimension x cuts."""
+    """`Layout.of(rows=("data", "z"), features="y", partial="x")`: the output of a matmul whose inner dimension x cuts."""
 
     dims: tuple[tuple[str, Axes], ...]
     partial: frozenset[str] = frozenset()
@@ -40,7 +40,7 @@ class Layout:
 
     @classmethod
     def of(cls, *, partial: str | Axes = (), partial_gradient: str | Axes = (), **dims: str | Axes | None) -> Layout:
-        """Dimensions by name; a single axis may stand without a tuple, and none as None."""
+        """Dimensions by name. Each has a tuple of axes, a single axis, or None."""
         return cls(
             tuple((name, _axes(axes)) for name, axes in dims.items()),
             frozenset(_axes(partial)),
@@ -48,7 +48,7 @@ class Layout:
         )
 
     def axes(self, dim: str) -> Axes:
-        """Those that cut this dimension."""
+        """The axes that cut this dimension."""
         return dict(self.dims)[dim]
 
     @property
@@ -58,15 +58,15 @@ class Layout:
 
     @property
     def gradient(self) -> Layout:
-        """The layout of its gradient."""
+        """The layout of the tensor's gradient."""
         return Layout(self.dims, self.partial_gradient, self.partial)
 
     def with_dims(self, **dims: str | Axes | None) -> Layout:
-        """The same with other axes for some dimensions."""
+        """The same layout with other axes for some dimensions."""
         return replace(self, dims=tuple((name, _axes(dims.get(name, axes))) for name, axes in self.dims))
 
     def on(self, sizes: Mapping[str, int]) -> Layout:
-        """Without the axes that have one rank."""
+        """The layout without axes of one rank."""
         dims = tuple((name, tuple(axis for axis in axes if sizes[axis] > 1)) for name, axes in self.dims)
         partial, gradient = (
             frozenset(axis for axis in axes if sizes[axis] > 1) for axes in (self.partial, self.partial_gradient)
@@ -87,18 +87,19 @@ def _axes(axes: str | Axes | None) -> Axes:
 
 @dataclass(frozen=True)
 class Move:
-    """One collective. `larger` is the layout on its larger side: before a reduction or a slice, after a gather."""
+    """One collective. `larger` is the layout on its larger side: before a reduction or a slice, after an all-gather."""
 
     operation: Operation
     axes: Axes
     larger: Layout
-    dim: str | None = None  # that is gathered, scattered or sliced
-    exchange: bool = False  # an all-to-all over two axes, which exchange the dimensions that they cut
+    dim: str | None = None  # the dimension that is gathered, scattered or sliced
+    exchange: bool = False  # an all-to-all over two axes that exchange the dimensions they cut
 
     def received(self, elements: Any, size: Callable[..., Any], place: Mapping[str, Any]) -> Any:
-        """What a rank receives in a ring of a tensor with so many elements (or bytes), `size` being that of some axes.
+        """What a rank receives, as in a ring, for a tensor of `elements` (or bytes). `size` counts the ranks of axes.
 
-        All ranks receive the same, but where two axes exchange dimensions: `place` says where the rank is.
+        All ranks receive the same, unless two axes exchange dimensions: then it depends on `place`, the rank's
+        coordinates.
         """
         local = local_elements(elements, self.larger, size)
         if self.exchange:
@@ -108,7 +109,7 @@ class Move:
 
 
 def _kept(axes: Axes, size: Callable[..., Any], place: Mapping[str, Any]) -> Any:
-    """The share of its block that a rank keeps where two axes exchange dimensions: what its old and its new one share.
+    """The share of its block that a rank keeps when two axes exchange dimensions: the overlap of its old and new block.
 
     Old: part ix of X of one dimension, part iy of Y of the other. New: part iy of Y, and part ix of X.
     """
@@ -118,14 +119,14 @@ def _kept(axes: Axes, size: Callable[..., Any], place: Mapping[str, Any]) -> Any
 
 
 def _largest(first: Any, second: Any) -> Any:
-    """Of numbers, fractions or arrays."""
+    """The maximum of two numbers, fractions or arrays."""
     more = first > second
     return more * first + (1 - more) * second
 
 
 @cache
 def redistribute(source: Layout, target: Layout) -> tuple[Move, ...]:
-    """The collectives from one layout to the other: those that make a tensor smaller come first."""
+    """The collectives from one layout to the other. Those that make the tensor smaller come first."""
     return tuple(_moves(source, target))
 
 
@@ -165,18 +166,18 @@ def _moves(source: Layout, target: Layout) -> Iterator[Move]:
     for dim, wanted in target.dims:
         rest = dims[dim][len(wanted) :]
         now = cut(dim, wanted)
-        # What becomes a summand is padded with zeros, which moves nothing.
+        # A new partial sum is padded with zeros, which moves nothing.
         if gathered := tuple(axis for axis in rest if axis not in target.partial):
             yield Move("all_gather", gathered, now, dim)
 
 
 def _added(have: Axes, wanted: Axes) -> Axes:
-    """Axes that cut a dimension further."""
+    """The axes that cut a dimension further."""
     return wanted[len(have) :] if wanted[: len(have)] == have else ()
 
 
 def _exchanged(source: Layout, target: Layout) -> Axes:
-    """Two axes that each cut, innermost, what the other cut before."""
+    """Two axes, each innermost in the dimension that the other one cut before."""
     moved = [
         (axis, old, new)
         for old, axes in source.dims
@@ -190,7 +191,7 @@ def _exchanged(source: Layout, target: Layout) -> Axes:
 
 
 def _refuse(source: Layout, target: Layout) -> None:
-    """What nothing connects."""
+    """Raise LayoutError if no collectives connect the two."""
     if more := target.partial - source.partial - set(source.cutting):
         raise LayoutError(f"nothing makes {source} a partial sum over {'·'.join(sorted(more))}")
     if alike := source.partial_gradient - target.partial_gradient - set(target.cutting):
@@ -208,5 +209,5 @@ def _refuse(source: Layout, target: Layout) -> None:
 
 
 def local_elements(elements: Any, layout: Layout, size: Callable[..., Any]) -> Any:
-    """How many a rank has of a tensor."""
+    """The number of a tensor's elements on one rank."""
     return elements / size(*layout.cutting)

@@ -1,4 +1,4 @@
-"""Each kind of layer as a value: its sizes, and the layouts from which all that is known of it follows."""
+"""Each kind of layer as a value: its sizes and layouts. Its bytes, FLOPs, memory and checkpoints follow from them."""
 
 from cubeloom.parallel.specs.attention import AttentionSpec as AttentionSpec
 from cubeloom.parallel.specs.attention import PointwiseSpec as PointwiseSpec

@@ -1,4 +1,4 @@
-"""What lies between layers and needs no communication: attention on whole sequences of some heads, activation functions."""
+"""Operations between layers without communication: attention over whole sequences, and activation functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cubeloom.parallel.specs.spec import LayerSpec, Side, Touched, other
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec(LayerSpec):
-    """Between queries, keys and values: whole sequences of some heads. `length` in pixels; None: the batch's sequence."""
+    """Attention over whole sequences of a rank's heads. `length` in pixels; None means the batch's sequence length."""
 
     heads: int
     kv_heads: int
@@ -23,11 +23,11 @@ class AttentionSpec(LayerSpec):
 
     @property
     def queries(self) -> int:
-        """Of each key in the serial model."""
+        """Queries per key in the serial model."""
         return self.heads // self.kv_heads
 
     def queries_here(self, c: ParallelConfig) -> int:
-        """Of each key on a rank: fewer, where several ranks have copies of it."""
+        """Queries per key on a rank. There are fewer if several ranks have copies of the key."""
         ranks = int(c.size(self.head_axis))
         copies = ranks // self.kv_heads if ranks % self.kv_heads == 0 else 1
         return self.queries // copies if copies and self.queries % copies == 0 else self.queries
@@ -36,15 +36,15 @@ class AttentionSpec(LayerSpec):
         return None
 
     def saved(self, c: ParallelConfig) -> Any:
-        """Queries, keys and values where they were projected to, and what is inside."""
+        """Bytes of queries, keys and values in the layout of the projection, and of what attention keeps."""
         numbers = (self.heads + 2 * self.kv_heads) * self.head_dim
         return c.rows(self.length) / c.size("x", "y") * numbers * c.item + self.inside(c)
 
     def inside(self, c: ParallelConfig) -> Any:
-        """Of what is kept: queries and keys that were turned, the logarithms of sums, and the output."""
+        """Bytes that attention keeps: rotated queries and keys, the log-sum-exps, and the output."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         numbers = queries + keys if self.rotary else 0
-        # The output is the next linear's input, unless that is gathered and kept so.
+        # The output is the input of the next linear, unless the linear keeps a gathered copy.
         copied = (c.size(other(self.head_axis)) > 1) & (1 - c.regathered)
         return c.rows(self.length) / c.size("x", "y") * (numbers * c.item + queries * c.item * copied + 4 * self.heads)
 
@@ -55,18 +55,18 @@ class AttentionSpec(LayerSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class PointwiseSpec(LayerSpec):
-    """An activation function, on features that lie on a side: so many come in and go out for each token or pixel.
+    """An activation function on features of one side, with sizes per token or pixel.
 
-    `kept`: of those that come in and of new ones, what it keeps for the backward.
+    `kept`: how many features it keeps for the backward, of its inputs and of new ones.
     """
 
     side: Side
     inputs: int
     outputs: int
     kept: int
-    pixels: int | None = None  # of a sample; None: tokens
+    pixels: int | None = None  # per sample; None: tokens
     always: bool = False
-    whole: bool = False  # every rank of the plane has all of it, a row for each sample
+    whole: bool = False  # every rank of the plane has all features, and one row per sample
 
     def touched(self, c: ParallelConfig) -> Touched:
         nbytes = self.at_rest(c) * c.item
@@ -76,7 +76,7 @@ class PointwiseSpec(LayerSpec):
         return self.at_rest(c) * self.kept * c.item
 
     def at_rest(self, c: ParallelConfig) -> Any:
-        """Rows of a rank times the share of the features that it has."""
+        """Elements on a rank: its rows times its share of the features."""
         if self.whole:
             return c.samples_of
         return c.rows(self.pixels) / c.row_parts(other(self.side), self.always) / c.size(self.side)

@@ -1,4 +1,4 @@
-"""What a traced model computes and keeps between its layers, for the planner: nobody replaces it, so that it has no layer."""
+"""What a traced model computes and keeps between its layers. Only the planner uses it: no layer is replaced."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from cubeloom.parallel.layout import Axes
 from cubeloom.parallel.specs.spec import LayerSpec, Touched
 
 Parts = tuple[tuple[float, Axes], ...]
-"""So much of a sample of the whole model, and the axes that cut it."""
+"""Amounts per sample of the whole model, each with the axes that cut it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BetweenSpec(LayerSpec):
-    """Products such as attention's; and numbers that are kept for the backward, `wide` ones with four bytes at least."""
+    """Matmuls such as attention's, and elements kept for the backward. `wide` elements have at least four bytes."""
 
-    multiplied: Parts  # FLOPs of a forward
+    multiplied: Parts  # forward FLOPs
     kept: Parts
     wide: Parts = ()
 
     def flops_here(self, c: ParallelConfig) -> Any:
-        """Of a forward of one rank."""
+        """Forward FLOPs of one rank."""
         return c.samples_of * _cut(self.multiplied, c)
 
     def touched(self, c: ParallelConfig) -> Touched:
-        """Each number is written once and read once; a gradient reads what was kept, too."""
+        """Each kept element is written once and read once. A gradient also reads what was kept."""
         nbytes = self.saved(c)
         return Touched(2 * nbytes, 3 * nbytes, operators=8)
 

@@ -1,4 +1,4 @@
-"""Modules of traced models whose parameters each rank of the plane uses whole, or its part of them."""
+"""Modules of traced models whose parameters each rank of the plane uses whole, or of which it uses its part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cubeloom.parallel.specs.traced import PLANE
 
 @dataclass(frozen=True)
 class WholeParameter:
-    """`differing`: axes whose ranks use it for other features, so that each has a summand of its gradient.
+    """A parameter that is used whole. `differing`: axes whose ranks use it for other features, with partial gradients.
 
     `cutting` axes cut its dimension `dim`.
     """
@@ -31,11 +31,11 @@ class WholeParameter:
 
     @property
     def plane(self) -> Axes:
-        """Axes of the plane along which ranks use the same of it."""
+        """Axes of the plane whose ranks use the same part of the parameter."""
         return tuple(axis for axis in PLANE if axis not in self.cutting)
 
     def layout(self, rest: Axes = (), partial_gradient: Axes = ()) -> Layout:
-        """`rest`: axes that cut its first dimension where it rests."""
+        """The layout. `rest`: axes that also cut its first dimension in storage."""
         dims = tuple(
             (f"dim{place}", (*(self.cutting if place == self.dim else ()), *(rest if place == 0 else ())))
             for place in range(max(1, len(self.shape)))
@@ -45,19 +45,21 @@ class WholeParameter:
 
 @dataclass(frozen=True, kw_only=True)
 class WholeSpec(LayerSpec):
-    """A module whose parameters each rank of the plane uses whole, or its part of them. A forward gathers them, `times` a step.
+    """A module whose parameters each rank of the plane uses whole, or of which it uses its part. A forward all-gathers
+    them.
 
-    At rest all axes cut what they divide: that moves as many bytes as a sum of gradients that are whole.
+    `times`: forwards in a step. In storage, all axes that divide a parameter cut it. This moves as many bytes as an
+    all-reduce of replicated gradients.
     """
 
     kind: str
     why: str
     own: tuple[WholeParameter, ...]
     times: int = 1
-    forward_flops: float = 0.0  # of a rank's samples
+    forward_flops: float = 0.0  # of one rank's samples
 
     def rests(self, each: WholeParameter, c: ParallelConfig) -> Iterator[tuple[Axes, Any]]:
-        """By which axes its first dimension is cut at rest, and on which decompositions."""
+        """The axes that may cut the first dimension in storage, each with the decompositions where they do."""
         own = each.cutting if each.dim == 0 else ()
         rows, left = each.shape[0] if each.shape else 1, c.weights_cut & (len(each.shape) > 1)
         for axes in ((*each.plane, "z"), ("z",)):
@@ -67,7 +69,7 @@ class WholeSpec(LayerSpec):
                 left = left & (1 - when)
 
     def rest(self, each: WholeParameter, c: ParallelConfig) -> Axes:
-        """On one decomposition."""
+        """The axes that cut the first dimension in storage on one decomposition."""
         return next((axes for axes, when in self.rests(each, c) if when), ())
 
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
@@ -85,7 +87,8 @@ class WholeSpec(LayerSpec):
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
         for each in self.own:
-            # Ranks that compute the same average it: rounding on a GPU is not repeated, and replicas would drift apart.
+            # Ranks that compute the same gradient average it: GPU rounding is not reproducible, and replicas would
+            # drift apart.
             alike = tuple(axis for axis in each.plane if axis not in each.differing)
             name, shape = f"{self.name}.{each.name}".removeprefix("."), each.shape or (1,)
             arranged, trained, left = partial(self._arrangement, each, c), each.trained, 1

@@ -1,10 +1,11 @@
 """The linear: `Y[M, N] = X[M, K] · W[K, N]`, M over z, K over `side` and N over the other axis of the plane.
 
-Weights are stored [N, K], as torch does. A convolution is a linear too: its rows are pixels, of which a sample has `pixels`
-coming in and going out, and its weight has `kernel_numel` numbers for each pair of features, stored [N, K, …] or, transposed,
-[K, N, …]. Its rows are cut by samples.
+Weights are stored [N, K], as in torch. A convolution is a linear too: its rows are pixels, `pixels` per sample for
+input and output, and they are cut by samples. Its weight has `kernel_numel` elements per pair of features, stored [N,
+K, …] or, if transposed, [K, N, …].
 
-What one pass moves, in words per rank on the grid (gm, gk, gn) (Table 4.1 of the cube's paper), follows from the layouts:
+The elements that a rank receives in one pass on the grid (gm, gk, gn) (Table 4.1 of the cube's paper) follow from the
+layouts:
 
     x = (gn-1)/gn · MK/(gm gk)      w = (gm-1)/gm · KN/(gk gn)      y = (gk-1)/gk · MN/(gm gn)
 """
@@ -36,40 +37,42 @@ from cubeloom.parallel.specs.spec import (
     there_and_back,
 )
 
-# How an activation rests along the axis that does not index it: cut further by rows, by features (whole heads), or not.
+# How an activation is stored along the axis that does not index it: cut by rows, cut by features (whole heads), or
+# replicated.
 Spread = Literal["rows", "features", "replicated"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearSpec(LayerSpec):
-    """`heads`: the features on the side of attention are so many equal groups, which must stay whole.
+    """A linear. `heads`: the features on attention's side form this many equal groups, and a rank has whole groups.
 
-    Where heads suffice for the whole plane, that side rests cut further by features; otherwise by rows, as whole sequences.
+    If there are enough heads for the whole plane, that side is stored cut further by features; otherwise by rows (whole
+    sequences).
 
-    `sections`: sizes of what its outputs are, one behind another (gates and values); empty: one. Each rank has its equal part
-    of every section.
+    `sections`: sizes of concatenated outputs (gate and up); empty means one. Each rank has an equal part of every
+    section.
 
-    `queries`: each of the heads is a key and a value that so many queries share. Where attention's input is its output, its
-    sections are all queries, all keys and all values.
+    `queries`: number of queries that share each key-value head. If the output is attention's input, its sections are
+    all queries, all keys and all values.
     """
 
     k: int
     n: int
-    side: Side  # of the input's features
+    side: Side  # the axis of the input's features
     bias: bool
     kernel_numel: int = 1
     pixels: tuple[int, int] | None = None
     transposed: bool = False
-    turn: bool = False  # afterwards redistributed, so that features lie on `side` again
-    shares: str | None = None  # the layer whose weight it uses
+    turn: bool = False  # the output is redistributed, so that features are on `side` again
+    shares: str | None = None  # the layer whose weight it shares
     heads: int | None = None
     head_axis: Side = "y"
-    always_in: bool = False  # rows are cut even where activations rest replicated
+    always_in: bool = False  # the input's rows are cut even if activations are replicated
     always_out: bool = False
     queries: int | None = None
     sections: tuple[int, ...] = ()
-    padded: bool = False  # a loss's head: its outputs are padded where the grid does not divide them
-    with_loss: bool = False  # computed together with the cross-entropy that reads it, where the grid allows it
+    padded: bool = False  # a loss's head: its outputs are padded if the grid does not divide them
+    with_loss: bool = False  # fused with the cross-entropy that reads it, where the grid allows it
 
     @property
     def k_axis(self) -> Side:
@@ -80,7 +83,7 @@ class LinearSpec(LayerSpec):
         return other(self.side)
 
     def copies(self, c: ParallelConfig) -> Any:
-        """How many ranks of the axis that cuts heads have the same key and value: 1, where it has no more ranks than heads."""
+        """Ranks of the axis that cuts heads that share a key and value; 1 if it has no more ranks than heads."""
         if self.heads is None or self.queries is None:
             return 1
         ranks = c.size(self.head_axis)
@@ -88,21 +91,21 @@ class LinearSpec(LayerSpec):
         return choose(shared, ranks / self.heads, 1)
 
     def held(self, c: ParallelConfig) -> Any:
-        """Its output features as the ranks hold them together: padded, or with copies of keys and values."""
+        """The number of output features over all ranks, with padding or copies of keys and values."""
         if self.padded:
             return padded_rows(self.n, c)
         return sum(self.held_sections(c)) if self.sections else self.n
 
     def held_sections(self, c: ParallelConfig) -> tuple[Any, ...]:
-        """The sizes of its sections as the ranks hold them together, with copies of keys and values."""
+        """The sizes of the sections over all ranks, with copies of keys and values."""
         return tuple(size * copies for size, copies in zip(self.sections, self._section_copies(c), strict=True))
 
     def _section_copies(self, c: ParallelConfig) -> tuple[Any, ...]:
         copies = self.copies(c) if self._heads_out else 1
-        return (1, *(copies for _ in self.sections[1:]))  # of queries there are none
+        return (1, *(copies for _ in self.sections[1:]))  # queries are not copied
 
     def arrangement(self, c: ParallelConfig) -> Arrangement | None:
-        """Of its outputs, the rows of its bias, on one decomposition; None where they lie as in the serial model."""
+        """Of the outputs (the rows of the bias) on one decomposition; None if they are as in the serial model."""
         if self.padded:
             return padded(self.n, int(padded_parts(c)))
         if not self.sections:
@@ -111,12 +114,12 @@ class LinearSpec(LayerSpec):
         return sectioned(self.sections, parts, tuple(map(int, self._section_copies(c))))
 
     def _weight_arrangement(self, c: ParallelConfig) -> Arrangement | None:
-        """Of its weight, whose outputs are rows, or columns where it is transposed."""
+        """Of the weight, whose outputs are rows, or columns if it is transposed."""
         found = self.arrangement(c)
         return replace(found, dim=1) if found is not None and self.transposed else found
 
     def own_classes(self, c: ParallelConfig, place: int) -> int | None:
-        """How many outputs of the rank at this place are no padding; None where all are, as of every layer but a head."""
+        """Outputs of the rank at this place that are not padding; None if all are (every layer but a head)."""
         arranged = self.arrangement(c)
         if arranged is None:
             return None
@@ -126,7 +129,7 @@ class LinearSpec(LayerSpec):
 
     @property
     def bias_axis(self) -> Side:
-        """The axis that cuts the bias: the one on which the output's features lie at the end."""
+        """The axis that cuts the bias: the one over which the stored output's features are cut."""
         return self.k_axis if self.turn else self.n_axis
 
     @property
@@ -145,15 +148,15 @@ class LinearSpec(LayerSpec):
         return "rows" if always or c.sharded else "replicated"
 
     def input(self, spread: Spread) -> tuple[Layout, Layout]:
-        """At rest, and as the product uses it: the ranks of N's axis have the same, each with a summand of its gradient."""
+        """In storage, and during the matmul: replicated over N's axis, whose ranks each have a partial gradient."""
         return _at_rest(self.k_axis, spread), Layout.of(rows=ROWS, features=self.k_axis, partial_gradient=self.n_axis)
 
     def output(self, spread: Spread) -> tuple[Layout, Layout]:
-        """As the product leaves it, a partial sum over K's axis, and at rest."""
+        """After the matmul, a partial sum over K's axis; and in storage."""
         return Layout.of(rows=ROWS, features=self.n_axis, partial=self.k_axis), _at_rest(self.n_axis, spread)
 
     def weight(self, cut: bool) -> tuple[Layout, Layout]:
-        """At rest, and whole along z for its use. After a backward its gradient is a partial sum over all rows."""
+        """In storage, and gathered along z for the matmul. Its gradient is first a partial sum over all rows."""
         first, second = (self.k_axis, self.n_axis) if self.transposed else (self.n_axis, self.k_axis)
         used = Layout.of(first=first, second=second, partial_gradient=ROWS)
         return used.with_dims(first=(first, "z")) if cut else used, used
@@ -174,7 +177,7 @@ class LinearSpec(LayerSpec):
         x, y = c.samples * into * self.k, c.samples * out * n
         for spread, when in _spreads(c, self.always_in):
             yield from there_and_back(*self.input(spread), x, when=when)
-            if spread == "rows":  # an input of which only the shard was kept
+            if spread == "rows":  # only the shard of the input was kept
                 yield Transfer("W", *self.input(spread), x, when=when & c.regathered)
         for spread, when in _spreads(c, self.always_out):
             yield from there_and_back(*self.output(spread), y, when=when)
@@ -191,7 +194,7 @@ class LinearSpec(LayerSpec):
         yield Parameter(name, shape, self.weight(cut=False)[0], ROWS, 1 - c.weights_cut, of_weight)
         if self.bias:
             layout, all_rows = Layout.of(first=self.bias_axis), rows_of(self.bias_axis, True)
-            # Scattered by features, each rank of the other axis uses another part of the bias: a summand of its gradient.
+            # If the output is scattered by features, each rank of the other axis uses another part of the bias.
             cut = c.sharded | self.always_out
             yield Parameter(f"{self.name}.bias", (n,), layout, all_rows, cut, arranged)
             yield Parameter(f"{self.name}.bias", (n,), layout, ROWS, 1 - cut, arranged)
@@ -203,15 +206,15 @@ class LinearSpec(LayerSpec):
     def touched(self, c: ParallelConfig) -> Touched:
         (product,) = self.products(c)
         at_rest = product.rows * product.n / c.row_parts(self.k_axis, self.always_out) * c.item
-        return Touched(5 * at_rest, 3 * at_rest)  # the bias, and behind a block's last linear the residual stream
+        return Touched(5 * at_rest, 3 * at_rest)  # the bias, and after a block's last linear the residual stream
 
     def saved(self, c: ParallelConfig) -> Any:
-        """Its input, whole or the shard."""
+        """Bytes of its input, gathered or the shard."""
         whole = c.rows(self.pixels[0] if self.pixels else None) * self.k / c.size(self.k_axis) * c.item
         return whole / choose((c.sharded | self.always_in) & c.regathered, c.size(self.n_axis), 1)
 
     def rows_in(self, c: ParallelConfig) -> Any:
-        """Of one rank of data and z."""
+        """Input rows on one rank of data and z."""
         return c.rows(self.pixels[0] if self.pixels else None)
 
     def rows_out(self, c: ParallelConfig) -> Any:
@@ -221,7 +224,7 @@ class LinearSpec(LayerSpec):
         return 2.0 * self.k * self.n * self.kernel_numel * (self.pixels[1] if self.pixels else sequence)
 
     def fits_loss(self, c: ParallelConfig) -> Any:
-        """Where a head can be computed together with its loss: its logits need no sum, and its backward gathers nothing."""
+        """Where a head can be fused with its loss: its logits need no reduction, and its backward no gather."""
         gathered_again = (c.size(self.n_axis) > 1) & (c.sharded | self.always_in) & c.regathered
         return (c.size(self.k_axis) == 1) & (1 - c.gathers) & (1 - gathered_again) & self.with_loss
 
@@ -235,7 +238,7 @@ class LinearSpec(LayerSpec):
         ):
             yield from divides(label, what, size, c, axis, when=not more or 1 - c.weights_cut)
             yield from divides(label, what, size, c, axis, *more, when=bool(more) and c.weights_cut)
-        if not self._heads_out:  # else their heads divide
+        if not self._heads_out:  # otherwise the heads divide
             for number, size in enumerate(self.sections):
                 yield from divides(label, f"section {number} of the output features,", size, c, self.n_axis)
         if self.turn:
@@ -244,7 +247,7 @@ class LinearSpec(LayerSpec):
             (self.n_axis, self.always_in, self.heads is not None and not self._heads_out),
             (self.k_axis, self.always_out, self._heads_out),
         ):
-            if not heads:  # else they are cut by heads, or as whole sequences
+            if not heads:  # otherwise the output is cut by heads, or by whole sequences
                 yield from rows_divide(self.pixels is not None, c, axis, c.sharded | always)
         if self.heads is not None:
             yield from self._heads_divide(c, self.heads)
@@ -269,7 +272,7 @@ class LinearSpec(LayerSpec):
 
 
 def padded_parts(c: ParallelConfig) -> Any:
-    """In how many parts rows of a table or a head are cut: they lie on y, and within that on z where weights are cut there."""
+    """The number of parts of the rows of a table or head: y cuts them, and within that z where weights are cut."""
     return c.size("y") * choose(c.weights_cut, c.z, 1)
 
 
@@ -279,7 +282,7 @@ def padded_rows(rows: int, c: ParallelConfig) -> Any:
 
 
 def key_value_problem(heads: int, queries: int, axis: str, ranks: Any) -> str:
-    """What is wrong with so many key-value heads on an axis of so many ranks, and the nearest sizes of the axis that work."""
+    """The error for this many key-value heads on an axis of `ranks`, with the nearest sizes of the axis that work."""
     ranks = int(ranks)
     works = [n for n in range(1, heads * queries + 1) if not heads % n or not (n % heads or queries % (n // heads))]
     near = [max((size for size in works if size < ranks), default=0), min((s for s in works if s > ranks), default=0)]
@@ -295,7 +298,7 @@ def key_value_problem(heads: int, queries: int, axis: str, ranks: Any) -> str:
 
 
 def shared_copies(specs: Iterable[LayerSpec], grid: Grid) -> set[tuple[str, int]]:
-    """The groups that sum gradients of copies: on which axis, and of how many neighbours."""
+    """The process groups that sum gradients of copies: the axis, and the number of neighbours."""
     config = ParallelConfig.exact(grid, ShardingPolicy(), Batch(1, 1), item=1)
     linears = [spec for spec in specs if isinstance(spec, LinearSpec)]
     arranged = [(spec.n_axis, spec.arrangement(config)) for spec in linears if spec.queries is not None]
@@ -309,27 +312,27 @@ def _at_rest(side: Side, spread: Spread) -> Layout:
 
 
 def _spreads(c: ParallelConfig, always: bool) -> tuple[tuple[Spread, Any], ...]:
-    """How it rests, and where; whole heads move the bytes of rows."""
+    """How an activation is stored, with the decompositions where it is. Whole heads move as many bytes as rows."""
     return (("rows", True),) if always else (("rows", c.sharded), ("replicated", 1 - c.sharded))
 
 
 def weight_transfers(rest: Layout, used: Layout, elements: int, c: ParallelConfig) -> Iterator[Transfer]:
-    """A weight is gathered along z for its use, and its gradient scattered back; over data it stays a partial sum."""
+    """A weight is all-gathered along z, its gradient reduce-scattered. Over data it stays a partial sum."""
     freed, kept = c.weights == FREED, c.weights == KEPT
     yield Transfer("F", rest, used, elements, when=freed, of_weight=True)
     yield Transfer("F", rest, used, elements, when=kept, of_weight=True, gathered_to_keep=True)
-    yield Transfer("I", rest, used, elements, when=freed, of_weight=True)  # once more, for the input gradient
+    yield Transfer("I", rest, used, elements, when=freed, of_weight=True)  # gathered again for the input gradient
     yield gradient_scatter(rest, used, elements, c.weights_cut)
 
 
 def gradient_scatter(rest: Layout, used: Layout, elements: int, when: Any, still: Axes = ("data",)) -> Transfer:
-    """Of a gradient that is whole along z; over some axes it is `still` a partial sum then."""
+    """Of a gradient that is whole along z. Afterwards it is `still` a partial sum over some axes."""
     summed = Layout(rest.dims, partial=frozenset(still))
     return Transfer("W", used.gradient, summed, elements, "gradient", when, of_weight=True)
 
 
 def rows_divide(by_samples: bool, c: ParallelConfig, axis: Side, when: Any) -> Iterator[Rule]:
-    """The rows of one rank of data and z, over an axis that cuts them further: by samples, or in tokens."""
+    """The axis must divide the rows of one rank of data and z that it cuts further: by samples, or by tokens."""
     if by_samples:
         yield from divides(
             "samples of a micro-batch over x or y", "samples of one z rank,", c.samples_of, c, axis, when=when

@@ -1,4 +1,4 @@
-"""Tables of vectors that are looked up: the embedding, whose vocabulary is cut, and small tables."""
+"""Lookup tables: the embedding, whose vocabulary is cut, and small tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cubeloom.parallel.specs.spec import (
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingSpec(LayerSpec):
-    """Vocabulary over y, features over x, shards over z: as a head's weight lies, so that the two can be one."""
+    """Vocabulary over y, features over x, shards over z: the layout of a head's weight, so that the two can be tied."""
 
     entries: int
     features: int
@@ -39,12 +39,12 @@ class EmbeddingSpec(LayerSpec):
         return self.rests(c)
 
     def rests(self, c: ParallelConfig) -> Layout:
-        """The stream that it begins."""
+        """The layout of the output, the start of the residual stream."""
         return stream("x", c.sharded)
 
     @property
     def found(self) -> Layout:
-        """Of the tokens that each rank finds in its part of the vocabulary: a partial sum over y."""
+        """The looked-up vectors before the reduction: each rank has those of its vocabulary, a partial sum over y."""
         return Layout.of(rows=ROWS, features="x", partial="y")
 
     def _weight(self, cut: bool) -> tuple[Layout, Layout]:
@@ -73,11 +73,11 @@ class EmbeddingSpec(LayerSpec):
         return 9 * c.rows()  # index and mask
 
     def held(self, c: ParallelConfig) -> Any:
-        """Entries as the ranks hold them together, padded where the grid does not divide them."""
+        """The number of entries over all ranks, padded if the grid does not divide them."""
         return padded_rows(self.entries, c)
 
     def arrangement(self, c: ParallelConfig) -> Arrangement | None:
-        """Of the table's rows, on one decomposition; None where they lie as in the serial model."""
+        """Of the table's rows, on one decomposition; None if they are as in the serial model."""
         return padded(self.entries, int(padded_parts(c)))
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
@@ -87,7 +87,7 @@ class EmbeddingSpec(LayerSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class TableSpec(LayerSpec):
-    """Features over x; entries over y and z, or on every rank where they are too few. Looked up for the rank's own rows."""
+    """Features over x; entries over y and z, or replicated if there are too few. Each rank looks up its own rows."""
 
     entries: int
     features: int
@@ -104,7 +104,7 @@ class TableSpec(LayerSpec):
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
         rest, elements, cut = self._layout(True), self.entries * self.features, self.cut(c)
         for sharded, when in ((True, c.sharded), (False, 1 - c.sharded)):
-            # Where all ranks of y have the same rows, each takes its part of the gradient.
+            # If all ranks of y have the same rows, each takes its part of the gradient.
             used = Layout.of(first=None, second="x", partial_gradient=rows_of("x", sharded))
             yield Transfer("F", rest, used, elements, when=cut & when, of_weight=True)
             yield gradient_scatter(rest, used, elements, cut & when)

@@ -1,4 +1,4 @@
-"""Losses: means over the whole batch, so that every rank has the serial model's."""
+"""Losses: means over the whole batch, so every rank has the loss of the serial model."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _SCALAR = Layout.of()
 
 
 def _mean(rows: Axes, c: ParallelConfig, when: object = True) -> Transfer:
-    """The sum and the count of a mean over all rows."""
+    """The all-reduce of the sum and the count of a mean over all rows."""
     return Transfer("F", Layout.of(partial=rows), _SCALAR, 2, "statistic", when)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpec(LayerSpec):
-    """The mean cross-entropy of logits whose classes lie on y and whose rows on z and x.
+    """The mean cross-entropy of logits with classes over y and rows over z and x.
 
     `whole`: every rank of x and y has all classes and all rows of its z rank.
     """
 
     whole: bool
     smoothing: float = 0.0
-    ignored: int = -100  # the target that does not count
-    head: str | None = None  # the layer whose outputs are its logits
-    classes: int = 0  # outputs of the head; or seen in a run, for its time and memory
+    ignored: int = -100  # targets with this value do not count
+    head: str | None = None  # the layer that computes its logits
+    classes: int = 0  # outputs of the head, or seen in a run; for the planner's time and memory
 
     def arrangement(self, c: ParallelConfig) -> Arrangement | None:
-        """Of the classes, as the head has them."""
+        """Of the classes, as in the head."""
         return padded(self.classes, int(padded_parts(c))) if self.head is not None and not self.whole else None
 
     def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
@@ -50,8 +50,8 @@ class LossSpec(LayerSpec):
             return
         rows, elements = rows_of("y", True), c.samples * c.sequence
         summed, whole = Layout.of(rows=rows, partial="y"), Layout.of(rows=rows)
-        yield Transfer("F", summed, whole, elements, "statistic")  # the largest logit
-        # The sum of exponentials, the target's logit and, where targets are smoothed, the sum of logits.
+        yield Transfer("F", summed, whole, elements, "statistic")  # the maximum logit
+        # The sum of exponentials, the target's logit and, with label smoothing, the sum of logits.
         yield Transfer("F", summed, whole, (3 if self.smoothing else 2) * elements, "statistic")
         yield _mean(rows, c)
 
@@ -60,7 +60,7 @@ class LossSpec(LayerSpec):
         return Touched(logits * (c.item + 4 * c.statistic), logits * (c.item + 3 * c.statistic), operators=8)
 
     def saved(self, c: ParallelConfig, logits: Any = 1) -> Any:
-        """`logits`: the share of decompositions on which they are kept."""
+        """`logits`: the share of decompositions on which the logits are kept."""
         return 0.0 if self.whole else c.rows() / c.x * (self.classes / c.y * c.statistic * logits + 10)
 
 
@@ -81,7 +81,7 @@ class SquaredLossSpec(LayerSpec):
             yield _mean(rows_of(self.side, sharded), c, when)
 
     def touched(self, c: ParallelConfig) -> Touched:
-        return Touched()  # few numbers: images have few colours
+        return Touched()  # few elements: images have few colours
 
     def saved(self, c: ParallelConfig) -> Any:
         return 0.0

@@ -1,4 +1,4 @@
-"""Norms, of features that lie on one side: a few numbers for each row, group or feature are summed."""
+"""Norms over features that one side cuts: a few statistics per row, group or feature are reduced."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cubeloom.parallel.specs.spec import (
 
 @dataclass(frozen=True, kw_only=True)
 class NormSpec(LayerSpec):
-    """LayerNorm (centred) or RMSNorm of the residual stream, features on x. `always`: its rows are cut in any case."""
+    """LayerNorm (centred) or RMSNorm of the residual stream, features over x. `always`: rows are cut in any case."""
 
     features: int
     centred: bool  # LayerNorm subtracts the mean, RMSNorm does not
@@ -44,7 +44,7 @@ class NormSpec(LayerSpec):
         for sharded, when in ((True, c.sharded | self.always), (False, (1 - c.sharded) & (not self.always))):
             whole = Layout.of(parts=None, rows=rows_of("x", sharded))
             summed = Layout.of(parts=None, rows=rows_of("x", sharded), partial="x")
-            if self.centred:  # mean and spread of each part, gathered; in the backward two numbers a row, summed
+            if self.centred:  # each part's mean and spread, all-gathered; in the backward two sums per row
                 each = whole.with_dims(parts="x")
                 yield Transfer("F", each, whole, 2 * c.x * rows, "statistic", when)
             else:
@@ -56,13 +56,13 @@ class NormSpec(LayerSpec):
         yield from vectors(self.name, kinds, self.features, "x", c.sharded | self.always)
 
     def touched(self, c: ParallelConfig) -> Touched:
-        # One fused operator where features are whole; otherwise several, in float32.
+        # One fused operator if features are whole; otherwise several, in float32.
         nbytes = self._rows(c) * self.features / c.x * choose(c.x > 1, 6 * c.statistic, 2 * c.item)
         return Touched(nbytes, 2 * nbytes, operators=4)
 
     def saved(self, c: ParallelConfig) -> Any:
-        # Whole features: the input, or for RMSNorm, which torch composes, two steps in float32. Cut ones: what it was
-        # normalised to, and once more where that is not float32 itself.
+        # Whole features: the input, or for RMSNorm, which torch composes, two tensors in float32. Cut features: the
+        # normalised input, and a second copy unless that is float32.
         alone = c.item if self.centred else 2 * c.statistic
         each = choose(c.x > 1, c.item if c.item >= 4 else 2 * c.item, alone)
         return self._rows(c) * (self.features / c.x * each + 2 * c.statistic)
@@ -75,7 +75,7 @@ class NormSpec(LayerSpec):
 
 
 def vectors(name: str, kinds: list[str], size: int, side: Side, cut: Any) -> Iterator[Parameter]:
-    """Parameters that multiply or are added to features: every rank with other rows has a summand of their gradients."""
+    """Vectors that scale or shift features. Every rank with other rows has a partial gradient."""
     layout = Layout.of(first=side)
     for kind in kinds:
         yield Parameter(f"{name}.{kind}", (size,), layout, rows_of(side, True), cut)
@@ -84,14 +84,14 @@ def vectors(name: str, kinds: list[str], size: int, side: Side, cut: Any) -> Ite
 
 @dataclass(frozen=True, kw_only=True)
 class ImageNormSpec(LayerSpec):
-    """A GroupNorm, or a BatchNorm where there are no groups: two sums for each of its statistics, and two in the backward."""
+    """GroupNorm, or BatchNorm if there are no groups: two sums per statistic, and two in the backward."""
 
     side: Side
     features: int
     affine: bool
     pixels: int
     groups: int | None = None
-    joined: tuple[int, int, int] | None = None  # features of two tensors, in turns: how many of each, and turns
+    joined: tuple[int, int, int] | None = None  # features of two interleaved tensors: of each, and the number of turns
 
     def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
         return (self.gives(c),)
@@ -100,17 +100,17 @@ class ImageNormSpec(LayerSpec):
         return stream(self.side, c.sharded)
 
     def whole_groups(self, c: ParallelConfig) -> Any:
-        """Where each rank has whole groups, no statistics travel. Of features in turns it has parts of groups."""
+        """Where each rank has whole groups, no statistics are communicated. Interleaved features are parts of groups."""
         assert self.groups is not None
         return (self.groups % c.size(self.side) == 0) & (self.joined is None)
 
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
         for sharded, when in ((True, c.sharded), (False, 1 - c.sharded)):
             rows = rows_of(self.side, sharded)
-            if self.groups is None:  # sums over all samples, for each feature
+            if self.groups is None:  # sums over all samples, per feature
                 summed, whole = Layout.of(features=self.side, partial=rows), Layout.of(features=self.side)
                 elements, where = 2 * self.features, when
-            else:  # sums over all features of a group, for each sample
+            else:  # sums over all features of a group, per sample
                 summed, whole = Layout.of(rows=rows, partial=self.side), Layout.of(rows=rows)
                 elements, where = 2 * c.samples * self.groups, when & (1 - self.whole_groups(c))
             yield Transfer("F", summed, whole, elements, "statistic", where)
@@ -129,7 +129,7 @@ class ImageNormSpec(LayerSpec):
         return self._numbers(c) * choose(whole, c.item, c.statistic + c.item)
 
     def _numbers(self, c: ParallelConfig) -> Any:
-        """Of its input, on one rank."""
+        """Elements of its input on one rank."""
         return c.own_samples(self.side) * self.pixels * self.features / c.size(self.side)
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:

@@ -1,9 +1,9 @@
-"""What a kind of layer says of itself, from which everything else follows.
+"""`LayerSpec`: what each kind of layer states about itself. Everything else follows from it.
 
-A `LayerSpec` has the sizes of one layer, the same on every grid. It states the layouts of what the layer takes and gives and
-of its parameters, which redistributions it performs in each pass, and what its sizes must divide. From these follow the
-collectives of the layer that trains, the bytes that `verify` and the planner predict, the axes over which gradients are
-summed, the blocks of a checkpoint and what a pipeline's stages hand on. No torch here: a plan is found without it.
+A spec has the sizes of one layer, the same on every grid. It states the layouts of the layer's inputs, output and
+parameters, the redistributions in each pass, and the divisibility rules. From these follow the collectives during
+training, the bytes that `verify` and the planner predict, the axes of gradient reductions, the blocks of a checkpoint
+and the tensors between pipeline stages. Specs do not use torch, so the planner works without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cubeloom.parallel.layout import Axes, Layout, Operation, local_elements, re
 
 Side = Literal["x", "y"]
 Phase = Literal["F", "I", "W"]  # forward, input gradient, weight gradient
-ROWS: Axes = ("data", "z")  # the axes that cut samples wherever an activation lies
+ROWS: Axes = ("data", "z")  # the axes that cut the samples of every activation
 
 
 def other(side: Side) -> Side:
@@ -27,34 +27,34 @@ def other(side: Side) -> Side:
 
 
 def rows_of(side: Side, sharded: bool) -> Axes:
-    """The axes that cut the rows of an activation whose features lie on this side."""
+    """The axes that cut the rows of an activation whose features are on this side."""
     return (*ROWS, other(side)) if sharded else ROWS
 
 
 def stream(side: Side, sharded: bool) -> Layout:
-    """An activation at rest, features on this side: rows are cut further along the other axis, or replicated along it."""
+    """A stored activation with features on this side. Along the other axis its rows are cut further, or replicated."""
     return Layout.of(rows=rows_of(side, sharded), features=side)
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A redistribution of a tensor that a layer performs in one pass of a micro-batch; `elements` are those of the whole."""
+    """A redistribution that a layer performs in one pass of a micro-batch. `elements` counts the whole tensor."""
 
     phase: Phase
     source: Layout
     target: Layout
     elements: Any
     element: Element = "item"
-    when: Any = True  # on which decompositions
-    of_weight: bool = False  # gathered ahead or scattered behind, while other layers compute
-    gathered_to_keep: bool = False  # only where the weight is not at hand already
+    when: Any = True  # the decompositions that need it
+    of_weight: bool = False  # prefetched, or reduce-scattered later, while other layers compute
+    gathered_to_keep: bool = False  # only if the gathered weight is not kept
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective of a transfer, on one rank. `nbytes` are those of its larger side, 0 where there is none.
+    """One collective of a transfer, on one rank. `nbytes` is the size of its larger side, 0 if there is no collective.
 
-    Of an exchange (`Layout.redistribute`) they are those that the rank receives.
+    For an exchange (`Layout.redistribute`) it is what the rank receives.
     """
 
     phase: Phase
@@ -73,26 +73,26 @@ def _as_it_is() -> None:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter at rest: its whole shape, dimension by dimension, how it lies, and where its gradient is a partial sum.
+    """A stored parameter: the shape of the whole, its layout, and the axes over which its gradient is a partial sum.
 
-    `when`: on which decompositions it lies so; on each, exactly one of the parameters of a name does.
+    `when`: the decompositions on which it has this layout. On each, exactly one parameter of a name applies.
     """
 
     name: str
-    shape: tuple[Any, ...]  # of what all ranks hold together
-    layout: Layout  # of as many dimensions as are cut; those behind are whole
-    partial: Axes  # the axes over which the gradient is summed once a step
+    shape: tuple[Any, ...]  # over all ranks together
+    layout: Layout  # of the dimensions that are cut; the later ones are whole
+    partial: Axes  # the axes over which the gradient is reduced once a step
     when: Any = True
-    arranged: Callable[[], Arrangement | None] = _as_it_is  # how its rows lie, where not as in the whole tensor
-    alike: Axes = ()  # of `partial`, those whose ranks have the same gradient: it is averaged over them
-    trained: bool = True  # whether a step makes a gradient of it
+    arranged: Callable[[], Arrangement | None] = _as_it_is  # the order of its rows, if it differs from the whole tensor
+    alike: Axes = ()  # those of `partial` whose ranks have equal gradients, which are averaged
+    trained: bool = True  # whether a step computes its gradient
 
     def numbers(self, c: ParallelConfig) -> Any:
-        """How many a rank holds."""
+        """The number of elements on a rank."""
         return local_elements(prod(self.shape), self.layout, c.size)
 
     def rows(self, c: ParallelConfig) -> Any:
-        """Of the block that a rank holds."""
+        """The number of rows of a rank's block."""
         first, axes = self.layout.dims[0]
         return local_elements(self.shape[0], Layout(((first, axes),)), c.size)
 
@@ -104,7 +104,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Rule:
-    """Something that sizes must divide: where it is broken, its name in a table, and in words for one decomposition."""
+    """A divisibility rule: where it is broken, its label in a table, and its message for one decomposition."""
 
     label: str
     broken: Any
@@ -113,7 +113,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Product:
-    """A matrix product of local blocks, `[rows, k] · [k, n]`, with `kernel_numel` numbers for each pair of features."""
+    """A matmul of local blocks, `[rows, k] · [k, n]`, with `kernel_numel` elements per pair of features."""
 
     rows: Any
     k: Any
@@ -123,33 +123,34 @@ class Product:
 
 @dataclass(frozen=True)
 class Touched:
-    """Bytes that memory-bound operators of one micro-batch read and write on a rank, in each pass."""
+    """Bytes that memory-bound operators of one micro-batch read and write on a rank, per pass."""
 
     forward: Any = 0.0
     input_grad: Any = 0.0
     weight_grad: Any = 0.0
-    operators: int = 2  # of a forward; each gradient has as many
+    operators: int = 2  # in a forward; each gradient has as many
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     name: str
 
-    kinds: ClassVar[dict[str, type[LayerSpec]]] = {}  # by name, as a file of layers has them
+    kinds: ClassVar[dict[str, type[LayerSpec]]] = {}  # by the name that files of layers use
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         LayerSpec.kinds[cls.__name__.removesuffix("Spec")] = cls
 
     def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
-        """The layouts of the tensors that it is called with, on one decomposition.
+        """The layouts of its input tensors, on one decomposition.
 
-        Dimensions are named: `rows` is the first one, `features` the one that the layer treats as features; others are whole.
+        Dimensions are named: `rows` is the first one, `features` the one that the layer treats as features. Others are
+        whole.
         """
         return ()
 
     def gives(self, c: ParallelConfig) -> Layout | None:
-        """The layout of its output, on one decomposition. None: it is no layer of the cube, but lies between them."""
+        """The layout of its output, on one decomposition. None for an operation between layers."""
         return None
 
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
@@ -162,11 +163,11 @@ class LayerSpec:
         yield from ()
 
     def products(self, c: ParallelConfig) -> Iterator[Product]:
-        """Those of a forward, on one rank."""
+        """The matmuls of a forward on one rank."""
         yield from ()
 
     def touched(self, c: ParallelConfig) -> Touched | None:
-        """What it reads and writes beside its products; None: nothing."""
+        """What it reads and writes besides its matmuls; None if nothing."""
         raise TypeError(f"{type(self).__name__} does not say which bytes it reads and writes")
 
     def saved(self, c: ParallelConfig) -> Any:
@@ -174,7 +175,7 @@ class LayerSpec:
         raise TypeError(f"{type(self).__name__} does not say what it keeps for its backward")
 
     def flops(self, sequence: int) -> float:
-        """Multiplications and additions of the forward of one sample of the serial model."""
+        """Forward FLOPs of one sample of the serial model."""
         return 0.0
 
 
@@ -194,7 +195,7 @@ def there_and_back(
 
 
 def collectives(spec: LayerSpec, c: ParallelConfig) -> Iterator[Collective]:
-    """What a layer communicates in one forward and backward, without the sums of gradients over replicas."""
+    """The collectives of a layer in one forward and backward, without gradient reductions over replicas."""
     for each in spec.transfers(c):
         if each.when is False:
             continue
@@ -217,12 +218,12 @@ def collectives(spec: LayerSpec, c: ParallelConfig) -> Iterator[Collective]:
 
 
 def parameters(spec: LayerSpec, c: ParallelConfig) -> dict[str, Parameter]:
-    """Those of one decomposition, by name."""
+    """The parameters on one decomposition, by name."""
     return {each.name: each for each in spec.parameters(c) if each.when}
 
 
 def cut_share(specs: Iterable[LayerSpec], c: ParallelConfig) -> float:
-    """The share of the parameters, counted by numbers, that every axis of x, y and z cuts which has more than one rank."""
+    """The share of the elements of all parameters that are cut by every one of x, y and z with more than one rank."""
     axes = {axis for axis in ("x", "y", "z") if c.size(axis) > 1}
     own = {name: each for spec in specs for name, each in parameters(spec, c).items()}
     sizes = {name: prod(each.shape) for name, each in own.items()}
@@ -231,7 +232,7 @@ def cut_share(specs: Iterable[LayerSpec], c: ParallelConfig) -> float:
 
 
 def divides(label: str, what: str, size: Any, c: ParallelConfig, *axes: str, when: Any = True) -> Iterator[Rule]:
-    """`size` must be a multiple of what these axes have together."""
+    """`size` must be a multiple of the number of ranks on these axes."""
 
     def words() -> str:
         cut = "·".join(f"{axis}={getattr(c, axis)}" for axis in axes if getattr(c, axis) > 1)

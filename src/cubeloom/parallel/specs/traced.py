@@ -1,12 +1,12 @@
-"""Layers of a model that nobody wrote a cut for: features alone are cut at rest; rows are all those of a rank of data and z.
+"""Layers of a model without a hand-written cut. Between them only features are cut; all rows of a z rank are whole.
 
-An operation between layers may so take its sizes from any tensor: samples and sequences are whole everywhere.
+An operation between layers may take its sizes from any tensor, because samples and sequences are whole everywhere.
 
-| features rest | layout | for |
+| features | layout | for |
 |---|---|---|
-| both  | [rows, N/(y·x)] | attention by whole heads, what lies within an MLP |
-| one   | [rows, N/y]     | the stream, on x |
-| whole | [rows, N]       | what an operation between layers needs whole; its gradient is the same on all ranks |
+| cut over both | [rows, N/(y·x)] | attention by whole heads, inside an MLP |
+| cut over one  | [rows, N/y]     | the residual stream, on x |
+| whole         | [rows, N]       | operations that need whole features; the gradient is the same on all ranks |
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ PLANE: Axes = ("x", "y")
 
 @dataclass(frozen=True)
 class Call:
-    """One use of a layer: its rows of one sample, such as tokens or pixels; whether dX is wanted.
+    """One use of a layer: its rows per sample, such as tokens or pixels, and whether dX is needed.
 
-    `fixed`: rows are as many for any number of samples, as those of a table of positions are. `live`: the loss depends on it.
+    `fixed`: the number of rows does not depend on the samples, as for a table of positions. `live`: the loss depends on
+    it.
     """
 
     rows_in: Any
@@ -56,11 +57,11 @@ class Call:
 
     @property
     def back(self) -> bool:
-        """Whether a backward makes dX."""
+        """Whether a backward computes dX."""
         return self.gradient and self.live
 
     def all_in(self, c: ParallelConfig) -> Any:
-        """Of all ranks of data and z together."""
+        """Rows on all ranks of data and z together."""
         return self._samples(c) * self.rows_in
 
     def all_out(self, c: ParallelConfig) -> Any:
@@ -71,31 +72,31 @@ class Call:
 
 
 def _whole(side: Side) -> tuple[Layout, Layout]:
-    """Features on a side, and whole."""
+    """Features on a side, and whole features."""
     return Layout.of(rows=ROWS, features=side), Layout.of(rows=ROWS, features=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracedLinearSpec(LinearSpec):
-    """`taken` and `given`: how its features rest before and after it. `joins`: the layer that gathers the same input for it."""
+    """`taken` and `given`: the layout of features before and after. `joins`: the layer that gathers the same input."""
 
     calls: tuple[Call, ...]
     taken: FeatureRest
     given: FeatureRest
     joins: str | None = None
-    shared: bool = False  # ranks along which its output is alike use it differently: its gradient is summed over them
-    kept: tuple[int, ...] = ()  # of its sections, those that every rank has whole and uses differently
+    shared: bool = False  # ranks use the replicated output differently, so its gradient is summed over them
+    kept: tuple[int, ...] = ()  # sections that every rank has whole and uses differently
     trained: tuple[str, ...] = ("weight", "bias")
-    rank: int | None = None  # dimensions of its input, where features are not the last
+    rank: int | None = None  # dimensions of its input, if features are not the last
 
     @property
     def leaves(self) -> bool:
-        """Its output is gathered."""
+        """Whether its output is all-gathered."""
         return self.given == "whole"
 
     @property
     def enters(self) -> bool:
-        """Of whole features each rank takes its own."""
+        """Whether each rank takes its part of whole input features."""
         return self.taken == "whole"
 
     def over_z(self, c: ParallelConfig) -> Any:
@@ -122,21 +123,21 @@ class TracedLinearSpec(LinearSpec):
         return summed, replace(rest, partial_gradient=frozenset({self.k_axis})) if self.shared else rest
 
     def shares_of_output(self) -> tuple[tuple[bool, Fraction], ...]:
-        """Of its features, which share is cut, and which every rank has whole."""
+        """The shares of its output features that are cut and that are whole on every rank."""
         whole = Fraction(sum(self.sections[number] for number in self.kept), self.n)
         return ((False, 1 - whole), (True, whole)) if self.kept else ((False, Fraction(1)),)
 
     def kept_output(self) -> tuple[tuple[Layout, Layout], tuple[Layout, Layout]]:
-        """Of sections that every rank has whole: summed over K's axis, and gathered over N's."""
+        """Of the sections that are whole on every rank: reduced over K's axis, and gathered over N's."""
         alone = replace(self, given="whole", shared=True, kept=())
         return alone.output("replicated"), alone.leaving
 
     @property
     def leaving(self) -> tuple[Layout, Layout]:
-        """From features that lie on an axis to whole ones."""
+        """From features that an axis cuts to whole features."""
         rest, whole = _whole(
             self.n_axis
-        )  # without a sum each rank takes its own part of the gradient, which moves nothing
+        )  # without a reduction each rank takes its part of the gradient, which moves nothing
         if not self.shared:
             return rest, whole
         both = frozenset({self.k_axis, self.n_axis})
@@ -157,7 +158,7 @@ class TracedLinearSpec(LinearSpec):
                 for source, target in [*ends, self.input(self.spread_in(c))]:
                     yield Transfer("F", source, target, x)
                     yield Transfer("I", target.gradient, source.gradient, x, when=call.back)
-            # A bias is added between the two.
+            # The bias is added between the reduction and the gather.
             product = call.live and (call.gradient or "weight" in self.trained)
             for whole, exact in self.shares_of_output():
                 share = exact if isinstance(c.samples, Fraction) else float(exact)
@@ -186,7 +187,7 @@ class TracedLinearSpec(LinearSpec):
                 yield replace(each, partial=(*ROWS, across), alike=alike, trained=trained)
 
     def _bias_arrangement(self, c: ParallelConfig) -> Arrangement | None:
-        if self.n_axis == "x":  # as the axes of a grid cut anyway
+        if self.n_axis == "x":  # in the axis order of the grid
             return self.arrangement(c)
         return exchanged(int(self.held(c)), int(c.size(self.n_axis)), int(c.size(self.k_axis)), self.arrangement(c))
 
@@ -224,13 +225,13 @@ class TracedLinearSpec(LinearSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class TracedEmbeddingSpec(EmbeddingSpec):
-    """Vocabulary over y, features over x; `scale` multiplies what is found, and the row `padding` is not trained."""
+    """Vocabulary over y, features over x. `scale` multiplies the looked-up vectors; the row `padding` is not trained."""
 
     calls: tuple[Call, ...]
     given: FeatureRest
     scale: float = 1.0
     padding: int | None = None
-    shares: str | None = None  # the layer whose weight it uses
+    shares: str | None = None  # the layer whose weight it shares
     trained: tuple[str, ...] = ("weight",)
 
     @property
@@ -271,7 +272,7 @@ class TracedEmbeddingSpec(EmbeddingSpec):
         return 9 * self._rows(c)
 
     def _rows(self, c: ParallelConfig) -> Any:
-        """Of a rank."""
+        """Rows on one rank."""
         return sum(call.all_out(c) for call in self.calls) / (c.data * c.z)
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
@@ -280,7 +281,7 @@ class TracedEmbeddingSpec(EmbeddingSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class TracedNormSpec(LayerSpec):
-    """LayerNorm (centred) or RMSNorm of features that lie over these axes; its weight is the parameter plus `offset`."""
+    """LayerNorm (centred) or RMSNorm of features cut over these axes. The weight is the parameter plus `offset`."""
 
     axes: tuple[Side, ...]
     features: int
@@ -290,7 +291,7 @@ class TracedNormSpec(LayerSpec):
     eps: float
     calls: tuple[Call, ...]
     offset: float = 0.0
-    differing: Axes = ()  # along which ranks have the same features, and each a summand of their gradient
+    differing: Axes = ()  # axes whose ranks have the same features, and each a partial gradient of them
     trained: tuple[str, ...] = ("weight", "bias")
 
     def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
@@ -304,7 +305,7 @@ class TracedNormSpec(LayerSpec):
         summed = Layout(whole.dims, partial=frozenset(axes))
         for call in self.calls:
             rows = call.all_in(c)
-            if self.centred:  # mean and spread of each part, gathered; in the backward two numbers a row, summed
+            if self.centred:  # each part's mean and spread, all-gathered; in the backward two sums per row
                 yield Transfer("F", whole.with_dims(parts=axes), whole, 2 * c.size(*axes) * rows, "statistic")
             else:
                 yield Transfer("F", summed, whole, rows, "statistic")
@@ -333,7 +334,7 @@ class TracedNormSpec(LayerSpec):
         return self.numbers(c) * c.item
 
     def numbers(self, c: ParallelConfig) -> Any:
-        """Of its input, on a rank."""
+        """Elements of its input on a rank."""
         return sum(call.all_in(c) for call in self.calls) / (c.data * c.z) * self.features / c.size(*self.axes)
 
     def rules(self, c: ParallelConfig) -> Iterator[Rule]:
@@ -342,13 +343,13 @@ class TracedNormSpec(LayerSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class TracedLossSpec(LayerSpec):
-    """A cross-entropy inside the model: of logits whose classes lie over `axis`, or of whole ones.
+    """A cross-entropy inside the model, of logits with classes over `axis`, or of whole logits.
 
-    Its sums are numbers of `nbytes`; None: as wide as the model's, and float32 at least.
+    Its sums have `nbytes` per element; None: those of the model's dtype, and at least float32.
     """
 
     axis: Side | None
-    rows: Any  # of one sample
+    rows: Any  # per sample
     nbytes: int | None
     smoothing: float = 0.0
 
@@ -358,7 +359,7 @@ class TracedLossSpec(LayerSpec):
         if self.axis is not None:
             summed = Layout.of(rows=ROWS, partial=self.axis)
             elements = c.samples * self.rows * size
-            yield Transfer("F", summed, Layout.of(rows=ROWS), elements)  # the largest logit
+            yield Transfer("F", summed, Layout.of(rows=ROWS), elements)  # the maximum logit
             yield Transfer("F", summed, Layout.of(rows=ROWS), (3 if self.smoothing else 2) * elements)
         yield Transfer("F", Layout.of(partial=ROWS), Layout.of(), 2 * size)
 

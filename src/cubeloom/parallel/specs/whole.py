@@ -1,4 +1,4 @@
-"""Layers at the edges of the cube: whole features on every rank, the few layers between them and cut ones, and what joins."""
+"""Layers at the edges of the cube, with whole features on one or both sides, and joins of tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WHOLE = Layout.of(rows=ROWS, features=None)
 
 @dataclass(frozen=True, kw_only=True)
 class _Passing(LayerSpec):
-    """A layer whose time and memory do not count: it passes on what it takes, or a few numbers of it."""
+    """A layer whose time and memory do not count, because it passes on its input or a few elements of it."""
 
     def touched(self, c: ParallelConfig) -> Touched:
         return Touched()
@@ -42,7 +42,7 @@ class _Passing(LayerSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicatedSpec(LayerSpec):
-    """A small linear that every rank of x and y computes in full, on input that is whole: a row for each sample."""
+    """A small linear that every rank of x and y computes in full on replicated input, one row per sample."""
 
     k: int
     n: int
@@ -76,7 +76,7 @@ class ReplicatedSpec(LayerSpec):
 class FirstTokenSpec(_Passing):
     """The first token of each sequence, with whole features, on every rank of x and y.
 
-    All that follows is computed alike on these ranks, so that the backward takes a part of what each has.
+    All later layers compute the same on these ranks, so the backward takes a part of the gradient on each.
     """
 
     features: int
@@ -89,7 +89,7 @@ class FirstTokenSpec(_Passing):
 
     def transfers(self, c: ParallelConfig) -> Iterator[Transfer]:
         found = Layout.of(rows=ROWS, features="x")
-        summed = Layout.of(rows=ROWS, features="x", partial="y")  # zeros where another rank has the token
+        summed = Layout.of(rows=ROWS, features="x", partial="y")  # zero where another rank has the token
         elements = c.samples * self.features
         yield Transfer("F", summed, _WHOLE, elements, when=c.sharded)
         yield Transfer("F", found, _WHOLE, elements, when=1 - c.sharded)
@@ -97,13 +97,14 @@ class FirstTokenSpec(_Passing):
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeSpec(LayerSpec):
-    """A linear or convolution of which each rank of the side holds its part for good; it uses it on its own samples.
+    """A linear or convolution of which each rank of the side keeps a fixed part. The rank applies it to its own
+    samples.
 
-    - colwise: from features that every rank has whole to features on the side;
-    - rowwise: from features on the side to few features, such as colours, that every rank of the side has whole;
-    - rowwise_scatter: a small one, such as a skip connection's, from features on the side to features on the side: each rank
-      has all output features of its part of the input's, and their sum is scattered by features;
-    - grouped: a convolution in groups, of which each rank has whole ones.
+    - colwise: from replicated features to features on the side;
+    - rowwise: from features on the side to few replicated features, such as colours;
+    - rowwise_scatter: a small one, such as a skip connection's, from features on the side to features on the side. Each
+      rank computes all output features from its input features, and their sum is reduce-scattered by features;
+    - grouped: a grouped convolution, of which each rank has whole groups.
     """
 
     kind: Literal["colwise", "rowwise", "rowwise_scatter", "grouped"]
@@ -123,7 +124,7 @@ class EdgeSpec(LayerSpec):
     def takes(self, c: ParallelConfig) -> tuple[Layout, ...]:
         if (
             self.kind == "colwise"
-        ):  # the gradients of all ranks of the plane are summed where it became whole: `CopyToRegion`
+        ):  # `CopyToRegion` sums the gradients of all ranks of the plane, where the input was replicated
             return (Layout.of(rows=ROWS, features=None, partial_gradient=("x", "y")),)
         return (stream(self.side, bool(c.sharded)),)
 
@@ -147,7 +148,7 @@ class EdgeSpec(LayerSpec):
             own, all_rows = stream(self.side, True), stream(self.side, False)
             summed = own.with_dims(features=None)
             yield from there_and_back(Layout(summed.dims, frozenset({self.side})), own, out)
-            # Where activations rest replicated, each rank takes its own samples, and all are gathered behind.
+            # If activations are replicated, each rank takes its own samples, and all outputs are gathered.
             yield from there_and_back(all_rows, own, into, when=1 - c.sharded)
             yield from there_and_back(own, all_rows, out, when=1 - c.sharded)
 
@@ -193,7 +194,7 @@ class EdgeSpec(LayerSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class CopyToRegionSpec(_Passing):
-    """Where many layers of the plane begin to use whole features: their gradients are summed over x and y here, once."""
+    """Sums the gradients of replicated features over x and y once, where many layers of the plane start to use them."""
 
     features: int
 
@@ -212,7 +213,7 @@ class CopyToRegionSpec(_Passing):
 
 @dataclass(frozen=True, kw_only=True)
 class ConcatSpec(_Passing):
-    """Two tensors' features in so many turns: cut over a side that divides them, each rank has whole turns."""
+    """Interleaves the features of two tensors in `turns`. The side must divide the turns, so each rank has whole turns."""
 
     side: Side
     turns: int
@@ -230,12 +231,13 @@ class ConcatSpec(_Passing):
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardSpec(LayerSpec):
-    """A module that calls two linear layers with GELU between them, and then some more; compiled, they can be one kernel each.
+    """A module that calls a linear, GELU and a linear, and then further layers. Compiled, each linear can be one fused
+    kernel.
 
-    It computes nothing itself: its layers have specs of their own.
+    It computes nothing itself: its layers have their own specs.
     """
 
-    layers: tuple[str, str, str]  # by their names in it
+    layers: tuple[str, str, str]  # their names in the module
     then: tuple[str, ...] = ()
 
     def touched(self, c: ParallelConfig) -> None:
@@ -247,7 +249,7 @@ class FeedForwardSpec(LayerSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class DropoutSpec(_Passing):
-    """Dropout of the residual stream, with a mask that depends on seed, step and position alone."""
+    """Dropout of the residual stream, with a mask that depends only on seed, step and position."""
 
     probability: float
 
