@@ -66,7 +66,7 @@ class Planned:
             machine = self.cluster or Path(folder) / "machine.toml"
             if self.cluster is None:
                 share = 1 if self.cpu else ranks // devices.count(kind)
-                Calibrate(out=machine, device=kind, share_gpu=share, quick=self.quick, json=True)()
+                Calibrate(output=machine, device=kind, share_gpu=share, quick=self.quick, json=True)()
             chosen = ranked(size, machine, ranks, kind)[: 4 if self.quick else self.most]
             with sharing(ranks, kind), RankPool(ranks, kind) as pool:
                 peers = slowest(pool.run(ranks, peers_timed, size, kind, ranks, self.steps, timeout=600))

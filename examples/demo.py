@@ -28,7 +28,7 @@ def main() -> None:
     settings = sys.argv[1:]
     texts = sorted(map(str, Path(sysconfig.get_path("stdlib")).glob("*.py")))
     Path("runs").mkdir(exist_ok=True)
-    tokens = ["--out", "runs/demo-tokens", "--validation", "0.05"]
+    tokens = ["-o", "runs/demo-tokens", "--validation", "0.05"]
     cubeloom("data", "prepare", *texts, *tokens, shown=f"data prepare {Path(texts[0]).parent}/*.py {' '.join(tokens)}")
     cubeloom("train", str(HERE / "demo.toml"), *settings)
     cubeloom("sample", "runs/demo", "--prompt", "def ", "--tokens", "300")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cubeloom.base.errors import UserError as UserError
 from cubeloom.base.grid import Grid as Grid
+from cubeloom.base.lazy import lazily
 
 if TYPE_CHECKING:
     from cubeloom.comm import Network as Network
@@ -28,27 +29,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_WHERE = {
-    "Network": "comm",
-    "init": "launch.init",
-    "parallelize": "models.parallelize",
-    "Traced": "parallel.traced",
-    "Pipelined": "pipeline.pipelined",
-    "clip_grad_norm_": "train.clipping",
-    "Trainer": "train.library",
-    "load": "tools.convert.model_files",
-    "save": "tools.convert.model_files",
-    "save_pretrained": "tools.convert.model_files",
-}
+_lazy, __dir__ = lazily(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "pipeline":  # a package that can be called
-        return import_module("cubeloom.pipeline")
-    if name not in _WHERE:
-        raise AttributeError(f"module 'cubeloom' has no attribute {name!r}")
-    return getattr(import_module(f"cubeloom.{_WHERE[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHERE, "pipeline"})
+    # A package that can be called; its module `pipelined` is not imported for `cubeloom.pipeline.Schedule`.
+    return import_module("cubeloom.pipeline") if name == "pipeline" else _lazy(name)

@@ -49,7 +49,7 @@ def test_an_interruption_says_how_to_go_on(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(data, "prepare", interrupted)
+    monkeypatch.setattr("cubeloom.train.data.prepare", interrupted)
     assert run("prepare", "a.txt", "--out", tmp_path / "out") == 130
     assert "the same command goes on from here" in capsys.readouterr().out
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from cubeloom import UserError
-from cubeloom.cli import doctor as command
 from cubeloom.cli.doctor import Doctor
 from cubeloom.comm import devices
 from cubeloom.launch import RankFailed, RankPool
@@ -54,7 +53,7 @@ def test_ranks_that_cannot_talk_are_a_fact(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture
 def pretend(monkeypatch: pytest.MonkeyPatch) -> Any:
     def use(facts: Facts) -> None:
-        monkeypatch.setattr(command, "gather", lambda ranks, folder: facts)
+        monkeypatch.setattr("cubeloom.tools.doctor.gather", lambda ranks, folder: facts)
 
     return use
 

@@ -116,15 +116,15 @@ def test_the_command_checks_all_but_what_is_in_the_pod(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "job.yaml"
-    assert Kubernetes(file=file, out=out)() == 0  # /data/tokens is not here
+    assert Kubernetes(file=file, output=out)() == 0  # /data/tokens is not here
     assert capsys.readouterr().out == f"{out}\n"
     assert out.read_text() == manifest(file).text()
-    assert Kubernetes(file=file, out=out, overrides=("device=cuda", "layout.record=true", "grid.x=1"))() == 0
+    assert Kubernetes(file=file, output=out, overrides=("device=cuda", "layout.record=true", "grid.x=1"))() == 0
     out.unlink()
     with pytest.raises(UserError, match="use device = 'cuda'"):
-        Kubernetes(file=file, out=out, overrides=("layout.record=true", "grid.x=1"))()
+        Kubernetes(file=file, output=out, overrides=("layout.record=true", "grid.x=1"))()
     with pytest.raises(UserError, match="cannot be cut over x=5"):
-        Kubernetes(file=file, out=out, overrides=("grid.x=5",))()
+        Kubernetes(file=file, output=out, overrides=("grid.x=5",))()
     assert sorted(tmp_path.iterdir()) == [file]
 
 

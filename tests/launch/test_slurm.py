@@ -131,30 +131,30 @@ def test_a_limit_as_slurm_writes_it(time: str, expected: int) -> None:
 def test_a_job_that_is_recorded_is_checked_as_on_its_gpus(file: Path, tmp_path: Path) -> None:
     recorded = ("grid.x=1", "grid.z=1", "grid.data=2", "layout.record=true")
     out = tmp_path / "job.sh"
-    assert Slurm(file=file, out=out, overrides=(*recorded, "device=cuda"))() == 0
+    assert Slurm(file=file, output=out, overrides=(*recorded, "device=cuda"))() == 0
     for overrides, message in (
         (recorded, "use device = 'cuda'"),
         ((*recorded, "device=cuda", "layout.ways=2"), "stages cannot be recorded"),
     ):
         with pytest.raises(UserError, match=message):
-            Slurm(file=file, out=out, overrides=overrides)()
+            Slurm(file=file, output=out, overrides=overrides)()
 
 
 def test_the_command_checks_the_job_and_writes_a_whole_file(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "job.sh"
-    assert Slurm(file=file, out=out)() == 0
+    assert Slurm(file=file, output=out)() == 0
     assert capsys.readouterr().out == f"{out}\n"
     assert out.read_text() == script(file).text()
     assert Slurm(file=file)() == 0
     assert capsys.readouterr().out == out.read_text()
     before = sorted(tmp_path.iterdir())
     for command, message in (
-        (Slurm(file=file, out=out, overrides=("grid.x=5",)), "cannot be cut over x=5"),
-        (Slurm(file=file, out=out, overrides=("stpes=5",)), "did you mean 'steps'"),
-        (Slurm(file=file, out=tmp_path / "none" / "job.sh"), "No such file or directory"),
-        (Slurm(file=file, out=tmp_path), "is a folder"),
+        (Slurm(file=file, output=out, overrides=("grid.x=5",)), "cannot be cut over x=5"),
+        (Slurm(file=file, output=out, overrides=("stpes=5",)), "did you mean 'steps'"),
+        (Slurm(file=file, output=tmp_path / "none" / "job.sh"), "No such file or directory"),
+        (Slurm(file=file, output=tmp_path), "is a folder"),
     ):
         with pytest.raises(UserError, match=message):
             command()

@@ -43,7 +43,7 @@ def test_a_line_has_the_figures_and_what_is_left(clock: list[float]) -> None:
             shown.show(record(step, mfu=0.415))
     last = stream.getvalue().splitlines()[-1]
     assert last == (
-        "step 12 (32%)  loss 3.9880  gradient norm 1.5  5,120 tokens/s  MFU 41.5%  1 GiB  0:01:21 left"
+        "step 12 (32%)  loss 3.9880  gradient norm 1.5  lr 0.001  5,120 tokens/s  MFU 41.5%  1 GiB  0:01:21 left"
     )  # three steps of three seconds, and 27 to go
 
 

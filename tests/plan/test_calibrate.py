@@ -115,7 +115,7 @@ def test_ranks_measure_themselves(ranks: RankPool) -> None:
 @pytest.mark.timeout(120)
 def test_the_command_writes_what_can_be_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.toml"
-    assert Calibrate(out=path, name="mine", device=devices.CPU, quick=True, json=True)() == 0
+    assert Calibrate(output=path, name="mine", device=devices.CPU, quick=True, json=True)() == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     loaded = cluster(path)
     assert loaded.device == device(path)
@@ -129,7 +129,7 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_measured(
 ) -> None:
     monkeypatch.setattr(RankPool, "run", None)
     with pytest.raises(UserError, match="no folder"):
-        Calibrate(out=tmp_path / "nowhere" / "mine.toml")()
+        Calibrate(output=tmp_path / "nowhere" / "mine.toml")()
     if not devices.available("cuda"):
         with pytest.raises(UserError, match="torch sees none here"):
             Calibrate(device="cuda")()

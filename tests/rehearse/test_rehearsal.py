@@ -214,9 +214,9 @@ def test_the_command_says_what_does_not_fit(
 
 
 def test_a_world_beyond_all_machines_is_refused() -> None:
-    assert Rehearse(grid="data=2", world=100_000).experiment().grid.world == 100_000
+    assert Rehearse(grid="data=2", ranks=100_000).experiment().grid.world == 100_000
     with pytest.raises(UserError, match="has 1,000,000,000,000 ranks: at most 262,144"):
-        Rehearse(grid="data=2", world=10**12)()
+        Rehearse(grid="data=2", ranks=10**12)()
 
 
 def test_numbers_that_are_asked_for() -> None:

@@ -26,11 +26,17 @@ class Grid:
     """
 
     pipe: int = 1
+    """Stages of the pipeline."""
     data: int = 1
+    """Copies of the model, each with its part of the batch (data parallelism)."""
     z: int = 1
+    """Cuts the rows of activations, and weights at rest (FSDP)."""
     y: int = 1
+    """Cuts the output features of a block's first linear layer, and the input features of its second (tensor parallelism)."""
     x: int = 1
+    """Cuts the input features of a block's first linear layer, and the output features of its second."""
     placement: tuple[str, ...] = AXES
+    """The order of the axes on the ranks, from outermost to innermost: neighbours on the last are neighbouring ranks."""
 
     def __post_init__(self) -> None:
         for axis in AXES:
@@ -47,6 +53,11 @@ class Grid:
     @classmethod
     def parse(cls, text: str, placement: tuple[str, ...] = AXES) -> Grid:
         """`x=2,y=2,z=2` and the like; axes not named have size 1."""
+        return cls(**cls.values_of(text), placement=placement)
+
+    @staticmethod
+    def values_of(text: str) -> dict[str, int]:
+        """The sizes of all axes in `x=2,y=2,z=2` and the like."""
         sizes: dict[str, int] = {}
         for part in filter(None, (piece.strip() for piece in text.split(","))):
             axis, _, number = part.partition("=")
@@ -57,7 +68,7 @@ class Grid:
             if not number.isdecimal() or int(number) < 1:
                 raise UserError(f"grid axis {axis} needs a whole number from 1 up, as in {axis}=2; got {part!r}")
             sizes[axis] = int(number)
-        return cls(**sizes, placement=placement)
+        return {axis: sizes.get(axis, 1) for axis in AXES}
 
     def __str__(self) -> str:
         parts = [f"{axis}={self.size(axis)}" for axis in AXES if self.size(axis) > 1]

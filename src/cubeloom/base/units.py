@@ -6,11 +6,16 @@ from collections.abc import Sequence
 
 
 def count(value: float) -> str:
-    """`950`, `12.3k`, `4.57M`."""
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+    """`950`, `12.3k`, `4.57M`, `152B`."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{_digits(value / (1e3 if letter == 'k' else size))}{letter}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def three(value: float) -> str:
+    """Three digits that matter: `6.12`, `0.000312`, `1,230`."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def bytes_(value: float) -> str:

@@ -1,53 +1,22 @@
 """The command line: one file a command, each a frozen dataclass of its options that is called to run.
 
-Only the command that is given is imported: some need torch, which takes seconds, and some do not.
+Only the command that is given is imported, and no command imports torch to say what its options are: help and mistakes are
+answered at once.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import reduce
 from importlib import import_module
-from operator import or_
-from typing import Annotated, Any
-
-import tyro
 
 from cubeloom.base.errors import UserError
-from cubeloom.base.files import FULL
-from cubeloom.base.host import version
-
-# Each lies in the module of its name, as a class of its name.
-COMMANDS = (
-    "train",
-    "sample",
-    "evaluate",
-    "report",
-    "convert",
-    "plan",
-    "rehearse",
-    "reproduce",
-    "verify",
-    "schedule",
-    "launch",
-    "doctor",
-    "calibrate",
-    "validate",
-    "models",
-    "data",
-)
-# Those with commands of their own, of which tyro knows no words.
-DESCRIPTIONS = {
-    "data": "Make and check folders of tokens.",
-    "launch": "Write the script or manifest that trains a job on a cluster.",
-}
-# Those where `--steps=5` is a setting of the file, as `--grid.x=2` is everywhere.
-TAKE_A_FILE = ("train", "launch")
+from cubeloom.base.file_errors import FULL
+from cubeloom.cli.groups import COMMANDS as COMMANDS
+from cubeloom.cli.groups import overview, refuse_unknown
 
 
 def main() -> None:
@@ -59,23 +28,41 @@ def main() -> None:
 
 def _run(given: list[str]) -> int:
     if given == ["--version"]:
+        from cubeloom.base.host import version
+
         print(f"cubeloom {version('cubeloom') or 'of no version: it is not installed'}")
         return 0
-    arguments, overrides = split(given or ["--help"])
-    if arguments[:1] and arguments[0] in COMMANDS:
-        name, *rest = arguments
-        kind, program, about = _class(name), f"cubeloom {name}", DESCRIPTIONS.get(name)
-    else:  # all of them, to be listed
-        kind, program, about, rest = reduce(or_, map(_choice, COMMANDS)), "cubeloom", main.__doc__, arguments
-    command: Callable[[], int] = tyro.cli(
-        tyro.conf.OmitSubcommandPrefixes[kind],  # type: ignore[valid-type, misc]
-        prog=program,
-        description=about,
-        args=rest,
-    )
-    if overrides:
-        command = with_overrides(command, overrides)
-    return command()
+    if not given or given[0] in ("--help", "-h"):
+        print(overview())
+        return 0
+    name, *rest = given
+    refuse_unknown(name)
+    return _command(name, rest)()
+
+
+def _command(name: str, rest: list[str]) -> Callable[[], int]:
+    import tyro
+
+    from cubeloom.cli import options, words
+
+    kind = getattr(import_module(f"cubeloom.cli.{name}"), name.capitalize())
+    own, overrides = words.split(name, rest)
+    words.refuse_unknown(name, {"--help", *options.names(kind)}, own)
+    try:
+        command: Callable[[], int] = tyro.cli(
+            options.described(kind),
+            config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.FlagCreatePairsOff),
+            prog=f"cubeloom {name}",
+            description=None if isinstance(kind, type) else COMMANDS[name],
+            args=own,
+        )
+    except SystemExit as left:
+        if not left.code and name in words.TAKE_A_FILE:
+            from cubeloom.cli.settings import as_options
+
+            print(as_options())
+        raise
+    return words.with_overrides(command, overrides) if overrides else command
 
 
 @contextmanager
@@ -107,38 +94,3 @@ def _forget_output() -> None:
     """Python writes what is left when it ends, and would fail once more."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
-
-
-def _class(name: str) -> Any:
-    return getattr(import_module(f"cubeloom.cli.{name}"), name.capitalize())
-
-
-def _choice(name: str) -> Any:
-    return Annotated[_class(name), tyro.conf.subcommand(name, description=DESCRIPTIONS.get(name))]
-
-
-def split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """A command's own options, and settings of its file: those with a dot or, as `--steps=5`, a field of a job."""
-    fields = _fields_of_a_job() if arguments[:1] and arguments[0] in TAKE_A_FILE else set()
-
-    def is_setting(argument: str) -> bool:
-        name = argument.removeprefix("--").partition("=")[0]
-        return argument.startswith("--") and ("." in name or name in fields)
-
-    for argument, after in zip(arguments, [*arguments[1:], "--"], strict=True):
-        if is_setting(argument) and "=" not in argument:
-            value = "…" if after.startswith("--") else after
-            raise UserError(f"{argument} is a setting of a file, and is given in one word: {argument}={value}")
-    return [each for each in arguments if not is_setting(each)], tuple(filter(is_setting, arguments))
-
-
-def _fields_of_a_job() -> set[str]:
-    return {field.name for field in dataclasses.fields(import_module("cubeloom.train.job").Job)}
-
-
-def with_overrides(command: Callable[[], int], overrides: tuple[str, ...]) -> Callable[[], int]:
-    if not hasattr(command, "overrides"):
-        raise UserError(f"{overrides[0]} is a setting of a file, and this command takes no file")
-    if getattr(command, "file", command) is None:
-        raise UserError(f"{overrides[0]} is a setting of a file, and no FILE was given")
-    return dataclasses.replace(command, overrides=overrides)  # type: ignore[type-var]

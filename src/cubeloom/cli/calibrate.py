@@ -8,9 +8,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
-import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -18,15 +17,12 @@ from rich.table import Table
 from cubeloom.base import host
 from cubeloom.base.errors import UserError
 from cubeloom.base.files import write_asked
-from cubeloom.comm import devices
-from cubeloom.launch import RankPool
-from cubeloom.launch.share_gpu import sharing
+from cubeloom.comm.kinds import CPU, Kind
 from cubeloom.plan.hardware import Cluster, Dtype, written
-from cubeloom.plan.hardware.calibrate import fitted_cluster, fitted_device, missed_transfers
 from cubeloom.plan.hardware.facts import Fact
-from cubeloom.plan.hardware.measure import measure_device
-from cubeloom.plan.hardware.measure_links import measure_links
-from cubeloom.plan.hardware.measured import Shape, Transfer
+
+if TYPE_CHECKING:
+    from cubeloom.plan.hardware.measured import Shape, Transfer
 
 _GROUPS = (2, 4, 8, 16)
 _SIDES = {True: (64, 256, 1024), False: (256, 1024, 2048, 4096, 8192)}  # of products, on the host or a GPU
@@ -39,10 +35,10 @@ class Calibrate:
     A device is what one rank computes on: a GPU, or one core. `cubeloom` commands take the file in place of a cluster's name.
     """
 
-    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o", "--out"])] = None
     """The TOML file to write; without it, only what was measured is shown."""
     name: str = "this-machine"
-    device: devices.Kind | None = None
+    device: Kind | None = None
     """The GPUs where there are any, otherwise the cores."""
     share_gpu: int = 1
     """So many ranks share each GPU, side by side (CUDA's MPS); each is a device of what is written."""
@@ -53,16 +49,16 @@ class Calibrate:
 
     def __call__(self) -> int:
         kind = self._kind()
-        if self.out is not None and not self.out.parent.is_dir():
-            raise UserError(f"no folder {self.out.parent} to write {self.out.name} in")
-        if self.share_gpu < 1 or (self.share_gpu > 1 and kind == devices.CPU):
+        if self.output is not None and not self.output.parent.is_dir():
+            raise UserError(f"no folder {self.output.parent} to write {self.output.name} in")
+        if self.share_gpu < 1 or (self.share_gpu > 1 and kind == CPU):
             raise UserError(
                 f"--share-gpu {self.share_gpu}: one or more ranks can share a GPU, and on a CPU each has its core"
             )
         begin = time.monotonic()
         machine, errors = self._measured(kind)
-        if self.out is not None:
-            write_asked(self.out, written(machine))
+        if self.output is not None:
+            write_asked(self.output, written(machine))
         spent = time.monotonic() - begin
         console = Console(stderr=self.json)
         console.print(facts_table(machine))
@@ -73,21 +69,30 @@ class Calibrate:
             print(json.dumps({"name": machine.name, "seconds": spent, "errors": errors, **facts}))
         return 0
 
-    def _kind(self) -> devices.Kind:
+    def _kind(self) -> Kind:
+        from cubeloom.comm import devices
+
         if self.device is None:
-            return next((each for each in reversed(get_args(devices.Kind)) if devices.available(each)), devices.CPU)
+            return next((each for each in reversed(get_args(Kind)) if devices.available(each)), CPU)
         if not devices.available(self.device):
-            raise UserError(f"--device {self.device}: torch sees none here; use --device {devices.CPU}")
+            raise UserError(f"--device {self.device}: torch sees none here; use --device {CPU}")
         return self.device
 
-    def _measured(self, kind: devices.Kind) -> tuple[Cluster, dict[str, float]]:
-        is_host = kind == devices.CPU
+    def _measured(self, kind: Kind) -> tuple[Cluster, dict[str, float]]:
+        from cubeloom.comm import devices
+        from cubeloom.launch import RankPool
+        from cubeloom.launch.share_gpu import sharing
+        from cubeloom.plan.hardware.calibrate import fitted_cluster, fitted_device, missed_transfers
+        from cubeloom.plan.hardware.measure import measure_device
+        from cubeloom.plan.hardware.measure_links import measure_links
+
+        is_host = kind == CPU
         here = host.cores() if is_host else devices.count(kind)
         per_node = here * self.share_gpu
         groups = tuple(
             group for group in _GROUPS if group <= per_node
         )  # more would wait for a device, not for each other
-        source = f"cubeloom calibrate on {platform.node()}, {time.strftime('%Y-%m-%d')}, torch {torch.__version__}"
+        source = f"cubeloom calibrate on {platform.node()}, {time.strftime('%Y-%m-%d')}, torch {host.version('torch')}"
         sizes = (2**12, 2**22) if self.quick else (2**12, 2**16, 2**20, 2**24)
         with sharing(per_node, kind), RankPool(max(groups, default=1), kind) as pool:
             patience = 0.03 if self.quick else 0.2

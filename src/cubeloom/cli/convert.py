@@ -6,22 +6,18 @@ import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 import tyro
 from rich.console import Console
 
+from cubeloom.base import dtypes
 from cubeloom.base.errors import UserError, counted
 from cubeloom.cli.data import shown
-from cubeloom.tools.convert import Done, convert
 
-_DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
+if TYPE_CHECKING:
+    from cubeloom.tools.convert import Done
+
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -46,12 +42,14 @@ class Convert:
     """Print one JSON object as the last line."""
 
     def __call__(self) -> int:
+        from cubeloom.tools.convert import convert
+
         console = Console(stderr=self.json)
         with shown(console) as progress:
             done = convert(
                 self.source,
                 self.target,
-                dtype=None if self.dtype is None else _DTYPES[self.dtype],
+                dtype=None if self.dtype is None else dtypes.as_torch(self.dtype),
                 shard_size=None if self.shard_size is None else bytes_of(self.shard_size),
                 force=self.force,
                 progress=progress,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -16,8 +16,9 @@ from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRem
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from cubeloom.train.data import Request, TokenFile, prepare
-from cubeloom.train.data.sources import Progress
+if TYPE_CHECKING:
+    from cubeloom.train.data import TokenFile
+    from cubeloom.train.data.sources import Progress
 
 _SECONDS_A_LINE = 10.0
 _INTERRUPTED = 130  # as shells have it
@@ -33,7 +34,7 @@ class Prepare:
 
     inputs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="INPUT...")]
     """Files, or datasets of Hugging Face's save_to_disk; a text file is one document, unless --separator says otherwise."""
-    out: Path
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o", "--out"])]
     """The folder to write."""
     tokenizer: str = "bytes"
     """bytes; bpe, which is trained on the input; or a tokenizer of Hugging Face: its file, or a folder with it."""
@@ -56,6 +57,8 @@ class Prepare:
     """Print one JSON object as the last line."""
 
     def __call__(self) -> int:
+        from cubeloom.train.data import Request, prepare
+
         request = Request(
             inputs=self.inputs,
             tokenizer=self.tokenizer,
@@ -69,11 +72,11 @@ class Prepare:
         console = Console(stderr=self.json)
         try:
             with shown(console) as progress:
-                done = prepare(request, self.out, force=self.force, progress=progress)
+                done = prepare(request, self.output, force=self.force, progress=progress)
         except KeyboardInterrupt:
             console.print("interrupted; the same command goes on from here")
             return _INTERRUPTED
-        console.print(f"{self.out}: {done.how}", highlight=False)
+        console.print(f"{self.output}: {done.how}", highlight=False)
         tell(console, done.file)
         if self.json:
             print(json.dumps({"how": done.how, **as_json(done.file)}))
@@ -89,6 +92,8 @@ class Show:
     """Print one JSON object as the last line."""
 
     def __call__(self) -> int:
+        from cubeloom.train.data import TokenFile
+
         file = TokenFile(self.folder)
         damaged = file.damaged()
         console = Console(stderr=self.json)

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -15,8 +15,9 @@ from rich.table import Table
 
 from cubeloom.base.errors import UserError
 from cubeloom.base.units import bytes_, rate, seconds
-from cubeloom.tools.doctor import Facts, Finding, examine, gather
-from cubeloom.tools.doctor.environment_checks import relevant
+
+if TYPE_CHECKING:
+    from cubeloom.tools.doctor import Facts, Finding
 
 _COLOURS = {"wrong": "bold red", "doubtful": "yellow", "fine": "green"}
 _MOST = 64
@@ -37,6 +38,8 @@ class Doctor:
     def __call__(self) -> int:
         if not 2 <= self.ranks <= _MOST:
             raise UserError(f"--ranks {self.ranks}: from 2, who talk to each other, to {_MOST}")
+        from cubeloom.tools.doctor import examine, gather
+
         facts = gather(self.ranks, Path.cwd())
         findings = examine(facts)
         console = Console(stderr=self.json)
@@ -50,6 +53,8 @@ class Doctor:
 
 
 def facts_table(facts: Facts) -> Table:
+    from cubeloom.tools.doctor.environment_checks import relevant
+
     table = Table(title="This machine", show_header=False)
     machine = facts.machine
     rows = {
@@ -104,6 +109,8 @@ def findings_table(findings: list[Finding]) -> Table:
 
 def as_json(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
     """Of the environment only what matters to a job: the rest may hold secrets."""
+    from cubeloom.tools.doctor.environment_checks import relevant
+
     return {
         "ok": all(finding.severity != "wrong" for finding in findings),
         "findings": [asdict(finding) for finding in findings],

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from cubeloom.base.errors import counted
 from cubeloom.base.grid import Grid
 from cubeloom.base.limits import within
-from cubeloom.comm import devices
-from cubeloom.tools.evaluate import Evaluated, Evaluation, evaluate
+from cubeloom.comm.kinds import Kind
+
+if TYPE_CHECKING:
+    from cubeloom.tools.evaluate import Evaluated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class Evaluate:
     """So many of the run's size; by default all that there are."""
     sequence: int | None = None
     """Tokens of a sample; by default as many as in training."""
-    device: devices.Kind | None = None
+    device: Kind | None = None
     """By default the run's."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
     """Print one JSON object as the last line."""
@@ -46,6 +48,8 @@ class Evaluate:
         for name in ("batches", "sequence"):
             if (count := getattr(self, name)) is not None:
                 within(f"--{name}", count)
+        from cubeloom.tools.evaluate import Evaluation, evaluate
+
         asked = Evaluation(
             given=self.given,
             best=self.best,

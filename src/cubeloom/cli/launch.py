@@ -15,10 +15,10 @@ from cubeloom.base.divisors import divisors
 from cubeloom.base.errors import UserError
 from cubeloom.base.files import write_asked
 from cubeloom.base.settings import load, write
-from cubeloom.comm import devices
+from cubeloom.comm.kinds import CPU
 from cubeloom.launch.kubernetes import TrainJob
 from cubeloom.launch.slurm import SlurmScript
-from cubeloom.train.job import Job, check
+from cubeloom.train.job.job import Job
 
 _TRAIN = ("cubeloom", "train")
 _GPUS = 8  # of a machine, where nobody says otherwise
@@ -33,7 +33,7 @@ class Slurm:
 
     file: tyro.conf.Positional[Path]
     """The job's settings, TOML or a Python recipe (.py), which is executed; `--a.b=c` sets one of them."""
-    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o", "--out"])] = None
     """Where to write the script; printed by default."""
     nodes: int | None = None
     """As many as the grid needs by default."""
@@ -51,9 +51,11 @@ class Slurm:
 
     def __call__(self) -> int:
         job = load(Job, self.file, self.overrides)
+        from cubeloom.train.job import check
+
         # Whoever writes the script need not have the devices that will run it.
         check(job, device_here=False)
-        give(self.script(job).text(), self.out)
+        give(self.script(job).text(), self.output)
         return 0
 
     def script(self, job: Job) -> SlurmScript:
@@ -63,10 +65,10 @@ class Slurm:
             command=(*_TRAIN, str(self.file.resolve()), *(f"--{text.removeprefix('--')}" for text in self.overrides)),
             nodes=nodes,
             ranks_per_node=each,
-            gpus=job.device != devices.CPU,
+            gpus=job.device != CPU,
             folder=Path.cwd(),
             programs=Path(sys.executable).parent,
-            cpus_per_rank=self.cpus_per_rank or (2 if job.device == devices.CPU else 8),
+            cpus_per_rank=self.cpus_per_rank or (2 if job.device == CPU else 8),
             time=self.time,
             notice=self.notice,
             partition=self.partition,
@@ -84,7 +86,7 @@ class Kubernetes:
 
     file: tyro.conf.Positional[Path]
     """The job's settings, TOML or a Python recipe (.py), which is executed; `--a.b=c` sets one of them."""
-    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
+    output: Annotated[Path | None, tyro.conf.arg(aliases=["-o", "--out"])] = None
     """Where to write the manifest; printed by default."""
     image: str = "cubeloom:latest"
     """A container image in which cubeloom is installed."""
@@ -106,9 +108,11 @@ class Kubernetes:
 
     def __call__(self) -> int:
         job = load(Job, self.file, self.overrides)
+        from cubeloom.train.job import check
+
         here = replace(job, folder=Path(tempfile.gettempdir()), data=replace(job.data, sources=()))
         check(here, device_here=False)
-        give(self.manifest(job).text(), self.out)
+        give(self.manifest(job).text(), self.output)
         return 0
 
     def manifest(self, job: Job) -> TrainJob:
@@ -119,7 +123,7 @@ class Kubernetes:
             command=_TRAIN,
             nodes=nodes,
             ranks_per_node=each,
-            gpus=job.device != devices.CPU,
+            gpus=job.device != CPU,
             image=self.image,
             namespace=self.namespace,
             runtime=self.runtime,
@@ -139,7 +143,7 @@ def spread(job: Job, nodes: int | None, each: int | None) -> tuple[int, int]:
         if value is not None and value < 1:
             raise UserError(f"{option} must be at least 1, got {value}")
     if each is None:
-        each = _GPUS if job.device != devices.CPU and nodes is None else world
+        each = _GPUS if job.device != CPU and nodes is None else world
     most = min(each, world)
     found = -(-world // most) if nodes is None else nodes
     if world % found or world // found > each:

@@ -50,10 +50,10 @@ class Plan:
     """Samples in a step."""
     sequence: int | None = None
     """Tokens of a sample; the longest that the model takes by default."""
-    dtype: Literal["bf16", "fp32"] | None = None
-    """Of weights and activations; the file's by default, or bf16."""
+    dtype: Literal["bfloat16", "float32"] | None = None
+    """Of weights and activations; bf16 is bfloat16. The file's by default, or bfloat16."""
     gradients: Literal["float32", "model"] = "float32"
-    """Of bf16 weights: accumulated and reduced in float32, or in bf16; a FILE's own `layout.gradients`, if it says."""
+    """Of bfloat16 weights: accumulated and reduced in float32, or in bfloat16; a FILE's own `layout.gradients`, if it says."""
     reserve: float = 0.08
     """The share of a device's memory that is left to what lies below tensors."""
     record: bool = False
@@ -69,7 +69,8 @@ class Plan:
     """Write a report: ranking, break-downs, the best one's timeline, other numbers of devices."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """Write the settings file that runs the best plan."""
-    json: bool = False
+    json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
+    """Print one JSON object instead of the table."""
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def __call__(self) -> int:
@@ -158,9 +159,8 @@ class Plan:
         return load(Job, self.file, self.overrides)
 
     def _dtype(self) -> Dtype:
-        if self.dtype is not None:
-            return self.dtype
-        return "bf16" if self._job is None else planned_dtype(self._job.dtype)
+        said = self.dtype or ("bfloat16" if self._job is None else self._job.dtype)
+        return planned_dtype(said)
 
     def _of_job(self, name: str) -> tuple[Model | FoundModel, int, int, int]:
         job = self._job

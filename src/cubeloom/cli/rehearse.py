@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -14,12 +14,12 @@ from rich.table import Table
 from cubeloom.base.errors import UserError
 from cubeloom.base.settings import load
 from cubeloom.cli.verify import Verify
-from cubeloom.comm.ledger import plain
 from cubeloom.parallel import Batch
-from cubeloom.tools.rehearse import Rehearsal, rehearse
-from cubeloom.tools.rehearse.memory import KINDS
-from cubeloom.tools.verify import Experiment
-from cubeloom.train.job import Job
+from cubeloom.train.job.job import Job
+
+if TYPE_CHECKING:
+    from cubeloom.tools.rehearse import Rehearsal
+    from cubeloom.tools.verify import Experiment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Rehearse(Verify):
     fit together. Exits 0 if they do, 1 if not, 2 if the request cannot work.
     """
 
-    world: int | None = None
+    ranks: Annotated[int | None, tyro.conf.arg(aliases=["--world"])] = None
     """Ranks of the job: the data axis, and the batch with it, grow or shrink to that many. By default the grid's own."""
     rank: int | None = None
     """The rank to report on; the one that needs most memory by default."""
@@ -50,9 +50,11 @@ class Rehearse(Verify):
         if self.dtype is None:
             given["dtype"] = Verify.dtype if self.file is None else load(Job, self.file, self.overrides).dtype
         found = Verify(**given).experiment()
-        return found if self.world is None else of_size(found, self.world)
+        return found if self.ranks is None else of_size(found, self.ranks)
 
     def __call__(self) -> int:
+        from cubeloom.tools.rehearse import rehearse
+
         ranks = None if self.rank is None else [self.rank]
         found = rehearse(self.experiment(), ranks, real=self.real, device=self.device)
         Console(stderr=self.json).print(memory_table(found), received_table(found), fit(found), sep="\n")
@@ -67,7 +69,7 @@ def of_size(experiment: Experiment, world: int) -> Experiment:
     copy = grid.world // grid.data  # ranks that share one copy of the model
     if world < 1 or world % copy:
         nearest = max(1, round(world / copy)) * copy
-        raise UserError(f"--world {world}: a copy of the model is on {copy} ranks ({grid}); the nearest is {nearest}")
+        raise UserError(f"--ranks {world}: a copy of the model is on {copy} ranks ({grid}); the nearest is {nearest}")
     data = world // copy
     samples = experiment.batch.samples // grid.data * data
     batch = Batch(samples, experiment.batch.sequence)
@@ -75,6 +77,8 @@ def of_size(experiment: Experiment, world: int) -> Experiment:
 
 
 def memory_table(found: Rehearsal) -> Table:
+    from cubeloom.tools.rehearse.memory import KINDS
+
     timed = any(run.compute_s is not None for run in found.runs)
     table = Table(
         "rank", "peak", *KINDS, *(["compute"] if timed else []), title="Bytes of tensors, and what the peak is"
@@ -87,6 +91,8 @@ def memory_table(found: Rehearsal) -> Table:
 
 
 def received_table(found: Rehearsal) -> Table:
+    from cubeloom.comm.ledger import plain
+
     table = Table("axis", "bytes", title=f"Bytes that rank {found.chosen.rank} receives in a step")
     for axis, size in found.chosen.bytes.items():
         table.add_row(axis, f"{plain(size):,}")

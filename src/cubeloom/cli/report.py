@@ -9,9 +9,6 @@ from typing import Annotated
 
 import tyro
 
-from cubeloom.train.metrics import write_report
-from cubeloom.train.metrics.run import read_run
-
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -28,6 +25,9 @@ class Report:
     """Print one JSON object as the last line."""
 
     def __call__(self) -> int:
+        from cubeloom.train.metrics import write_report
+        from cubeloom.train.metrics.run import read_run
+
         file = write_report(self.folder, self.output)
         if self.json:
             print(json.dumps({"report": str(file), **read_run(self.folder).as_json()}))

@@ -11,7 +11,6 @@ from typing import Annotated
 import tyro
 
 from cubeloom.base.errors import UserError
-from cubeloom.tools.sample import Trained, continue_
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +34,8 @@ class Sample:
     def __call__(self) -> int:
         if self.tokens < 1 or self.temperature < 0 or not self.prompt:
             raise UserError("--tokens is at least 1, --temperature 0 or more, and --prompt has at least one character")
+        from cubeloom.tools.sample import Trained, continue_
+
         trained = Trained.of(self.run, self.best, self.model)
         begin = [int(token) for token in trained.tokenizer.encode([self.prompt])[0]]
         found = []

@@ -23,7 +23,7 @@ from cubeloom.pipeline.files import as_dict
 from cubeloom.pipeline.schedules import FAMILIES, family
 from cubeloom.pipeline.schedules._common import not_too_long
 from cubeloom.pipeline.schedules.auto import Placement, auto
-from cubeloom.train.job import Job
+from cubeloom.train.job.job import Job
 
 FILES = (".toml", ".py")
 Format = Literal["table", "text", "csv", "json", "svg", "html", "perfetto"]

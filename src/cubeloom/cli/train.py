@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,25 +12,23 @@ import tyro
 
 from cubeloom.base.errors import UserError
 from cubeloom.base.settings import load, write
-from cubeloom.comm import devices
-from cubeloom.launch.elastic import Interrupted, JobFailed
+from cubeloom.comm.kinds import CPU
 from cubeloom.launch.environment import current, membership
 from cubeloom.launch.slurm import INTERRUPTED
-from cubeloom.train.job import Job
-from cubeloom.train.job.replan import replan
-from cubeloom.train.start import begin
+from cubeloom.train.job.announce import announced
+from cubeloom.train.job.job import Job
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
     """Train what a settings file says, on the ranks that torchrun, srun or a Kubernetes job started, or on this machine.
 
-    Any setting can be given here as --a.b=c. A run that is there goes on from its last checkpoint. Exits 0 when training
-    ended well, 1 if it failed, 2 if the request cannot work, 75 if a signal stopped it: the same command then goes on.
+    Any setting is an option, too: `--a.b c`, or `--a.b=c`. A run that is there goes on from its last checkpoint. Exits 0 when
+    training ended well, 1 if it failed, 2 if the request cannot work, 75 if a signal stopped it: the same command then goes on.
     """
 
     file: tyro.conf.Positional[Path]
-    """TOML; or a Python recipe (.py), which is executed."""
+    """TOML; or a Python recipe (.py), which is executed. `cubeloom init` writes one."""
     replan: bool = False
     """If there are other than the grid's number of ranks, go on with the best grid for as many."""
     ranks: int | None = None
@@ -55,18 +54,30 @@ class Train:
         if self.print_settings:
             print(write(job), end="")
             return 0
+        here = membership(current())
+        first = here is None or here.rank == 0
+        if first:
+            print(announced(job), file=sys.stderr, flush=True)
+        return self._train(job, first)
+
+    def _train(self, job: Job, first: bool) -> int:
+        # Torch takes seconds to import: by now the user has read what is going to happen.
+        from cubeloom.launch.elastic import Interrupted, JobFailed
+        from cubeloom.train.start import begin
+
         try:
             ended = begin(job, self.replan, self.share_gpu)
         except Interrupted:
             return INTERRUPTED
         except JobFailed as error:
             raise SystemExit(f"cubeloom: {error}") from None
-        here = membership(current())
-        if ended is not None and self.json and (here is None or here.rank == 0):
+        if ended is not None and self.json and first:
             print(json.dumps({**asdict(ended), "folder": str(job.folder), "grid": job.grid.sizes}))
         return INTERRUPTED if ended is not None and ended.why == "asked to stop" else 0
 
     def _replanned(self, job: Job) -> Job:
+        from cubeloom.train.job.replan import replan
+
         ranks = self._ranks(job)
         if self.cluster is None or ranks == job.grid.world:
             return replan(job, ranks)
@@ -80,7 +91,9 @@ class Train:
         here = membership(current())
         if here is not None:
             return here.world
-        if job.device == devices.CPU or self.share_gpu:
+        if job.device == CPU or self.share_gpu:
             return job.grid.world
+        from cubeloom.comm import devices
+
         # Without any, the job stays as it is, and is refused for that.
         return devices.count(job.device) or job.grid.world

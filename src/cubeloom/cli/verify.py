@@ -7,30 +7,31 @@ from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from math import inf, lcm
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
+from cubeloom import models
+from cubeloom.base import dtypes
 from cubeloom.base.errors import UserError
 from cubeloom.base.grid import AXES, Grid
 from cubeloom.base.limits import SAMPLES, of_model, patience, share, within
 from cubeloom.base.settings import load
-from cubeloom.comm import devices
-from cubeloom.comm.ledger import plain
-from cubeloom.launch.share_gpu import sharing
-from cubeloom.models import PRESETS, LanguageConfig, ModelSource, OurModel, check_options, config, sharding_policy
+from cubeloom.comm.kinds import CPU, Kind
+from cubeloom.models.configs import LanguageConfig
 from cubeloom.models.named import named
+from cubeloom.models.presets import PRESETS, config
 from cubeloom.parallel import Batch
 from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
-from cubeloom.pipeline.runtime.microbatches import portions
-from cubeloom.tools.verify import Experiment, Report, verify
-from cubeloom.tools.verify.report import ROUNDINGS
-from cubeloom.train.job import Job
-from cubeloom.train.job.job import DTYPES
+from cubeloom.train.job.job import Job
 from cubeloom.train.job.settings import SHARES
+
+if TYPE_CHECKING:
+    from cubeloom.models import ModelSource
+    from cubeloom.tools.verify import Experiment, Report
 
 # Sizes that may be chosen instead of a preset's.
 SIZES = {"layers": "number of layers", "vocab": "vocabulary", "kv_heads": "key-value heads"}
@@ -103,7 +104,7 @@ class Verify:
     patience: float = 120
     """Seconds that a rank waits for another before it ends the job."""
     seed: int = 0
-    device: devices.Kind = devices.CPU
+    device: Kind = CPU
     share_gpu: bool = False
     """Start CUDA's MPS, so that up to four ranks that share a GPU run side by side instead of in turns."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
@@ -111,6 +112,9 @@ class Verify:
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def __call__(self) -> int:
+        from cubeloom.launch.share_gpu import sharing
+        from cubeloom.tools.verify import verify
+
         experiment = self.experiment()
         with sharing(experiment.grid.world if self.share_gpu else 0, self.device):
             report = verify(experiment, self.device)
@@ -121,18 +125,22 @@ class Verify:
         return 0 if report.ok else 1
 
     def experiment(self) -> Experiment:
+        from cubeloom.comm import devices
+        from cubeloom.pipeline.runtime.microbatches import portions
+        from cubeloom.tools.verify import Experiment
+
         within("--steps", self.steps)
         patience("--patience", self.patience)
         if not devices.available(self.device):
-            raise UserError(f"--device {self.device}: torch sees none here; use --device {devices.CPU}")
-        if self.record and self.device == devices.CPU:
+            raise UserError(f"--device {self.device}: torch sees none here; use --device {CPU}")
+        if self.record and self.device == CPU:
             raise UserError("--record: stages are recorded on a GPU only; use --device cuda")
         if self.file is not None:
             return self._of_job(load(Job, self.file, self.overrides))
         grid = Grid.parse(self.grid, tuple(axis.strip() for axis in self.placement.split(",")))
         model, schedule = self._model(), self._schedule(grid)
         within("--ways", self.ways, most=SAMPLES)
-        check_options(model, self.ways, self.compile)
+        models.check_options(model, self.ways, self.compile)
         each = lcm(2, self.ways) if schedule is None else self.ways * len(portions(schedule))
         if model.positions is None:
             each *= lcm(grid.x, grid.y)  # images are cut by samples
@@ -142,9 +150,9 @@ class Verify:
             model=model,
             grid=grid,
             batch=batch,
-            rest=sharding_policy(model, self.rest, self.weights, self.inputs, self.gradients),
+            rest=models.sharding_policy(model, self.rest, self.weights, self.inputs, self.gradients),
             steps=self.steps,
-            dtype=DTYPES[self.dtype],
+            dtype=dtypes.as_torch(self.dtype),
             seed=self.seed,
             initial_seed=self.seed,
             zero=self.zero,
@@ -162,11 +170,13 @@ class Verify:
         for field in fields(self):
             if field.name not in _OUR_OWN and getattr(self, field.name) != field.default:
                 raise UserError(f"with a file, --{field.name.replace('_', '-')} is the file's to say: use --a.b=c")
+        from cubeloom.tools.verify import Experiment
+
         found = Experiment.of_job(
-            job, steps=self.steps, dtype=DTYPES[self.dtype], seed=self.seed, patience=self.patience
+            job, steps=self.steps, dtype=dtypes.as_torch(self.dtype), seed=self.seed, patience=self.patience
         )
         # A CPU records nothing, and what it compiles takes longer than what is looked at.
-        on_gpu = self.device != devices.CPU
+        on_gpu = self.device != CPU
         return replace(found, compile=job.layout.compile and on_gpu, record=job.layout.record and on_gpu)
 
     def _sequence(self, model: ModelSource) -> int:
@@ -202,7 +212,7 @@ class Verify:
                 raise UserError(f"model {self.model} has no {name.replace('_', ' ')}")
             share(f"--{name.replace('_', '-')}", value)
             model = replace(model, **{name: value})
-        return OurModel(model, self.model)
+        return models.OurModel(model, self.model)
 
     def _schedule(self, grid: Grid) -> Schedule | None:
         if grid.pipe == 1 and self.schedule is None:
@@ -223,6 +233,8 @@ def losses_table(report: Report) -> Table:
 
 
 def bytes_table(report: Report) -> Table:
+    from cubeloom.comm.ledger import plain
+
     table = Table("axis", "counted", "predicted", title="Bytes that rank 0 received")
     for axis in sorted(report.counted.keys() | report.predicted.keys()):
         table.add_row(
@@ -237,6 +249,8 @@ def _on_rounding(report: Report) -> str:
         return f"NOT A NUMBER, OR MISSING ON ONE SIDE: {', '.join(missing[:5])}\n"
     if not report.rounding:
         return ""
+    from cubeloom.tools.verify.report import ROUNDINGS
+
     over = [what for what, difference in report.differences.items() if difference > report.tolerance]
     what = max(over, key=lambda what: report.differences[what] / report.allowed(what))
     return (

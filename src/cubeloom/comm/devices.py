@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import resource
 import time
-from typing import Literal
 
 import torch
 
 from cubeloom.base import torch_private
-
-Kind = Literal["cpu", "cuda"]
-BACKENDS: dict[Kind, str] = {"cpu": "gloo", "cuda": "nccl"}
-CPU: Kind = "cpu"
+from cubeloom.comm.kinds import BACKENDS as BACKENDS
+from cubeloom.comm.kinds import CPU as CPU
+from cubeloom.comm.kinds import Kind as Kind
 
 
 def available(kind: Kind) -> bool:

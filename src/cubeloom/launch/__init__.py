@@ -1,5 +1,15 @@
-"""Ranks: on this machine, on shared GPUs, in the jobs of torchrun, mpirun, Slurm and Kubernetes."""
+"""Ranks: on this machine, on shared GPUs, in the jobs of torchrun, mpirun, Slurm and Kubernetes.
 
-from cubeloom.launch.pool import RankFailed as RankFailed
-from cubeloom.launch.pool import RankPool as RankPool
-from cubeloom.launch.pool import run as run
+Each name is imported when it is first asked for: `launch.environment` needs no torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from cubeloom.base.lazy import lazily
+
+if TYPE_CHECKING:
+    from cubeloom.launch.pool import RankFailed as RankFailed
+    from cubeloom.launch.pool import RankPool as RankPool
+    from cubeloom.launch.pool import run as run
+
+__getattr__, __dir__ = lazily(__name__, __file__)

@@ -8,7 +8,7 @@ from typing import Any
 
 from cubeloom.base.errors import UserError
 from cubeloom.models._hugging_face_config import refuse_missing, refuse_options
-from cubeloom.models.unet import UNetConfig
+from cubeloom.models.configs import UNetConfig
 
 KIND = "UNet2DModel"
 FIELDS = {

@@ -9,10 +9,7 @@ from typing import Any, get_type_hints
 from cubeloom.base.errors import UserError
 from cubeloom.base.limits import of_model, share, within
 from cubeloom.base.settings.convert import typed
-from cubeloom.models.bert import BERTConfig
-from cubeloom.models.gpt import GPTConfig
-from cubeloom.models.llama import LlamaConfig
-from cubeloom.models.presets import LanguageConfig
+from cubeloom.models.configs import BERTConfig, GPTConfig, LanguageConfig, LlamaConfig
 
 
 @dataclass(frozen=True)

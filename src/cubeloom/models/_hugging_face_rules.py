@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 from cubeloom.base.errors import UserError
-from cubeloom.models.bert import BERTConfig
-from cubeloom.models.gpt import GPTConfig
-from cubeloom.models.llama import LlamaConfig
-from cubeloom.models.presets import Config
-from cubeloom.models.resnet import ResNetConfig
-from cubeloom.models.unet import Shape, UNetConfig
+from cubeloom.models.configs import BERTConfig, Config, GPTConfig, LlamaConfig, ResNetConfig, Shape, UNetConfig
 
 
 @dataclass(frozen=True)

@@ -2,42 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from cubeloom.base.errors import UserError
 from cubeloom.base.initial import Initial
-from cubeloom.models.layers import (
-    MLP,
-    Attention,
-    CrossEntropy,
-    block_pieces,
-    check_divides,
-    initial,
-    positions,
-    sequence_length,
-)
+from cubeloom.models.configs import BERTConfig
+from cubeloom.models.layers import MLP, Attention, CrossEntropy, block_pieces, initial, positions, sequence_length
 from cubeloom.models.pieces import Piece
-
-
-@dataclass(frozen=True, kw_only=True)
-class BERTConfig:
-    vocab: int
-    positions: int
-    hidden: int
-    layers: int
-    heads: int
-    types: int = 2
-    tied: bool = True
-    next_sentence: bool = False
-    dropout: float = 0.0
-    norm_eps: float = 1e-12
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_divides("hidden size", self.hidden, "heads", self.heads)
 
 
 class Block(nn.Module):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
-from cubeloom.models.bert import BERT, BERTConfig
-from cubeloom.models.gpt import GPT, GPTConfig
-from cubeloom.models.llama import Llama, LlamaConfig
-from cubeloom.models.resnet import ResNet, ResNetConfig
-from cubeloom.models.unet import Shape, UNet, UNetConfig
+from cubeloom.models.bert import BERT
+from cubeloom.models.configs import BERTConfig, GPTConfig, LlamaConfig, ResNetConfig, Shape, UNetConfig
+from cubeloom.models.gpt import GPT
+from cubeloom.models.llama import Llama
+from cubeloom.models.resnet import ResNet
+from cubeloom.models.unet import UNet
 from cubeloom.parallel.layers import (
     Attention,
     ColwiseFromReplicated,

@@ -9,12 +9,7 @@ from typing import Any
 
 from cubeloom.base.errors import UserError
 from cubeloom.base.settings.convert import convert
-from cubeloom.models.bert import BERTConfig
-from cubeloom.models.gpt import GPTConfig
-from cubeloom.models.llama import LlamaConfig
-from cubeloom.models.presets import Config
-from cubeloom.models.resnet import ResNetConfig
-from cubeloom.models.unet import UNetConfig
+from cubeloom.models.configs import BERTConfig, Config, GPTConfig, LlamaConfig, ResNetConfig, UNetConfig
 
 FAMILIES: dict[str, type[Config]] = {
     "gpt": GPTConfig,

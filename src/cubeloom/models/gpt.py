@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 
 from cubeloom.base.initial import Initial
+from cubeloom.models.configs import GPTConfig
 from cubeloom.models.decoder import Decoder, PreNormBlock
-from cubeloom.models.layers import (
-    MLP,
-    Attention,
-    CrossEntropy,
-    check_divides,
-    initial,
-    positions,
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GPTConfig:
-    vocab: int
-    positions: int
-    hidden: int
-    layers: int
-    heads: int
-    tied: bool = True
-    dropout: float = 0.0
-    norm_eps: float = 1e-5
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_divides("hidden size", self.hidden, "heads", self.heads)
+from cubeloom.models.layers import MLP, Attention, CrossEntropy, initial, positions
 
 
 class Block(PreNormBlock):

@@ -18,7 +18,8 @@ from cubeloom.models._hugging_face_config import READINGS as READINGS
 from cubeloom.models._hugging_face_config import config_from_hugging_face as config_from_hugging_face
 from cubeloom.models._hugging_face_rules import Rule as Rule
 from cubeloom.models._hugging_face_rules import Table, table
-from cubeloom.models.presets import Config, LanguageConfig, build
+from cubeloom.models.configs import Config, LanguageConfig
+from cubeloom.models.modules import build
 
 State = dict[str, Tensor]
 V = TypeVar("V")

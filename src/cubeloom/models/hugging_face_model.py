@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from cubeloom.base.errors import UserError, first_line
 from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.foreign import filled_by, forwarding_loss, random_batch, without_dropout
+from cubeloom.models.named import is_hugging_face
 from cubeloom.models.naming import Naming, naming_of_hugging_face
-from cubeloom.models.stored import StoredTensors, is_hugging_face
+from cubeloom.models.stored import StoredTensors
 from cubeloom.parallel import Batch
 from cubeloom.parallel.replace import Fill
 from cubeloom.parallel.traced import Tracing

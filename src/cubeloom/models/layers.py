@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cubeloom.base.divisors import divisors
 from cubeloom.base.errors import UserError
 from cubeloom.base.initial import Constant, Initial, Normal
 from cubeloom.base.parts import parts_of
@@ -210,14 +209,6 @@ def initial_by_fan(name: str, fans: Mapping[str, int], *, gain: float) -> Initia
     if name.endswith(".bias"):
         return Constant(0.0)
     return Normal((gain / fans[name]) ** 0.5) if name in fans else Constant(1.0)
-
-
-def check_divides(whole: str, size: int, parts: str, count: int) -> None:
-    if size % count:
-        nearest = sorted(sorted(divisors(size), key=lambda n: abs(n - count))[:2])
-        raise UserError(
-            f"{count} {parts} do not divide the {whole} {size}; the nearest that do: {' or '.join(map(str, nearest))}"
-        )
 
 
 def block_pieces(blocks: nn.ModuleList) -> list[Piece]:

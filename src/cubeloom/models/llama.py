@@ -2,52 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 
-from cubeloom.base.errors import UserError
 from cubeloom.base.initial import Initial
+from cubeloom.models.configs import LlamaConfig
 from cubeloom.models.decoder import Decoder, PreNormBlock
-from cubeloom.models.layers import (
-    AttentionCore,
-    CrossEntropy,
-    SwiGLU,
-    check_divides,
-    initial,
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LlamaConfig:
-    vocab: int
-    positions: int  # the longest sequence: rotary positions have no table that would end
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    mlp_hidden: int
-    rotary_base: float = 10000.0
-    norm_eps: float = 1e-6
-    tied: bool = False
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_divides("hidden size", self.hidden, "heads", self.heads)
-        check_divides("number of heads", self.heads, "key-value heads", self.kv_heads)
-        if self.head_dim % 2:
-            raise UserError(
-                f"rotary positions turn features in pairs, but a head has {self.head_dim} of them "
-                f"(hidden {self.hidden}, heads {self.heads})"
-            )
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
-
-    @property
-    def queries_per_key(self) -> int:
-        return self.heads // self.kv_heads
+from cubeloom.models.layers import AttentionCore, CrossEntropy, SwiGLU, initial
 
 
 class GroupedAttention(nn.Module):

@@ -8,16 +8,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from cubeloom.models.bert import BERTConfig
+from cubeloom.models.configs import BERTConfig, Config, GPTConfig, LlamaConfig, ResNetConfig, UNetConfig
 from cubeloom.models.cuts import cut_of
 from cubeloom.models.description import describe
-from cubeloom.models.gpt import GPTConfig
-from cubeloom.models.llama import LlamaConfig
+from cubeloom.models.modules import Model, build
 from cubeloom.models.naming import Naming
-from cubeloom.models.presets import Config, Model, build, config
+from cubeloom.models.presets import config
 from cubeloom.models.random_samples import random_samples
-from cubeloom.models.resnet import ResNetConfig
-from cubeloom.models.unet import UNetConfig
 from cubeloom.parallel import Batch, Cut, initial_values
 from cubeloom.parallel.replace import Fill
 

@@ -1,21 +1,11 @@
-"""Models by name, from those that train on a laptop in seconds to the papers' sizes."""
+"""Models by name, from those that train on a laptop in seconds to the papers' sizes. No torch here."""
 
 from __future__ import annotations
 
 import difflib
-from typing import overload
 
 from cubeloom.base.errors import UserError
-from cubeloom.models.bert import BERT, BERTConfig
-from cubeloom.models.gpt import GPT, GPTConfig
-from cubeloom.models.llama import Llama, LlamaConfig
-from cubeloom.models.resnet import ResNet, ResNetConfig
-from cubeloom.models.unet import UNet, UNetConfig
-
-LanguageConfig = GPTConfig | LlamaConfig | BERTConfig
-LanguageModel = GPT | Llama | BERT
-Config = LanguageConfig | UNetConfig | ResNetConfig
-Model = LanguageModel | UNet | ResNet
+from cubeloom.models.configs import BERTConfig, Config, GPTConfig, LlamaConfig, ResNetConfig, UNetConfig
 
 
 def _gpt2(layers: int, hidden: int, heads: int, *, tied: bool = True) -> GPTConfig:
@@ -155,26 +145,3 @@ def config(name: str) -> Config:
         nearest = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
         raise UserError(f"unknown model {name!r}; did you mean {nearest!r}? The models are {', '.join(PRESETS)}")
     return PRESETS[name]
-
-
-@overload
-def build(model: LanguageConfig) -> LanguageModel: ...
-
-
-@overload
-def build(model: str | Config) -> Model: ...
-
-
-def build(model: str | Config) -> Model:
-    """That model on the default device. Its values are `initial`'s to say: those that torch drew here do not matter."""
-    match config(model) if isinstance(model, str) else model:
-        case GPTConfig() as gpt:
-            return GPT(gpt)
-        case LlamaConfig() as llama:
-            return Llama(llama)
-        case BERTConfig() as bert:
-            return BERT(bert)
-        case UNetConfig() as unet:
-            return UNet(unet)
-        case ResNetConfig() as resnet:
-            return ResNet(resnet)

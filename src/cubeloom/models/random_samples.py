@@ -8,11 +8,8 @@ import torch
 from torch import Tensor
 
 from cubeloom.base import counter
-from cubeloom.models.bert import BERTConfig
+from cubeloom.models.configs import BERTConfig, Config, LanguageConfig, ResNetConfig, UNetConfig
 from cubeloom.models.layers import CrossEntropy
-from cubeloom.models.presets import Config, LanguageConfig
-from cubeloom.models.resnet import ResNetConfig
-from cubeloom.models.unet import UNetConfig
 from cubeloom.parallel import Batch
 
 

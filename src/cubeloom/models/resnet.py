@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from cubeloom.base.initial import Initial, Normal
+from cubeloom.models.configs import ResNetConfig
 from cubeloom.models.layers import CrossEntropy, fan_ins, initial_by_fan
 from cubeloom.models.pieces import Piece
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResNetConfig:
-    """Stage n has `width * widen * 2**n` channels; each but the first halves the resolution."""
-
-    blocks: tuple[int, ...]  # of each stage
-    classes: int
-    image: int = 224  # height and width, of those whose communication is counted; any other can be had
-    width: int = 64
-    widen: int = 1
-    channels: int = 3  # of the images
-    small_images: bool = False  # of 32 pixels or less: begin without two halvings
-    norm_eps: float = 1e-5
-    label_smoothing: float = 0.0
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        return tuple(self.width * self.widen * 2**stage for stage in range(len(self.blocks)))
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Conv2d:

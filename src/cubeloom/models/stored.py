@@ -9,12 +9,6 @@ from torch import Tensor
 
 from cubeloom.base.errors import UserError
 
-_CONFIG = "config.json"
-
-
-def is_hugging_face(folder: Path) -> bool:
-    return (folder / _CONFIG).is_file()
-
 
 class StoredTensors:
     def __init__(self, folder: Path) -> None:

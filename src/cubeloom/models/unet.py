@@ -3,99 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cubeloom.base.errors import UserError
 from cubeloom.base.initial import Initial
 from cubeloom.base.turns import interleave, order
-from cubeloom.models.layers import AttentionByHead, MeanSquaredError, check_divides, fan_ins, initial_by_fan
+from cubeloom.models.configs import Shape, UNetConfig
+from cubeloom.models.layers import AttentionByHead, MeanSquaredError, fan_ins, initial_by_fan
 from cubeloom.models.pieces import Carry, Piece
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What one block of the U takes and gives, in channels."""
-
-    inputs: int
-    outputs: int
-    skip: int = 0  # how many of the inputs, the last ones, come over a skip connection
-    attention: bool = False
-    resamples: bool = False  # changes the resolution, and nothing else
-
-
-@dataclass(frozen=True, kw_only=True)
-class UNetConfig:
-    """Level n has `channels * multipliers[n]` channels, and each next level half the resolution."""
-
-    image: int  # height and width
-    channels: int
-    multipliers: tuple[int, ...]
-    attention: tuple[bool, ...]  # at which levels pixels attend to each other
-    res_blocks: int  # a level on the way down; there is one more on the way up
-    in_channels: int = 3
-    out_channels: int = 3
-    head_dim: int | None = None  # all channels are one head by default
-    groups: int = 32  # of a norm
-    middle_attention: bool = True
-    dropout: float = 0.0
-    norm_eps: float = 1e-5
-    cosine_first: bool = True  # in the sinusoids of a time, before the sines
-    frequency_shift: int = 0  # 1: the slowest sinusoid has a period of exactly 2 pi 10000 steps
-    pad_after: bool = False  # downsampling pads below and to the right only, as the first DDPM did
-    turns: int = 8  # in which channels are joined over a skip connection: a grid's x and y must divide it
-    steps: int = 1000  # from an image to noise
-    betas: tuple[float, float] = (1e-4, 0.02)  # the noise that the first step adds, and the last
-
-    def __post_init__(self) -> None:
-        if len(self.attention) != len(self.multipliers):
-            raise UserError(
-                f"attention is given for {len(self.attention)} levels, but multipliers for {len(self.multipliers)}"
-            )
-        if self.image % 2 ** (len(self.multipliers) - 1):
-            raise UserError(f"an image of {self.image} pixels cannot be halved {len(self.multipliers) - 1} times")
-        check_divides("sinusoids of a time", self.widths[0], "parts, cosines and sines,", 2)
-        for shape in (*self.down(), *self.middle(), *self.up()):
-            check_divides("number of channels", shape.inputs, "groups", self.groups)
-            check_divides("number of channels", shape.outputs, "groups", self.groups)
-            if shape.skip:
-                check_divides("number of channels", shape.skip, "turns", self.turns)
-                check_divides("number of channels", shape.inputs - shape.skip, "turns", self.turns)
-            if shape.attention and self.head_dim is not None:
-                check_divides("number of channels", shape.outputs, "channels of a head", self.head_dim)
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        return tuple(self.channels * multiplier for multiplier in self.multipliers)
-
-    def down(self) -> list[Shape]:
-        found, before = [], self.widths[0]
-        for level, width in enumerate(self.widths):
-            for _ in range(self.res_blocks):
-                found.append(Shape(before, width, attention=self.attention[level]))
-                before = width
-            if level < len(self.widths) - 1:
-                found.append(Shape(width, width, resamples=True))
-        return found
-
-    def middle(self) -> list[Shape]:
-        width = self.widths[-1]
-        return [Shape(width, width, attention=self.middle_attention), Shape(width, width)]
-
-    def up(self) -> list[Shape]:
-        found, before = [], self.widths[-1]
-        skips = [self.widths[0], *(shape.outputs for shape in self.down())]
-        for level, width in reversed(list(enumerate(self.widths))):
-            for _ in range(self.res_blocks + 1):
-                skip = skips.pop()
-                found.append(Shape(before + skip, width, skip, self.attention[level]))
-                before = width
-            if level > 0:
-                found.append(Shape(width, width, resamples=True))
-        return found
 
 
 def sinusoids(times: Tensor, features: int, *, cosine_first: bool, shift: int) -> Tensor:

@@ -3,9 +3,9 @@
 What needs torch is imported when it is first asked for: the planner reads the specs of layers without it.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from cubeloom.base.lazy import lazily
 from cubeloom.parallel.config import Batch as Batch
 from cubeloom.parallel.config import ParallelConfig as ParallelConfig
 from cubeloom.parallel.config import ShardingPolicy as ShardingPolicy
@@ -41,42 +41,4 @@ if TYPE_CHECKING:
     from cubeloom.parallel.resolution import resolve as resolve
     from cubeloom.parallel.state import CubeState as CubeState
 
-_ELSEWHERE = {
-    "replace": ("apply", "initial_values", "materialise"),
-    "resolution": ("resolve",),
-    "check": ("Example", "Given"),
-    "state": ("CubeState",),
-}
-_LAYERS = (
-    *(
-        "AnyCut",
-        "Attention",
-        "Concat",
-        "Contract",
-        "Cut",
-        "Dropout",
-        "Embedding",
-        "Expand",
-        "FeedForward",
-        "FirstToken",
-    ),
-    *(
-        "Grouped",
-        "RowwiseToReplicated",
-        "Loss",
-        "Norm",
-        "CopyToRegion",
-        "ColwiseFromReplicated",
-        "SquaredLoss",
-        "RowwiseScatter",
-        "Table",
-        "Replicated",
-    ),
-)
-
-
-def __getattr__(name: str) -> Any:
-    module = next((module for module, names in (*_ELSEWHERE.items(), ("layers", _LAYERS)) if name in names), None)
-    if module is None:
-        raise AttributeError(f"module 'cubeloom.parallel' has no attribute {name!r}")
-    return getattr(import_module(f"cubeloom.parallel.{module}"), name)
+__getattr__, __dir__ = lazily(__name__, __file__)

@@ -48,7 +48,9 @@ class Batch:
     """What one step trains on, over the whole grid."""
 
     samples: int
+    """Sequences, or images, of a step."""
     sequence: int
+    """Tokens of a sequence; 1 for images."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,14 @@
-"""Training: optimizers, the norm of gradients, checkpoints, and the loop that puts them together."""
+"""Training: optimizers, the norm of gradients, checkpoints, and the loop that puts them together.
 
-from cubeloom.train.block_optimizer import BlockOptimizer as BlockOptimizer
-from cubeloom.train.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
+Each name is imported when it is first asked for: settings need no torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from cubeloom.base.lazy import lazily
+
+if TYPE_CHECKING:
+    from cubeloom.train.block_optimizer import BlockOptimizer as BlockOptimizer
+    from cubeloom.train.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
+
+__getattr__, __dir__ = lazily(__name__, __file__)

@@ -10,6 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from cubeloom.base import dtypes
 from cubeloom.base.errors import UserError
 
 T = TypeVar("T")
@@ -44,11 +45,17 @@ def typed(kind: Any, value: Any, where: str) -> Any:
     origin = get_origin(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         if not isinstance(value, Mapping):
-            raise UserError(f"{where} is a section of settings, and got {value!r}")
+            first = next(iter(dataclasses.fields(kind))).name
+            raise UserError(
+                f"{where} is a section of settings, and got {value!r}; set one of its fields, as {where}.{first}"
+            )
         return convert(kind, value, f"{where}.")
     if origin is Literal:
-        if value not in get_args(kind):
-            raise UserError(_choice(where, value, [str(each) for each in get_args(kind)]))
+        known = get_args(kind)
+        if value not in known and isinstance(value, str):
+            value = dtypes.full_name(value)
+        if value not in known:
+            raise UserError(_choice(where, value, [str(each) for each in known]))
         return value
     if origin in (Union, types.UnionType):
         return _one_of(get_args(kind), value, where)

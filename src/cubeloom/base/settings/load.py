@@ -21,8 +21,12 @@ def load(kind: type[T], file: Path, overrides: Iterable[str] = ()) -> T:
 
     A TOML file may begin with `extends = "base.toml"`, beside it: it then says only what is different. A Python recipe sets
     `settings`, a nested dict or an instance of the kind; a section of the dict may be an instance, too.
+
+    A kind may have other names of its settings (`SHORT`, as lr for rate.peak), and a section a short form, from which its
+    `values_of` reads all of its values (`grid = "x=2,y=2"`).
     """
     values = _recipe(kind, file) if file.suffix == ".py" else _toml(kind, file)
+    values = _merged(kind, {}, values)
     for override in overrides:
         values = _merged(kind, values, _override(override))
     try:
@@ -85,20 +89,41 @@ def _override(text: str) -> Values:
         read = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         read = value
+    return _nested(path, read)
+
+
+def _nested(path: str, value: Any) -> Values:
     for key in reversed(path.split(".")):
-        read = {key: read}
-    return dict(read)
+        value = {key: value}
+    return dict(value)
 
 
 def _merged(kind: Any, base: Values, above: Mapping[str, Any]) -> Values:
     """Section by section; anything else is replaced. Of settings that say the same (`ALIKE` of a section) the later counts."""
+    above = _in_full(kind, above)
     alike = getattr(kind, "ALIKE", ())
     merged = {key: value for key, value in base.items() if key not in alike or above.keys().isdisjoint(alike)}
-    sections = get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
+    kinds = get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
     for key, value in above.items():
-        before = merged.get(key)
-        if isinstance(before, Mapping) and isinstance(value, Mapping):
-            merged[key] = _merged(sections.get(key), dict(before), value)
+        before, section = merged.get(key), kinds.get(key)
+        if isinstance(value, str) and (values_of := getattr(section, "values_of", None)) is not None:
+            value = values_of(value)
+        if isinstance(value, Mapping) and dataclasses.is_dataclass(section):
+            merged[key] = _merged(section, dict(before) if isinstance(before, Mapping) else {}, value)
         else:
             merged[key] = value
     return merged
+
+
+def _in_full(kind: Any, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With other names of settings (`SHORT`) replaced by their own."""
+    short = {name: path for name, path in getattr(kind, "SHORT", {}).items() if name in values}
+    if not short:
+        return values
+    found = {name: value for name, value in values.items() if name not in short}
+    for name, path in short.items():
+        section, _, field = path.rpartition(".")
+        if field in found.get(section, {}):
+            raise UserError(f"{name} and {path} say the same: give one of them")
+        found = _merged(kind, found, _nested(path, values[name]))
+    return found

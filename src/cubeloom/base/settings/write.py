@@ -16,7 +16,9 @@ def write(settings: Any) -> str:
 def _section(settings: Any, path: str) -> list[str]:
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     lines = [
-        f"{name} = {_value(value)}" for name, value in values.items() if not _is_section(value) and value is not None
+        f"{name} = {value_text(value)}"
+        for name, value in values.items()
+        if not _is_section(value) and value is not None
     ]
     for name, value in values.items():
         if _is_section(value):
@@ -28,7 +30,8 @@ def _is_section(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def _value(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """A value as a file has it."""
     match value:
         case bool():
             return str(value).lower()
@@ -36,7 +39,7 @@ def _value(value: Any) -> str:
             # JSON's escapes are TOML's too; only DEL has none in JSON.
             return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
         case tuple() | list():
-            return f"[{', '.join(map(_value, value))}]"
+            return f"[{', '.join(map(value_text, value))}]"
         case _ if _is_section(value):
             return f"{{{', '.join(_section(value, ''))}}}"  # in a list, sections are tables of one line
         case float():

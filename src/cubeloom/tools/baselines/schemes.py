@@ -10,8 +10,9 @@ from functools import cache
 import torch
 
 from cubeloom.base.grid import Grid, grids
+from cubeloom.models.configs import GPTConfig
 from cubeloom.models.cuts import gpt_cut
-from cubeloom.models.gpt import Block, GPTConfig
+from cubeloom.models.gpt import Block
 from cubeloom.parallel import Batch, Cut, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.resolution import problems, specs_of
 from cubeloom.parallel.specs import LinearSpec

@@ -1,5 +1,12 @@
 """A job: all that a settings file says of a run, typed and frozen; the same for planning, verifying and training."""
 
-from cubeloom.train.job.check import check as check
-from cubeloom.train.job.job import Job as Job
-from cubeloom.train.job.rates import Rate as Rate
+from typing import TYPE_CHECKING
+
+from cubeloom.base.lazy import lazily
+
+if TYPE_CHECKING:
+    from cubeloom.train.job.checking import check as check
+    from cubeloom.train.job.job import Job as Job
+    from cubeloom.train.job.rates import Rate as Rate
+
+__getattr__, __dir__ = lazily(__name__, __file__)

@@ -1,21 +1,18 @@
-"""A job: what is trained, on what, how, and for how long."""
+"""A job: what is trained, on what, how, and for how long. A value that is read without torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import nn
-
+from cubeloom import models
+from cubeloom.base import dtypes
 from cubeloom.base.grid import Grid
 from cubeloom.base.limits import LANES, SAMPLES, patience, within
-from cubeloom.comm import devices
-from cubeloom.models import LanguageConfig, ModelSource, OurModel, skeleton
+from cubeloom.comm.kinds import CPU, Kind
+from cubeloom.models.configs import BERTConfig, Config, LanguageConfig
 from cubeloom.parallel import Batch, ShardingPolicy
-from cubeloom.pipeline.runtime.build import StagePlan, plan_stages
-from cubeloom.train.data import Samples
 from cubeloom.train.job.rates import Rate
 from cubeloom.train.job.settings import (
     CheckpointSettings,
@@ -31,20 +28,29 @@ from cubeloom.train.job.settings import (
 )
 from cubeloom.train.job.vocabulary import vocabulary_of
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from cubeloom.models import ModelSource
+    from cubeloom.pipeline.runtime.build import StagePlan
+    from cubeloom.train.data import Samples
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Any field can be set in the file or as `--a.b=c`; an unknown one is refused with the nearest."""
+    """What a settings file says; any field can also be given on the command line, as `--a.b c`."""
 
     folder: Path = Path("runs/cubeloom")
     """Where the run is written: its settings, metrics, checkpoints and report."""
     steps: int = 100
+    """Updates of the weights."""
     seed: int = 0
-    dtype: Literal["float64", "float32", "bfloat16"] = "float32"
-    """Of weights and activations. In bfloat16 the optimizer has float32 weights of its own."""
-    device: devices.Kind = devices.CPU
+    """Of initial weights, the order of the data and dropout."""
+    dtype: dtypes.Trained = "float32"
+    """Of weights and activations; bf16 is bfloat16. In bfloat16 the optimizer has float32 weights of its own."""
+    device: Kind = CPU
+    """What a rank computes on: a core, or a GPU."""
     deterministic: bool = False
     """Only operations that give the same bits each time."""
     patience: float = 300
@@ -60,7 +66,6 @@ class Job:
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
     batch: Batch = field(default_factory=lambda: Batch(samples=8, sequence=64))
-    """Of one step, over the whole grid."""
     grid: Grid = field(default_factory=Grid)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     layout: LayoutSettings = field(default_factory=LayoutSettings)
@@ -81,16 +86,24 @@ class Job:
         within("batch.samples", self.batch.samples, most=SAMPLES)
         within("batch.sequence", self.batch.sequence)
 
-    def source(self) -> ModelSource:
-        """The model that is trained. Of a preset whose vocabulary nobody says, it is the data's."""
-        found = self.model.source()
+    SHORT: ClassVar = {"lr": "rate.peak"}
+    """Other names of settings."""
+
+    def config(self) -> Config | None:
+        """The preset with its changes; None of any other model. Where no vocabulary is given, it is that of the data."""
+        found = self.model.config()
         # What it begins with has a vocabulary, too.
         said = self.model.vocab is not None or self.model.start is not None
-        if said or not isinstance(found, OurModel) or not isinstance(found.config, LanguageConfig):
+        if said or not isinstance(found, LanguageConfig):
             return found
         # A token that no text has hides others.
-        vocabulary = vocabulary_of(self.data, more=found.naming.task == "masked token")
-        return found if vocabulary is None else OurModel(replace(found.config, vocab=vocabulary), found.preset)
+        vocabulary = vocabulary_of(self.data, more=isinstance(found, BERTConfig))
+        return found if vocabulary is None else replace(found, vocab=vocabulary)
+
+    def source(self) -> ModelSource:
+        """The model that is trained."""
+        found = self.config()
+        return self.model.source() if found is None else models.OurModel(found, self.model.called)
 
     def given_samples(self, part: str) -> Samples | None:
         """Those that a program gave: none, where the settings say what is trained on."""
@@ -98,12 +111,14 @@ class Job:
 
     def skeleton(self) -> nn.Module:
         """The model without values."""
-        return skeleton(self.source())
+        return models.skeleton(self.source())
 
     def laid_out(self) -> StagePlan:
         """Which stages have which layers, in which form; raises UserError if the model cannot be cut so."""
+        from cubeloom.pipeline.runtime.build import plan_stages  # torch's part of a job, here and in `numbers`
+
         source, schedule = self.source(), self.schedule.schedule(self.grid.pipe)
-        model = skeleton(source)
+        model = models.skeleton(source)
         ways = self.layout.ways
         return plan_stages(model, source.cut(model), self.grid, self.batch, schedule, self.rest, ways=ways)
 
@@ -126,7 +141,7 @@ class Job:
 
     @property
     def numbers(self) -> torch.dtype:
-        return DTYPES[self.dtype]
+        return dtypes.as_torch(self.dtype)
 
     @property
     def checkpoints(self) -> Path:

@@ -1,42 +1,60 @@
-"""The sections of a settings file. Each is a frozen value; what a section means is said here, what it does elsewhere."""
+"""The sections of a settings file. Each is a frozen value; what a section means is said here, what it does elsewhere.
+
+The text below a field is its documentation: `cubeloom settings`, `train --help` and docs/settings.md print it. No torch here.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from cubeloom import models
 from cubeloom.base.errors import UserError
 from cubeloom.base.limits import of_model, share, within
-from cubeloom.models import PRESETS, Config, ModelSource, OurModel, check_options, config, sharding_policy
+from cubeloom.models.configs import Config
 from cubeloom.models.named import named
+from cubeloom.models.presets import PRESETS, config
 from cubeloom.parallel import ShardingPolicy
 from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
 from cubeloom.pipeline import Schedule, Sync, family, generate, synchronised
-from cubeloom.pipeline.runtime.build import Recompute
 from cubeloom.train.job.rates import Decay
+
+if TYPE_CHECKING:
+    from cubeloom.models import ModelSource
+    from cubeloom.pipeline.runtime.build import Recompute
 
 SHARES = ("dropout", "label_smoothing")  # of a model's numbers, those that are no sizes
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """A model by its name, and of a preset in which of its sizes this one differs."""
+    """The model: a preset, and the sizes in which this one differs; or a Hugging Face folder; or a Python function."""
 
     name: str | None = None
     """A preset, by default gpt-tiny; a Hugging Face folder, with or without weights; or file.py:function, which is executed."""
     preset: str | None = None
     """The same as `name`."""
     vocab: int | None = None
+    """Tokens of the vocabulary; by default the data's, or the preset's where there is no data."""
     positions: int | None = None
+    """The longest sequence."""
     hidden: int | None = None
+    """The width of the model."""
     layers: int | None = None
+    """Transformer blocks."""
     heads: int | None = None
+    """Attention heads; they divide `hidden`."""
     kv_heads: int | None = None
+    """Key-value heads of a Llama; they divide `heads`."""
     mlp_hidden: int | None = None
+    """The inner width of a Llama's MLP."""
     dropout: float | None = None
+    """The share of activations that is dropped."""
     label_smoothing: float | None = None
+    """The share of a target that is spread over all other tokens."""
     tied: bool | None = None
+    """Whether embedding and output layer share their weights."""
     start: Path | None = None
     """A checkpoint whose weights to begin with, for instance one that `cubeloom convert` made."""
 
@@ -52,13 +70,18 @@ class ModelSettings:
     def called(self) -> str:
         return self.name or self.preset or "gpt-tiny"
 
-    def source(self) -> ModelSource:
+    def config(self) -> Config | None:
+        """Of a preset with its changes; None of any other model, whose sizes are its own."""
         changes = self._changes()
         if self.called in PRESETS:
-            return OurModel(self._changed(config(self.called), changes), self.called)
+            return self._changed(config(self.called), changes)
         for name in changes:
             raise UserError(f"model.{name} is for presets: the sizes of {self.called} are its own")
-        return named(self.called)
+        return None
+
+    def source(self) -> ModelSource:
+        found = self.config()
+        return named(self.called) if found is None else models.OurModel(found, self.called)
 
     def _changes(self) -> dict[str, Any]:
         names = [field.name for field in fields(self) if field.name not in ("name", "preset", "start")]
@@ -80,17 +103,21 @@ class Source:
     """A folder of tokens that `cubeloom data prepare` made; or a stream, which is read and tokenized as it comes."""
 
     folder: Path | None = None
+    """A folder of tokens that `cubeloom data prepare` wrote, or of images (docs/data.md)."""
     stream: str | None = None
     """A file, a folder with files or of `save_to_disk`, or `hf:NAME`, a dataset of Hugging Face's hub."""
     weight: float = 1.0
+    """How often samples of this source are drawn, beside the weights of the others."""
     tokenizer: str | None = None
     """Of a stream: bytes, by default, or a tokenizer of Hugging Face, its file or a folder with it."""
     field: str | None = None
-    """Of a stream: as of `cubeloom data prepare`, and so is `template`."""
+    """Of a stream: the field or column that holds the text, as `data prepare --field`; "text" by default."""
     template: str | None = None
+    """Of a stream of conversations: plain, or a file with a chat template, as `data prepare --template`."""
     subset: str | None = None
-    """Of a dataset of the hub; and its `split`, train by default."""
+    """Of a dataset of the hub: which of its subsets; its default one by default."""
     split: str | None = None
+    """Of a dataset of the hub: train by default."""
     validation: float | None = None
     """Of a stream: the share of documents that is kept for validation; none by default."""
 
@@ -135,11 +162,15 @@ class ScheduleSettings:
     """Of the pipeline. On `pipe = 1` its micro-batches are gradient accumulation."""
 
     name: str = "1f1b"
+    """A schedule that `cubeloom schedule` knows, such as 1f1b, interleaved, zb-h1, chimera, chimera-zb or auto."""
     microbatches: int | None = None
     """Twice as many as there are workers by default, and one where there is no pipeline."""
     pairs: int | None = None
+    """Of chimera: pairs of pipelines in opposite directions, a divisor of half the stages; 1 by default."""
     mode: Literal["direct", "doubling", "halving"] | None = None
+    """Of chimera: how it goes on after its first micro-batches, where there are more than stages."""
     sync: Literal["end", "eager", "eager-opt"] = "end"
+    """When the replicas of a stage start to sum their gradients: at the end of the step, or as soon as they can."""
 
     def schedule(self, workers: int) -> Schedule:
         count = self.microbatches
@@ -161,9 +192,12 @@ class LayoutSettings:
     """How a rank keeps and computes its part."""
 
     activations: Activations | None = None
-    """Sharded by default, and replicated for a model whose cut is found."""
+    """Activations between layers: cut further along the axis that does not index them, or replicated along it. Sharded by
+    default, and replicated for a model whose cut is found."""
     weights: Weights = "freed"
+    """Weights along z: sharded, and gathered twice (freed, as FSDP) or once a step (kept); or replicated, as in DDP."""
     inputs: Inputs = "kept"
+    """The input of a linear layer, for its weight gradient: kept as gathered, or kept sharded and gathered again."""
     gradients: GradientDtype = "float32"
     """Of weights with fewer digits: accumulated over micro-batches and reduced in float32, or in the model's dtype."""
     ways: int = 1
@@ -177,17 +211,22 @@ class LayoutSettings:
 
     def rest(self, source: ModelSource) -> ShardingPolicy:
         """Of this model. Raises UserError for what it cannot have."""
-        check_options(source, self.ways, self.compile)
-        return sharding_policy(source, self.activations, self.weights, self.inputs, self.gradients)
+        models.check_options(source, self.ways, self.compile)
+        return models.sharding_policy(source, self.activations, self.weights, self.inputs, self.gradients)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
+    """The optimizer, and what is done with gradients before it."""
+
     name: Literal["adamw", "sgd"] = "adamw"
+    """Torch's fused AdamW, or SGD with momentum."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """Of adamw: the decay of its means of gradients and of their squares."""
     eps: float = 1e-8
+    """Of adamw: added to the denominator."""
     momentum: float = 0.9
-    """Of sgd."""
+    """Of sgd: the share of the last update that is added to the next."""
     weight_decay: float = 0.1
     """Of matrices; vectors, such as biases and norms, never decay."""
     clip: float = 1.0
@@ -209,17 +248,24 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RateSettings:
-    """The learning rate: a warm-up to the peak, then a shape down to the floor. See `Rate`."""
+    """The learning rate: a warm-up to the peak, then a shape down to the floor."""
 
     peak: float = 1e-3
+    """The highest rate; `--lr` for short."""
     warmup: int = 0
+    """Steps from 0 to the peak."""
     decay: Decay = "cosine"
+    """The shape after the warm-up; wsd stays at the peak until the last `cooldown` of the steps."""
     floor: float = 0.0
+    """The rate at the last step."""
     cooldown: float = 0.2
+    """Of wsd: the share of all steps over which the rate falls."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
+    """Checkpoints, from which the same command goes on after any end."""
+
     every: int = 100
     """Steps between two; the last step is always kept."""
     keep: int = 2
@@ -236,9 +282,12 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
+    """The loss on validation data."""
+
     every: int | None = None
     """Steps between two; never by default."""
     batches: int = 4
+    """How many batches of the training's size the loss is the mean of."""
     patience: int | None = None
     """End early once so many in a row were no better than the best before."""
 
@@ -266,10 +315,12 @@ class GuardSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsSettings:
-    """Beside metrics.jsonl, which is always written."""
+    """Where metrics go beside metrics.jsonl, which is always written."""
 
     every: int = 1
+    """Steps between two that are sent to TensorBoard or Weights & Biases."""
     tensorboard: bool = False
+    """Write them for TensorBoard, into the run's folder."""
     wandb: str | None = None
     """A project of Weights & Biases."""
 

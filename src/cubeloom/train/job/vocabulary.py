@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cubeloom.train.data.meta import META, Meta
-from cubeloom.train.job.settings import DataSettings, Source
-from cubeloom.train.job.streams import tokenizer_of
+
+if TYPE_CHECKING:
+    from cubeloom.train.job.settings import DataSettings, Source
 
 
 def vocabulary_of(data: DataSettings, more: int = 0) -> int | None:
@@ -22,4 +24,8 @@ def _vocabulary(source: Source) -> int | None:
     if source.folder is not None:
         return Meta.read(source.folder).vocabulary if (source.folder / META).is_file() else None
     known = source.tokenizer in (None, "bytes") or Path(str(source.tokenizer)).exists()
-    return tokenizer_of(source)[0].vocabulary if known else None
+    if not known:
+        return None
+    from cubeloom.train.job.streams import tokenizer_of  # which reads streams, with torch
+
+    return tokenizer_of(source)[0].vocabulary

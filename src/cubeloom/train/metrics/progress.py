@@ -12,7 +12,7 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from cubeloom.base.units import bytes_, count
+from cubeloom.base.units import bytes_, count, three
 from cubeloom.train.metrics.record import Record
 
 SECONDS_A_LINE = 2.0
@@ -107,6 +107,7 @@ def described(record: Record, short: bool = False) -> str:
         parts.append(f"validation {record.validation:.4f}")
     if record.gradient_norm is not None and not short:
         parts.append(f"gradient norm {record.gradient_norm:.3g}")
+    parts.append(f"lr {three(record.learning_rate)}")
     parts.append(f"{count(record.tokens_per_s)} tokens/s")
     if record.mfu is not None:
         parts.append(f"MFU {record.mfu:.1%}")

@@ -1,0 +1,61 @@
+"""The commands, in the groups and with the words in which `cubeloom --help` lists them."""
+
+from __future__ import annotations
+
+import difflib
+
+from cubeloom.base.errors import UserError
+
+# Each lies in the module of its name, as a class of its name.
+GROUPS = {
+    "Train": {
+        "init": "Write a settings file, from questions or from options.",
+        "train": "Train what a settings file says; goes on with a run that is there.",
+        "settings": "Print every setting with type, default, choices and meaning.",
+        "data": "Turn text into a folder of tokens, and check such a folder.",
+        "models": "List the models that can be named, with their sizes.",
+        "sample": "Let a trained model write.",
+        "evaluate": "Print the loss of a trained model on validation data.",
+        "report": "Write an HTML page of a run: curves, a measured step, events.",
+        "convert": "Import weights from a Hugging Face folder, or export them.",
+    },
+    "Understand": {
+        "verify": "Train serially and on a grid, and compare gradients and bytes.",
+        "schedule": "Make, check, time, draw and compare pipeline schedules.",
+        "rehearse": "Run the ranks of a job of any size here, without a network.",
+        "doctor": "Say what is wrong with this machine, and what to do.",
+    },
+    "Plan": {
+        "plan": "Find the best grid, schedule and layout for a model on a cluster.",
+        "calibrate": "Measure this machine, so that plans can be made for it.",
+        "validate": "Fit the planner on measured steps, and judge it on others.",
+        "reproduce": "Simulate the experiments of the three papers.",
+    },
+    "Cluster": {
+        "launch": "Write the script or manifest that trains on Slurm or Kubernetes.",
+    },
+}
+COMMANDS = {name: about for group in GROUPS.values() for name, about in group.items()}
+ABOUT = "Train neural networks that are too large for one device."
+
+
+def overview() -> str:
+    """What `cubeloom` alone prints; 80 columns."""
+    width = max(map(len, COMMANDS))
+    lines = ["usage: cubeloom COMMAND [OPTION ...]", "", ABOUT]
+    for group, commands in GROUPS.items():
+        lines += ["", group, *(f"  {name:{width}}  {about}" for name, about in commands.items())]
+    lines += [
+        "",
+        "`cubeloom COMMAND --help` says all about one; `cubeloom --version` the version.",
+        "First: `cubeloom init`, then `cubeloom train FILE`.",
+    ]
+    return "\n".join(lines)
+
+
+def refuse_unknown(name: str) -> None:
+    """Raises UserError with the nearest."""
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise UserError(f"there is no command {name!r}{hint} There are {', '.join(COMMANDS)}")
