@@ -49,7 +49,7 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
     with `stop`, this raises Interrupted.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(preload())
+    context.set_forkserver_preload([*preload(), function.__module__])
     with Gate(context) as end, tempfile.TemporaryDirectory(prefix="cubeloom-") as folder:
         refusals = Refusals(folder)
         config = LaunchConfig(

@@ -20,7 +20,7 @@ from cubeloom.comm.meeting import LEAST
 from cubeloom.launch.environment import Membership
 
 # Forked ranks have these in memory already; torch imports its compiler when the first distributed tensor is made.
-PRELOAD = ["cubeloom.launch.pool", "cubeloom.models", torch_private.COMPILER]
+PRELOAD = ["cubeloom.launch.pool", "cubeloom.models.our_model", "cubeloom.models.hugging_face", torch_private.COMPILER]
 
 
 def preload() -> list[str]:
