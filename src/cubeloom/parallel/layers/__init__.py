@@ -1,4 +1,4 @@
-"""The layers of the cube, a file for each kind: how a cut declares it, and what computes it on a rank."""
+"""The layers of the cube, one file per kind: its declaration in a cut, and the module that computes it on a rank."""
 
 from cubeloom.parallel.layers.attention import Attention as Attention
 from cubeloom.parallel.layers.declared import AnyCut as AnyCut

@@ -1,4 +1,4 @@
-"""Between what all ranks of an axis have alike and what each has a part of, where all go on to compute the same."""
+"""Between a tensor replicated over an axis and its parts, where all ranks of the axis then compute the same."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cubeloom.comm import Axis
 
 
 def own_part_of(whole: Tensor, axis: Axis, dim: int, origin: str) -> Tensor:
-    """This rank's part; nothing is moved. In the backward the gradients of all parts are gathered."""
+    """This rank's part, without communication. The backward all-gathers the gradients of the parts."""
     return whole if axis.size == 1 else _OwnPart.apply(whole, axis, dim, origin)
 
 
 def all_parts_of(part: Tensor, axis: Axis, dim: int, origin: str) -> Tensor:
-    """The parts of all ranks, gathered. In the backward each takes its own: all have the same gradient."""
+    """The parts of all ranks, all-gathered. In the backward each rank takes its part: all have the same gradient."""
     return part if axis.size == 1 else _AllParts.apply(part, axis, dim, origin)
 
 
@@ -43,6 +43,6 @@ class _AllParts(torch.autograd.Function):
 
 
 def _own(whole: Tensor, axis: Axis, dim: int) -> Tensor:
-    """A copy: a view would keep the whole alive."""
+    """A copy, because a view would keep the whole tensor alive."""
     size = whole.shape[dim] // axis.size
     return whole.narrow(dim, axis.index * size, size).contiguous()

@@ -1,4 +1,4 @@
-"""Attention on whole heads: the plain module, for the heads that a rank has."""
+"""Attention over whole heads: the plain module, applied to a rank's heads."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from cubeloom.parallel.specs import AttentionSpec, Side
 
 @dataclass(frozen=True)
 class Attention(Declared):
-    """Attention between queries, keys and values that are cut by heads: it has no parameters, and mixes whole heads.
+    """Attention of queries, keys and values that are cut by heads. It has no parameters.
 
-    Of so many key-value heads, each with so many queries. The module's `queries_per_key` becomes that of the rank's heads.
+    `heads`: number of key-value heads; `queries`: queries per head. The module's `queries_per_key` is set to that of
+    the rank.
     """
 
     heads: int
     queries: int
-    axis: Side = "y"  # that cuts heads
+    axis: Side = "y"  # the axis that cuts heads
 
     def spec(self, name: str, module: nn.Module, seen: Seen) -> AttentionSpec | None:
         if not hasattr(module, "queries_per_key"):
@@ -41,7 +42,7 @@ class Attention(Declared):
 
 @make_layer.register
 def _(spec: AttentionSpec, making: Making) -> nn.Module:
-    """The plain module computes what it is given; where a key has fewer queries here, it is told so."""
+    """The plain module. If the rank has fewer queries per key, its `queries_per_key` is set."""
     queries = spec.queries_here(making.state.config)
     if queries == spec.queries:
         return making.plain

@@ -1,7 +1,7 @@
-"""How a cut says what a layer is, and how layers are made of that.
+"""How a cut declares a layer, and how the sharded layer is created from the declaration.
 
-Each kind of layer is one file: its declaration, which looks at the plain module and gives the layer's spec; and the layer that
-computes it on the cube, made by a function that is registered for the spec.
+Each kind of layer is one file. Its declaration inspects the plain module and returns the layer's spec. A function
+registered for the spec creates the layer that computes it on the cube.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a declaration may ask of the model besides the module."""
+    """What a declaration may know of the model besides the module."""
 
-    pixels: tuple[int, int] | None = None  # of a sample, into and out of the layer; None: its rows are tokens
-    shares: str | None = None  # the layer before it that has the same weight
+    pixels: tuple[int, int] | None = None  # per sample, of the input and the output; None: rows are tokens
+    shares: str | None = None  # an earlier layer with the same weight
 
 
 class Declared(ABC):
-    """What a cut says of a layer."""
+    """The declaration of a layer in a cut."""
 
     @abstractmethod
     def spec(self, name: str, module: nn.Module, seen: Seen) -> LayerSpec | None:
-        """The spec of this module, without values; None if the declaration cannot mean such a module."""
+        """The spec of this module, without values; None if the declaration does not apply to such a module."""
 
 
 def written(declared: Declared) -> str:
-    """As a user writes it: `Expand(heads=12)`."""
+    """The declaration as a user writes it: `Expand(heads=12)`."""
     given = (
         f"{each.name}={getattr(declared, each.name)!r}"
         for each in fields(declared)  # type: ignore[arg-type]
@@ -52,38 +52,38 @@ def written(declared: Declared) -> str:
 
 
 class FoundCut(ABC):
-    """In the place of a cut that somebody wrote: one that is found for a grid."""
+    """A cut that is found for a grid, in place of a hand-written one."""
 
     @abstractmethod
     def specs(self, model: nn.Module, grid: Grid, batch: Batch) -> list[LayerSpec]:
-        """Raises CutError where there is none."""
+        """Raises CutError if there is none."""
 
     @abstractmethod
     def row(self, model: nn.Module, grid: Grid, batch: Batch) -> Row:
-        """Where a pipeline can cut the model. Raises UserError where it cannot."""
+        """The blocks at which a pipeline can cut the model. Raises UserError if there are none."""
 
     @abstractmethod
     def finish(
         self, model: nn.Module, grid: Grid, batch: Batch, state: CubeState, fill: Callable[[str, Block], Tensor]
     ) -> None:
-        """What is left to do where the layers of a model, or of a stage of it, have been replaced."""
+        """Complete a model, or a stage of it, after its layers have been replaced."""
 
 
-Cut = Mapping[str, Declared]  # by module name, `*` standing for a number
+Cut = Mapping[str, Declared]  # by module name, in which `*` stands for a number
 AnyCut = Cut | FoundCut
 
 
 @dataclass(frozen=True)
 class Making:
-    """What the layer in the place of a plain one is made of, on one rank."""
+    """What the layer that replaces a plain one is created from, on one rank."""
 
     plain: nn.Module
     state: CubeState
-    parameter: Callable[[str], nn.Parameter | None]  # `weight` or `bias`, distributed; None if there is none
-    weights: dict[str, Weight] = field(default_factory=dict)  # of the layers made so far: two may share one
+    parameter: Callable[[str], nn.Parameter | None]  # `weight` or `bias`, distributed; None if the module has none
+    weights: dict[str, Weight] = field(default_factory=dict)  # of the layers created so far: two may share one
 
     def weight(self, owner: str, over_z: bool = True) -> Weight:
-        """One that is gathered along z for its use, if it is cut there."""
+        """The weight, which is all-gathered along z for its use if z cuts it."""
         if owner not in self.weights:
             parameter, state = self.parameter("weight"), self.state
             assert parameter is not None
@@ -94,5 +94,5 @@ class Making:
 
 @singledispatch
 def make_layer(spec: LayerSpec, making: Making) -> nn.Module:
-    """The layer of a spec. Each kind registers its own."""
+    """Create the layer of a spec. Each kind registers its own function."""
     raise TypeError(f"no layer is registered for {type(spec).__name__}")

@@ -1,4 +1,4 @@
-"""Dropout of the residual stream with a mask that depends on seed, step, layer and position, never on the grid."""
+"""Dropout of the residual stream, with a mask that depends on seed, step, layer and position, not on the grid."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from cubeloom.parallel.state import CubeState
 
 @dataclass(frozen=True)
 class Dropout(Declared):
-    """Dropout of the residual stream, with a mask that depends on seed, step and position alone."""
+    """Dropout of the residual stream, with a mask that depends only on seed, step and position."""
 
     def spec(self, name: str, module: nn.Module, seen: Seen) -> DropoutSpec | None:
         return DropoutSpec(name=name, probability=module.p) if isinstance(module, nn.Dropout) else None
 
 
 class CubeDropout(nn.Module):
-    """Drops elements of `[rows, H/x]`, rows of data, z and, where they are cut, y.
+    """Drops elements of `[rows, H/x]`. Rows are cut by data and z, and by y if activations are sharded.
 
-    The mask is computed anew when a block is recomputed, and comes out the same.
+    A recomputed block computes the same mask again.
     """
 
     def __init__(self, spec: DropoutSpec, state: CubeState) -> None:
@@ -54,7 +54,7 @@ class CubeDropout(nn.Module):
         strand, ways = weave.place()
         self._woven |= ways > 1
         weave.refuse_to_guess(self._name, self._woven)
-        own = parts * rows  # of this strand, on this z rank
+        own = parts * rows  # rows of this strand on this z rank
         before = self._part * (self._clock.rows or ways * own) + self._clock.first_row + strand * own
         first_row = before + place * rows
         row = torch.arange(first_row, first_row + rows, device=x.device)

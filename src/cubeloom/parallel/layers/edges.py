@@ -1,4 +1,4 @@
-"""The layers at the edges of a network on images, where features are whole, and what joins tensors inside it."""
+"""Layers at the edges of an image network, where features are whole, and layers that join tensors inside it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from cubeloom.parallel.state import CubeState
 
 @dataclass(frozen=True)
 class Replicated(Declared):
-    """A small layer that every rank of x and y computes in full, on input that is whole."""
+    """A small layer that every rank of x and y computes in full on replicated input."""
 
     def spec(self, name: str, module: nn.Module, seen: Seen) -> ReplicatedSpec | None:
         if not isinstance(module, nn.Linear):
@@ -45,7 +45,7 @@ class Replicated(Declared):
 
 @dataclass(frozen=True)
 class ColwiseFromReplicated(Declared):
-    """A linear or convolution from features that every rank has whole (few, or small) to features on `side`."""
+    """A linear or convolution from replicated features (few, or small) to features on `side`."""
 
     side: Side = "x"
 
@@ -55,7 +55,7 @@ class ColwiseFromReplicated(Declared):
 
 @dataclass(frozen=True)
 class RowwiseToReplicated(Declared):
-    """A linear or convolution from features on `side` to few features that every rank of it gets whole."""
+    """A linear or convolution from features on `side` to few features, replicated on every rank of the side."""
 
     side: Side = "x"
 
@@ -67,7 +67,7 @@ class RowwiseToReplicated(Declared):
 class RowwiseScatter(Declared):
     """A small linear or convolution, such as a skip connection's, from features on `side` to features on `side`.
 
-    Each rank has all output features of its part of the input's, and computes them for its own samples.
+    Each rank computes all output features from its input features, for its own samples.
     """
 
     side: Side = "x"
@@ -78,7 +78,7 @@ class RowwiseScatter(Declared):
 
 @dataclass(frozen=True)
 class Grouped(Declared):
-    """A convolution in groups, from features on `side` to features on `side`: each rank has whole groups."""
+    """A grouped convolution, from features on `side` to features on `side`: each rank has whole groups."""
 
     side: Side = "x"
 
@@ -90,9 +90,9 @@ class Grouped(Declared):
 
 @dataclass(frozen=True)
 class CopyToRegion(Declared):
-    """A module that passes on whole features to many `ColwiseFromReplicated`s: their gradients are summed here, once.
+    """A module whose whole output is the input of many `ColwiseFromReplicated`: their gradients are summed here, once.
 
-    An activation function, or nn.Identity: a function of each number alone.
+    The module must be element-wise: an activation function, or nn.Identity.
     """
 
     features: int
@@ -103,7 +103,7 @@ class CopyToRegion(Declared):
 
 @dataclass(frozen=True)
 class Concat(Declared):
-    """A module that joins the features of two tensors on `side`, in so many `turns` (`base.turns.interleave`)."""
+    """A module that joins the features of two tensors on `side`, in `turns` (`base.turns.interleave`)."""
 
     side: Side = "x"
     turns: int = 1
@@ -114,9 +114,10 @@ class Concat(Declared):
 
 @dataclass(frozen=True)
 class FeedForward(Declared):
-    """A module that calls a linear layer, GELU and a linear layer, by these names in it, and then the others in turn.
+    """A module that calls a linear layer, GELU and a linear layer, by these names in it, and then the others in order.
 
-    They are declared besides. Where blocks are compiled as a whole on a GPU, GELU is computed within the matmuls.
+    The linear layers have their own declarations. If blocks are compiled as a whole on a GPU, GELU is fused into the
+    matmuls.
     """
 
     layers: tuple[str, str, str] = ("up", "act", "down")
@@ -170,12 +171,12 @@ def _edge(name: str, module: nn.Module, seen: Seen, kind: EdgeKind, side: Side) 
 
 
 class CubeEdge(nn.Module):
-    """Parameters of which each rank holds its part for good: they are small, or used by its own samples only.
+    """A layer of whose parameters each rank keeps a fixed part: they are small, or used by its own samples only.
 
     - colwise: `[samples of z, K, …]` whole -> `[own samples, N/side, …]`;
     - rowwise: `[own samples, K/side, …]` -> `[own samples, N, …]` whole;
-    - rowwise_scatter: `[own samples, K/side, …]` -> `[own samples, N/side, …]`; where samples rest replicated, each rank takes
-      its own;
+    - rowwise_scatter: `[own samples, K/side, …]` -> `[own samples, N/side, …]`; if activations are replicated, each
+      rank takes its own samples;
     - grouped: `[own samples, K/side, …]` -> `[own samples, N/side, …]`, by whole groups.
     """
 
@@ -211,7 +212,7 @@ class CubeEdge(nn.Module):
     def _own_rows(self, x: Tensor) -> Tensor:
         if self._sharded:
             return own_part(self._across)(x)
-        # All ranks across have the same samples: each gives its share of one gradient.
+        # All ranks of the other axis have the same samples: each contributes its share of one gradient.
         return _Share.apply(x, 1 / self._across.size) if x.requires_grad and self._across.size > 1 else x
 
     def _stay(self, x: Tensor) -> Tensor:
@@ -232,7 +233,7 @@ def _(spec: EdgeSpec, making: Making) -> nn.Module:
 
 
 class CubeCopyToRegion(nn.Module):
-    """Applies a function to what is whole; sums its gradient over the plane."""
+    """Applies an element-wise function to whole features; all-reduces their gradient over the plane."""
 
     def __init__(self, spec: CopyToRegionSpec, state: CubeState, function: nn.Module) -> None:
         super().__init__()
@@ -244,7 +245,7 @@ class CubeCopyToRegion(nn.Module):
 
 
 class CubeConcat(nn.Module):
-    """Features of two tensors in turns; a rank has its share of the turns."""
+    """Interleaves the features of two tensors; a rank has its share of the turns."""
 
     def __init__(self, spec: ConcatSpec, state: CubeState) -> None:
         super().__init__()
@@ -266,11 +267,11 @@ class CubeSquaredLoss(nn.Module):
         self._shares = state.shares
 
     def count(self, target: Tensor) -> Tensor:
-        """How many numbers are compared."""
+        """The number of elements that are compared."""
         return target.new_full((), target.numel(), dtype=torch.float64)
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """`prediction` of the own samples, `target` of all samples of z."""
+        """`prediction` has this rank's samples, `target` all samples of its z rank."""
         target = target if self._rows is None else self._rows(target)
         total = (at_least_float32(prediction) - at_least_float32(target)).square().sum()
         count = total.new_full((), prediction.numel())
@@ -282,7 +283,7 @@ class CubeSquaredLoss(nn.Module):
 
 
 class _Product(torch.autograd.Function):
-    """A product of local blocks with both its gradients at once."""
+    """A product of local blocks that computes both its gradients at once."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, product: Product) -> Tensor:
@@ -303,7 +304,7 @@ class _Product(torch.autograd.Function):
 
 
 class _Share(torch.autograd.Function):
-    """Nothing, and a share of the gradient."""
+    """The identity in the forward, a share of the gradient in the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, share: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tables of vectors: the embedding, whose vocabulary is cut, and small tables that each rank gathers whole."""
+"""Lookup tables: the embedding, whose vocabulary is cut, and small tables that each rank gathers whole."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cubeloom.parallel.weight import Weight
 
 @dataclass(frozen=True)
 class Embedding(Declared):
-    """A table of vectors looked up by token: vocabulary over y, features over x, shards over z."""
+    """An embedding looked up by token: vocabulary over y, features over x, shards over z."""
 
     def spec(self, name: str, module: nn.Module, seen: Seen) -> EmbeddingSpec | None:
         if not isinstance(module, nn.Embedding):
@@ -35,7 +35,9 @@ class Embedding(Declared):
 
 @dataclass(frozen=True)
 class Table(Declared):
-    """A small table looked up by every rank for its own rows, such as positions: features over x, entries over y and z."""
+    """A small table that every rank looks up for its own rows, such as positions: features over x, entries over y and
+    z.
+    """
 
     def spec(self, name: str, module: nn.Module, seen: Seen) -> TableSpec | None:
         if not isinstance(module, nn.Embedding):
@@ -44,10 +46,10 @@ class Table(Declared):
 
 
 class CubeEmbedding(nn.Module):
-    """Vocabulary over y, features over x, shards over z: `[V/(y·z), H/x]`, the same as a head's weight.
+    """Vocabulary over y, features over x, shards over z: `[V/(y·z), H/x]`, the layout of a head's weight.
 
-    Each rank looks up the tokens of its z rank that fall into its part of the vocabulary, `[M/z, H/x]`; the sum over y is
-    scattered by rows.
+    Each rank looks up the tokens of its z rank that are in its part of the vocabulary, `[M/z, H/x]`. A reduce-scatter
+    over y sums the results and cuts them by rows.
     """
 
     def __init__(self, spec: EmbeddingSpec, state: CubeState, weight: Weight, padding: int | None = None) -> None:
@@ -63,7 +65,7 @@ class CubeEmbedding(nn.Module):
         self._cut = along_y.size > 1
         arranged = spec.arrangement(state.config)
         self._entries = spec.entries
-        # Of a vocabulary that is whole here torch checks indices, but it would find padding.
+        # torch checks indices of a whole vocabulary, but it would accept indices of padding.
         self._checked = self._cut or arranged is not None
         layouts = spec.found, spec.rests(state.config)
         self._sum = Collective.between(layouts, state.network, spec.name, {"rows": 0, "features": -1})
@@ -80,7 +82,7 @@ class CubeEmbedding(nn.Module):
 
 
 class CubeTable(nn.Module):
-    """Features over x; entries over y and z, or on every rank where they are too few. Looked up for this rank's rows only."""
+    """Features over x; entries over y and z, or replicated if there are too few. Looked up for this rank's rows only."""
 
     def __init__(self, spec: TableSpec, state: CubeState, weight: Weight) -> None:
         super().__init__()
@@ -101,7 +103,9 @@ class CubeTable(nn.Module):
 
 
 class TableWeight(Weight):
-    """A table's weight where all ranks of y have the same rows: each takes its part of the gradient, and sums it over z."""
+    """The weight of a table if all ranks of y have the same rows: each takes its part of the gradient and sums it over
+    z.
+    """
 
     def __init__(self, network: Network, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -118,13 +122,15 @@ class _Call:
 
     weight: Weight
     gradients: Gradients
-    ways: int  # strands that use it alike
+    ways: int  # strands that use it
     cut: bool = False  # other ranks have the rest of its entries
     padding: int | None = None  # the entry that is not trained, among this rank's
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of the table; of one that is cut, zero for indices outside. The parameter is here for the graph."""
+    """Looks up rows of the table; zero for indices that are on other ranks. The parameter is passed for the autograd
+    graph.
+    """
 
     @staticmethod
     def forward(ctx: Any, parameter: nn.Parameter, index: Tensor, table: Tensor, call: _Call) -> Tensor:
@@ -147,7 +153,7 @@ class _Lookup(torch.autograd.Function):
             rows = gradient.masked_fill(outside[0], 0) if outside else gradient
             if call.padding is not None:
                 rows = rows.masked_fill((index == call.padding).unsqueeze(-1), 0)
-            # Not index_add_: on a GPU it adds in an order that changes, so that replicas of a table would drift apart.
+            # Not index_add_: on a GPU its order of additions varies, so replicas of a table would drift apart.
             wide = rows.to(call.gradients.dtype_of(ctx.parameter))
             return add_to(into, torch.ops.aten.embedding_dense_backward(wide, index, ctx.entries, -1, False))
 

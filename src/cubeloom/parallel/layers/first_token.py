@@ -15,7 +15,7 @@ from cubeloom.parallel.state import CubeState
 
 @dataclass(frozen=True)
 class FirstToken(Declared):
-    """Whole features of each sequence's first token, the same on all ranks of x and y."""
+    """Whole features of each sequence's first token, replicated over x and y."""
 
     features: int
 
@@ -37,7 +37,7 @@ class CubeFirstToken(nn.Module):
 
 
 class _FirstToken(torch.autograd.Function):
-    """Everything behind is computed alike on all ranks of x and y, so the backward takes its own part of the gradient."""
+    """All ranks of x and y compute the same afterwards, so the backward takes this rank's part of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sequence: int, layer: CubeFirstToken) -> Tensor:
@@ -45,8 +45,8 @@ class _FirstToken(torch.autograd.Function):
         parts = layer.rows_axis.size if layer.cut_rows else 1
         before = layer.rows_axis.index * count if layer.cut_rows else 0
         # In integers, so that no shape depends on a tensor's values.
-        sequences = -(-count * parts // sequence)  # that begin in the rows of all parts
-        here = slice(-(-before // sequence), -(-(before + count) // sequence))  # those that begin in these rows
+        sequences = -(-count * parts // sequence)  # that begin in the rows of all ranks
+        here = slice(-(-before // sequence), -(-(before + count) // sequence))  # those that begin in this rank's rows
         local = slice(here.start * sequence - before, count, sequence)
         ctx.shape, ctx.local, ctx.here, ctx.layer = rows.shape, local, here, layer
         block = rows.new_zeros(sequences, rows.shape[1])

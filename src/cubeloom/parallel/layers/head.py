@@ -1,11 +1,12 @@
-"""A head and its cross-entropy as one: some rows at a time, so that the logits are never there as a whole.
+"""A fused head and cross-entropy: it computes a chunk of rows at a time, so the logits never exist as a whole.
 
-As soon as the losses of a chunk of rows are known, its logits become the slopes of these losses, which give the chunk's
-gradients of input and weight. So the forward does all three matmuls, each once; the backward scales what it found.
+Once the losses of a chunk are known, its logits are overwritten with the gradients of these losses, from which the
+chunk's gradients of input and weight are computed. The forward therefore does all three matmuls, each once; the
+backward scales the results.
 
     X [M/z, K]      W [V/y, K]      logits of a chunk [rows, V/y]
 
-The vocabulary may lie on y: then the largest logit and the sums of each row are reduced over y, as in `loss`.
+The vocabulary may be cut over y: then each row's maximum and sums are all-reduced over y, as in `loss`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CHUNK_BYTES = 2**29
 
 
 class DeferredLogits(Tensor):
-    """Logits that the head has not computed yet: its cross-entropy does so with the loss, any other operation before it."""
+    """Logits that are not computed yet. The cross-entropy computes them with the loss, any other operation before it."""
 
     head: CubeHead
     hidden: Tensor
@@ -41,7 +42,7 @@ class DeferredLogits(Tensor):
 
     @staticmethod
     def of(head: CubeHead, hidden: Tensor) -> DeferredLogits:
-        with torch_private.real_tensors():  # a tensor of a rehearsal is of a class of its own
+        with torch_private.real_tensors():  # a rehearsal's tensors have their own class
             looks = torch.empty((), dtype=hidden.dtype, device=hidden.device).expand(head.shape_of(hidden))
             made: DeferredLogits = looks.as_subclass(DeferredLogits)
         made.head, made.hidden = head, hidden
@@ -84,7 +85,7 @@ class CubeHead(CubeLinear):
         self._rows_gathered = along_y.size if spec.spread_in(state.config) == "rows" else 1
 
     def compile_local(self, backend: str) -> None:
-        """Compile what is computed on a chunk between matmuls and collectives."""
+        """Compile the operations on a chunk between matmuls and collectives."""
         self._steps = self._steps.compiled(backend)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ class CubeHead(CubeLinear):
         return super().forward(x)
 
     def shape_of(self, x: Tensor) -> tuple[int, ...]:
-        """Of the logits of this rank."""
+        """The shape of this rank's logits."""
         first, *rest = x.shape[:-1]
         own = self.classes.part if self._own_classes is None else self._own_classes
         return first * self._rows_gathered, *rest, own
@@ -102,7 +103,7 @@ class CubeHead(CubeLinear):
     def loss_sum(
         self, x: Tensor, targets: Tensor, counted: Tensor, smoothing: float, vocabulary: Axis, origin: str
     ) -> Tensor:
-        """The sum of the losses of this rank's rows; targets and which of them count are `[M/z]`."""
+        """The sum of the losses of this rank's rows. `targets` and `counted` (which of them count) are `[M/z]`."""
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))
@@ -123,7 +124,8 @@ class CubeHead(CubeLinear):
             self._gathered,
             self._state.gradients,
         )
-        # All is in one dtype by now. On a GPU autocast would make float32 of slopes, which the products do not take.
+        # All tensors have one dtype here. On a GPU autocast would turn the gradients into float32, which the matmuls
+        # reject.
         with torch.autocast(kind, enabled=False):
             found = _HeadAndLoss.apply(whole, self.weight, weight, self._own_classes, call)
         self._gathered.read("forward", weave.place()[1])
@@ -133,7 +135,7 @@ class CubeHead(CubeLinear):
 
 
 def chunk_rows(rows: int, row_bytes: int, most: int) -> int:
-    """Rows of a chunk: all of them, halved until their logits are small enough, so that chunks are alike."""
+    """Rows of a chunk: all rows, halved until their logits are small enough, so that chunks have equal sizes."""
     while rows > 1 and rows * row_bytes > most:
         rows = -(-rows // 2)
     return rows
@@ -157,7 +159,7 @@ class _Call:
     gradients: Gradients
 
     def loss_of(self, logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        """The loss of a chunk; and its slopes, if anybody wants gradients, as if every row counted."""
+        """The loss of a chunk, and its gradient with respect to the logits if needed, as if every row counted."""
         axis, steps = self.vocabulary, self.steps
         counted = self.counted[rows]
         safe, here = self.classes.own(self.targets[rows], logits.shape[-1])
@@ -182,7 +184,9 @@ class _Call:
 
 
 class _HeadAndLoss(torch.autograd.Function):
-    """The parameter is here for the graph; `weight` has its values, of which only the first `filled` rows are no padding."""
+    """The parameter is passed for the autograd graph. `weight` has its values; rows after the first `filled` are
+    padding.
+    """
 
     @staticmethod
     def forward(
@@ -203,13 +207,15 @@ class _HeadAndLoss(torch.autograd.Function):
             part = x[rows]
             loss, slopes = call.loss_of(part @ weight.t(), rows)
             losses.append(loss)
-            # Rows that do not count are left out of what is narrow: slopes are as wide as the vocabulary.
+            # Rows that do not count are zeroed in the narrow operand: the logits' gradients are as wide as the
+            # vocabulary.
             counted = call.counted[rows].unsqueeze(-1).to(x.dtype)
             if dx is not None:
                 torch.mm(slopes, weight, out=dx[rows]).mul_(counted)
             if wanted[1]:
                 dw = add_product(dw, slopes.t(), part * counted, dtype)
-        # Kept here and not with save_for_backward: a stage that is recomputed would throw them away, and compute them twice.
+        # Kept here and not with save_for_backward: a recomputed stage would discard the gradients and compute them
+        # twice.
         ctx.found = dx, dw if padded_dw is None else padded_dw
         ctx.parameter, ctx.call, ctx.use = parameter, call, call.gradients.use(parameter)
         return torch.stack(losses).sum()

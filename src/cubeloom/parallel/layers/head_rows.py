@@ -1,9 +1,9 @@
-"""What a cross-entropy computes on some rows, between matmuls and collectives: `[rows, V/y]`.
+"""The steps of a cross-entropy on some rows, between matmuls and collectives: `[rows, V/y]`.
 
-A head that is one with its loss computes it on a chunk of rows, and keeps slopes; a loss behind its head on all rows, and keeps
-exponentials.
+The fused head applies them to a chunk of rows and keeps gradients ("slopes") of the logits. A separate loss applies
+them to all rows and keeps exponentials.
 
-Each step is a function of tensors alone, so that it can be compiled into one kernel that reads the logits once.
+Each step is a function of tensors only, so that it can be compiled into one kernel that reads the logits once.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from cubeloom.parallel.layers.norm import at_least_float32
 
 
 def largest(logits: Tensor) -> Tensor:
-    """The largest logit of each row, `[rows, 1]`."""
+    """The maximum logit of each row, `[rows, 1]`."""
     return at_least_float32(largest_of(logits)).unsqueeze(-1)
 
 
 def sums(logits: Tensor, largest: Tensor, safe: Tensor, here: Tensor, smoothing: float) -> Tensor:
-    """What is to be summed over parts of the vocabulary, `[2 or 3, rows]`, of logits less the largest.
+    """The sums to reduce over the parts of the vocabulary, `[2 or 3, rows]`, of logits minus the maximum.
 
-    The exponentials, the target's logit where it is `here`, and with smoothing all logits.
+    They are the exponentials, the target's logit where it is `here`, and with smoothing all logits.
     """
     shifted = at_least_float32(logits) - largest
     return torch.stack(
@@ -37,7 +37,7 @@ def sums(logits: Tensor, largest: Tensor, safe: Tensor, here: Tensor, smoothing:
 def exponentials(
     logits: Tensor, largest: Tensor, safe: Tensor, here: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Of logits less the largest; and `sums`."""
+    """The exponentials of logits minus the maximum, and `sums`."""
     wide = at_least_float32(logits)
     shifted = wide - largest
     found = shifted.exp()
@@ -55,7 +55,7 @@ def slopes(
     classes: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """The slopes of the losses, each row's times its number in `rows`; and apart, in full digits, those of the targets."""
+    """The gradients of the losses, times each row's value in `rows`; and separately, unrounded, those at the targets."""
     found = exponentials / total.unsqueeze(-1)
     target = (value_at_target(found, safe, here) - smoothing / classes - (1 - smoothing)) * rows
     found -= smoothing / classes
@@ -68,13 +68,13 @@ def losses(sums: Tensor, counted: Tensor, smoothing: float, classes: int) -> Ten
     logarithm = sums[0].log()
     found = logarithm - sums[1]
     if smoothing:
-        # The smoothed target gives each entry a share of `smoothing`, and the true one the rest.
+        # Each entry's smoothed target is its share of `smoothing`; the true one also gets the rest.
         found = (1 - smoothing) * found + smoothing * (logarithm - sums[2] / classes)
     return found.masked_fill(~counted, 0).sum()
 
 
 def slope(logits: Tensor, largest: Tensor, sums: Tensor, smoothing: float, classes: int) -> Tensor:
-    """Put the slope of the loss in the logits' place, but for the target's entry: that one's, `[rows]`."""
+    """Overwrite the logits with the gradient of the loss, except at the target; return the target's gradient, `[rows]`."""
     logarithm = sums[0].log()
     probabilities = (at_least_float32(logits) - largest - logarithm.unsqueeze(-1)).exp()
     logits.copy_(probabilities - smoothing / classes)
@@ -82,7 +82,7 @@ def slope(logits: Tensor, largest: Tensor, sums: Tensor, smoothing: float, class
 
 
 def slope_at_target(logarithm: Tensor, smoothing: float, classes: int) -> Tensor:
-    """From the logarithm of its probability. In full digits: near one the difference to it is what matters."""
+    """The gradient at the target, from its log-probability. Unrounded, because near one the difference to it matters."""
     return logarithm.exp() - smoothing / classes - (1 - smoothing)
 
 
@@ -95,18 +95,18 @@ def put_target(slopes: Tensor, safe: Tensor, here: Tensor, at_target: Tensor) ->
 
 
 def scale(tensor: Tensor, by: Tensor) -> Tensor:
-    """A tensor times a number, in its place: multiplied in the number's digits and rounded once."""
-    # As a vector of one: torch would first round a number that lies on a GPU by itself to the tensor's type.
+    """Multiply a tensor by a number in place: in the number's precision, rounded once."""
+    # As a vector of one element: torch would first round a GPU scalar to the tensor's dtype.
     return torch.mul(tensor, by.reshape(1), out=tensor)
 
 
 def alone(
     logits: Tensor, safe: Tensor, here: Tensor, counted: Tensor, smoothing: float, wants_slope: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """All steps on a whole vocabulary: the sum of the losses; if slopes are wanted, all, and those at the targets.
+    """All steps on a whole vocabulary: the sum of the losses; if needed, the gradients, and those at the targets.
 
-    Torch's two softmax kernels read the logits once each: also where nothing is compiled, what is as large as they are is
-    read and written but a few times.
+    torch's two softmax kernels read the logits once each, so that even uncompiled, tensors of the logits' size are read
+    and written only a few times.
     """
     classes = logits.shape[-1]
     logarithms = logits.log_softmax(-1, torch.promote_types(logits.dtype, torch.float32))
@@ -117,7 +117,7 @@ def alone(
     loss = found.masked_fill(~counted, 0).sum()
     if not wants_slope:
         return loss, None, None
-    del logarithms  # as large as the logits, and wider
+    del logarithms  # as large as the logits, in a wider dtype
     slopes = logits.softmax(-1)
     if smoothing:
         slopes -= smoothing / classes
@@ -126,7 +126,7 @@ def alone(
 
 @dataclass(frozen=True)
 class Steps:
-    """The functions above, as they are or compiled."""
+    """The functions above, compiled or not."""
 
     largest: Callable[..., Tensor] = largest
     sums: Callable[..., Tensor] = sums

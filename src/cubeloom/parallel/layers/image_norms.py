@@ -1,6 +1,7 @@
-"""GroupNorm and BatchNorm of features that are cut, with exactly the serial model's statistics.
+"""GroupNorm and BatchNorm of cut features, with exactly the statistics of the serial model.
 
-Mean first, then the spread around it: sums over the ranks that have other features of a group, or other samples of a batch.
+First the mean, then the spread around it: sums over the ranks with other features of a group, or other samples of a
+batch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from cubeloom.parallel.state import CubeState
 
 
 class CubeGroupNorm(nn.Module):
-    """`group_of` is the group of each of this rank's features; None where its groups are whole and in order."""
+    """`group_of`: the group of each of this rank's features; None if the rank's groups are whole and in order."""
 
     def __init__(
         self,
@@ -53,14 +54,14 @@ class CubeGroupNorm(nn.Module):
         return y if bias is None else y + bias.view(shape)
 
     def _normalised(self, x: Tensor, group_of: Tensor) -> Tensor:
-        # Autocast would take the sums over groups for products of a linear, and round what goes into them.
+        # Autocast would treat the sums over groups as a linear's matmuls and round their operands.
         with torch.autocast(x.device.type, enabled=False):
             return self._in_full(x, group_of)
 
     def _in_full(self, x: Tensor, group_of: Tensor) -> Tensor:
         rows = x.flatten(2)  # [samples, own features, pixels]
         count = self._size * rows.shape[2]
-        # [own features, groups]. A product adds in a fixed order, where adding at an index on a GPU does not.
+        # [own features, groups]. A matmul adds in a fixed order; index_add on a GPU does not.
         member = functional.one_hot(group_of, self._groups).to(x.dtype)
         mean = self._sum(rows.sum(2) @ member) / count  # [samples, groups]
         centred = rows - (mean @ member.t()).unsqueeze(2)
@@ -70,7 +71,7 @@ class CubeGroupNorm(nn.Module):
 
 
 class CubeBatchNorm(nn.Module):
-    """Statistics over all samples, those of other ranks and other strands too. Running ones are distributed as features are."""
+    """Statistics over all samples, of all ranks and strands. Running statistics are sharded as features are."""
 
     running_mean: Tensor | None
     running_var: Tensor | None
@@ -120,7 +121,7 @@ class CubeBatchNorm(nn.Module):
         return y if self.bias is None else y + self._state.local(self.bias).view(shape)
 
     def _remember(self, mean: Tensor, spread: Tensor, count: int) -> None:
-        """Once for all strands; not where a forward is computed once more."""
+        """Once for all strands, and not in a recomputed forward."""
         strand, _ = weave.place()
         if self.running_mean is None or self.running_var is None or strand > 0 or weave.replaying():
             return

@@ -1,4 +1,4 @@
-"""Indices into a vocabulary that is cut: each rank looks up its own part of them, so that nobody would miss those outside."""
+"""Indices into a cut vocabulary. Each rank looks up its own part, so an index out of range would go unnoticed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from cubeloom.comm import devices
 
 
 def check_indices(indices: Tensor, entries: int, what: str, ignored: int | None = None) -> None:
-    """Raise IndexError, as torch does on a whole vocabulary, where an index is neither below `entries` nor `ignored`.
+    """Raise IndexError, as torch does for a whole vocabulary, if an index is neither below `entries` nor `ignored`.
 
-    On a GPU the device asserts it instead, as torch's kernels do, so that the host does not wait.
+    On a GPU the device asserts it, as torch's kernels do, so that the host does not wait.
     """
     legal = (indices >= 0) & (indices < entries)
     besides = ""

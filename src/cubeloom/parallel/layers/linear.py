@@ -1,12 +1,11 @@
-"""The linear layer: one matmul on the cube, whatever the world calls its setting. A convolution is one over pixels.
+"""The linear layer: one matmul on the cube, for every setting of the grid. A convolution is a linear over pixels.
 
-Shapes of `Y[M,N] = X[M,K] · W[K,N]` on one rank, for an expand (k lies on x, n on y; a contract exchanges them):
+Shapes of `Y[M,N] = X[M,K] · W[K,N]` on one rank, for an expand (k is x and n is y; a contract exchanges them):
 
-    X at rest  [M/(z·y), K/x]   rows sharded, or [M/z, K/x] replicated over y, or [M/z, K/(x·y)] features sharded
-    X          [M/z, K/x]       gathered along n
-    W at rest  [N/(y·z), K/x]   gathered along z: [N/y, K/x]
-    Y partial  [M/z, N/y]       a summand along k
-    Y at rest  [M/(z·x), N/y]   scattered by rows, or [M/z, N/y] all-reduced, or [M/z, N/(y·x)] scattered by features
+    X stored   [M/(z·y), K/x]   rows sharded, or [M/z, K/x] replicated over y, or [M/z, K/(x·y)] features sharded X
+    [M/z, K/x]       all-gathered along n W stored   [N/(y·z), K/x]   all-gathered along z: [N/y, K/x] Y partial  [M/z,
+    N/y]       a partial sum over k Y stored   [M/(z·x), N/y]   reduce-scattered by rows, or [M/z, N/y] all-reduced, or
+    [M/z, N/(y·x)] scattered by features
 """
 
 from __future__ import annotations
@@ -36,17 +35,16 @@ from cubeloom.parallel.weight import Weight
 class Expand(Declared):
     """A linear or convolution from features on x to features on y: a column-parallel linear with the input cut as well.
 
-    `heads`: the output is attention's input, made of so many equal groups of features that must stay whole. Its sum over x is
-    scattered over them, so that each rank has whole sequences of heads/(x·y) heads and no attention is computed twice.
-    `sharded_input`, `sharded_output`: rows are cut on that side even where activations rest replicated.
-    `turn`: afterwards redistribute, so that features lie on x again (for an odd number of linears in a row).
-    `stream`: where the stream of activations lies on y, as behind an odd number of convolutions, an expand leads back to
-    it, and its heads are those of its input.
-    `sections`: the sizes of what the outputs are, one behind another, such as gates and values of a gated MLP. Each rank has
-    its equal part of every section, in their order. With `heads` each section is so many heads.
-    `queries`: each of the heads is a key and a value that so many queries share: the sections are all queries, all keys and
-    all values, and need not be said. Where the axis that cuts heads has more ranks than there are, a head's queries are
-    divided, and each rank has a copy of key and value.
+    `heads`: the output is attention's input and consists of this many equal groups of features, which must stay whole.
+    The reduce-scatter over x cuts it by heads, so that each rank has whole sequences of heads/(x·y) heads and attention
+    is computed once. `sharded_input`, `sharded_output`: rows are cut on that side even if activations are replicated.
+    `turn`: redistribute the output, so that features are on x again (for an odd number of linears in a row). `stream`:
+    the axis of the residual stream. If it is y, as after an odd number of convolutions, an expand leads back to it, and
+    its heads are those of its input. `sections`: the sizes of concatenated outputs, such as gate and up of a gated MLP.
+    Each rank has an equal part of every section, in order. With `heads` each section has this many heads. `queries`:
+    number of queries per key-value head. The sections are then all queries, all keys and all values, and need not be
+    given. If the axis that cuts heads has more ranks than there are heads, the queries of a head are divided, and each
+    rank has a copy of the key and the value.
     """
 
     heads: int | None = None
@@ -65,8 +63,8 @@ class Expand(Declared):
 class Contract(Declared):
     """A linear or convolution from features on y to features on x: a row-parallel linear with the output cut as well.
 
-    `sections` as in Expand; `heads` and `queries` too, of its input. Where the `stream` of activations lies on y, it comes
-    first and an expand second: then its heads are those of its output. `turn`: afterwards redistribute, so that features lie
+    `sections`, `heads` and `queries` as in Expand, but of its input. If the `stream` is on y, the contract comes first
+    and an expand second; its heads are then those of its output. `turn`: redistribute the output, so that features are
     on y again.
     """
 
@@ -88,7 +86,7 @@ def _spec(
     if kind.heads is not None and not isinstance(module, nn.Linear):
         raise CutError(f"layer {name} is a convolution, whose features cannot be cut by heads; use a linear on pixels")
     k, n, kernel_numel = sizes(name, module)
-    # Heads lie on the side that the stream does not: they are the output's if features come from the stream.
+    # Heads are on the side opposite the stream: they are the output's if features come from the stream.
     heads_in, heads_out = (kind.heads is not None and (side == kind.stream) is out for out in (False, True))
     sections = tuple(kind.sections)
     if kind.heads is not None and kind.queries is not None:
@@ -142,7 +140,7 @@ def _check_sections(name: str, n: int, kind: Expand | Contract, sections: tuple[
 
 
 class CubeLinear(nn.Module):
-    """A linear, or a convolution: `product` is what is computed on local blocks."""
+    """A linear, or a convolution: `product` is the operation on local blocks."""
 
     def __init__(
         self, spec: LinearSpec, state: CubeState, weight: Weight, bias: nn.Parameter | None, product: Product
@@ -156,7 +154,7 @@ class CubeLinear(nn.Module):
         along_n = state.network.axis(spec.n_axis)
         along_k = state.network.axis(spec.k_axis)
         inputs, outputs = spec.spread_in(state.config), spec.spread_out(state.config)
-        # What is summed comes out of this layer's own matmuls: Y in the forward, dX in the backward.
+        # The layer's own matmuls produce what is reduced: Y in the forward, dX in the backward.
         of, name = state.network, spec.name
         dims = {"rows": 0, "features": 1 if isinstance(product, Convolve) else -1}
         self._input = Collective.between(spec.input(inputs), of, f"{name} input", dims, inplace=True)
@@ -165,28 +163,29 @@ class CubeLinear(nn.Module):
         )
         self._regather = state.rest.inputs == "regathered" and inputs != "replicated" and along_n.size > 1
         self._own_features = own_part(along_k) if outputs == "features" else None
-        # Rows are gathered before one matmul and scattered after another: a strand that waits between them has its turn here.
+        # Rows are gathered before one matmul and scattered after another: a strand that waits between them yields here.
         between = inputs == "rows" and along_n.size > 1 and along_k.size == 1
-        # With nothing to wait for in the plane, strands would run one after the other, and hold all gathered weights between.
+        # If nothing in the plane is awaited, strands would run one after another and hold all gathered weights
+        # meanwhile.
         alone = weight.sharded and along_n.size == along_k.size == 1
         self._lone_matmul = between or alone
-        # Nothing happens to the product but that a bias is added: then the matmul adds it.
+        # If only a bias is added to the product, the matmul adds it.
         self._adds_bias = bias is not None and along_k.size == 1 and not spec.turn
         self._name = name
         self._turn = Turn(name, of, spec.k_axis) if spec.turn else None
         self._own_classes = spec.own_classes(state.config, along_n.index)
 
     def _start(self, x: Tensor, source: Tensor) -> Started:
-        """Begin to make the input what the product uses; `source` is the tensor that the layer was called with."""
+        """Start to prepare the input for the matmul. `source` is the tensor that the layer was called with."""
         return self._input.start(x)
 
     def forward(self, x: Tensor) -> Tensor:
         kind, source = x.device.type, x
         if torch.is_autocast_enabled(kind):
-            x = x.to(torch.get_autocast_dtype(kind))  # before it travels
+            x = x.to(torch.get_autocast_dtype(kind))  # before it is communicated
         started = self._start(x, source)
-        # Made between the two nodes of the input's collective: so in the backward the weight gradient is computed while
-        # the input gradient travels.
+        # Created between the two nodes of the input's collective: in the backward the weight gradient is then computed
+        # while the input gradient is communicated.
         regather = self._input if self._regather else None
         call = _Call(self._name, self._product, self._gathered, self._state.gradients, regather, weave.place()[1])
         if not self._state.updates_under_way:
@@ -194,7 +193,7 @@ class CubeLinear(nn.Module):
         behind = self._state.hides_weight_gradients
         bias = self.bias if self._adds_bias else None
         token = _WeightGradient.apply(self.weight, bias, call) if behind else None
-        # The first layer of a model may have an input that wants no gradient. Without a graph nobody knows.
+        # The input of a model's first layer may not need a gradient. Without a graph this is unknown.
         needed = x.requires_grad if torch.is_grad_enabled() else None
         weight = self._gathered.forward(self._name, backward_needs_it=needed)
         if needed and self._gathered.keeps:
@@ -226,27 +225,27 @@ def _(spec: LinearSpec, making: Making) -> nn.Module:
 
 @dataclass
 class _Call:
-    """One use of the layer: what its nodes hand to one another in the backward."""
+    """One use of the layer: what its nodes pass to each other in the backward."""
 
     layer: str
     product: Product
     weight: Weight
     gradients: Gradients
     regather: Collective | None
-    ways: int  # strands that use the layer alike
+    ways: int  # strands that use the layer
     operands: tuple[Pending, Tensor] | None = None  # X and dY of the weight gradient
-    version: Version | None = None  # of the weight in the forward, where it may not change until the backward
-    kept: Tensor | None = None  # the gathered weight, where it is kept until the backward
+    version: Version | None = None  # of the weight in the forward, if it must not change until the backward
+    kept: Tensor | None = None  # the gathered weight, if it is kept until the backward
 
 
 class _WeightGradient(torch.autograd.Function):
-    """In the backward: dW = dYᵀ X, after the matmul's node has left the operands, or put off; and that of the bias."""
+    """Backward: computes dW = dYᵀ X from the operands that the matmul's node left, or defers it; and the bias gradient."""
 
     @staticmethod
     def forward(ctx: Any, parameter: nn.Parameter, bias: nn.Parameter | None, call: _Call) -> Tensor:
         ctx.parameter, ctx.bias, ctx.call = parameter, bias, call
         ctx.uses = [call.gradients.use(each) for each in (parameter, bias) if each is not None]
-        # The token carries the graph, not values: the weight has its gradient's shape, and is there already.
+        # The token only connects the graph: the local weight, which has its gradient's shape and exists already.
         token = local_of(parameter)
         rows, *rest = token.shape
         ctx.shape = torch.Size([rows * call.weight.parts, *rest])  # gathered
@@ -277,7 +276,7 @@ class _WeightGradient(torch.autograd.Function):
 
 
 class _Matmul(torch.autograd.Function):
-    """Y = X Wᵀ of local blocks; its backward is dX = dY W, and leaves X and dY for the weight gradient.
+    """Y = X Wᵀ of local blocks. Its backward computes dX = dY W, and leaves X and dY for the weight gradient.
 
     For a convolution read its products, with samples and pixels as rows.
     """
@@ -305,7 +304,7 @@ class _Matmul(torch.autograd.Function):
         gradient = gradient.contiguous()
         token = None
         if ctx.needs_input_grad[2]:
-            # The gather of X, if only its shard was kept, runs behind the next matmul.
+            # If only the shard of X was kept, its all-gather overlaps the next matmul.
             x = Pending(saved) if call.regather is None else call.regather.again(saved)
             call.operands = (x, gradient)
             token = ctx.token

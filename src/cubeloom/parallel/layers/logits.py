@@ -1,7 +1,7 @@
-"""Logits whose classes lie on an axis, and which look whole: they are gathered only for who needs them whole.
+"""Logits with classes cut over an axis that appear whole. They are all-gathered only if an operation needs them whole.
 
-A cross-entropy, inside or outside of the model, is computed from the parts, as `layers.loss` does it. What only arranges rows
-or changes the type leaves the parts as they are. Anything else gathers them first.
+A cross-entropy, inside or outside of the model, uses the parts, as `layers.loss` does. Operations that only rearrange
+rows or change the dtype keep the parts. Any other operation gathers them first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VIEWS = {"view", "reshape"}
 
 
 class CutLogits(Tensor):
-    """`[…, N]` to look at; `part` is this rank's `[…, N/axis]`."""
+    """Appears as `[…, N]`; `part` is this rank's `[…, N/axis]`."""
 
     part: Tensor
     network: Network
@@ -36,19 +36,19 @@ class CutLogits(Tensor):
 
     @staticmethod
     def of(part: Tensor, network: Network, axis: Axis, classes: Classes, origin: str) -> CutLogits:
-        # No memory, and no graph of its own: shape, dtype and device are those of the whole.
-        with torch_private.real_tensors():  # a tensor of a rehearsal is of a class of its own
+        # No memory and no graph of its own: shape, dtype and device are those of the whole.
+        with torch_private.real_tensors():  # a rehearsal's tensors have their own class
             looks = torch.empty((), dtype=part.dtype, device=part.device).expand(*part.shape[:-1], classes.count)
             made: CutLogits = looks.as_subclass(CutLogits)
         made.part, made.network, made.axis, made.classes, made.origin = part, network, axis, classes, origin
         return made
 
     def arranged(self, part: Tensor) -> CutLogits:
-        """The same classes of other rows, or in another type."""
+        """The same classes of other rows, or in another dtype."""
         return CutLogits.of(part, self.network, self.axis, self.classes, self.origin)
 
     def whole(self) -> Tensor:
-        """Gathered: in the backward each rank takes its own classes."""
+        """All-gathered. In the backward each rank takes its own classes."""
         padding = self.classes.part - self.part.shape[-1]
         part = functional.pad(self.part, (0, padding)) if padding else self.part
         return all_parts_of(part, self.axis, -1, f"{self.origin} leave").narrow(-1, 0, self.classes.count)
@@ -79,7 +79,7 @@ class CutLogits(Tensor):
 def _arranged(
     name: str, function: Callable[..., Any], logits: CutLogits, rest: Sequence[Any], kwargs: dict[str, Any]
 ) -> CutLogits | None:
-    """The same of the part, where classes stay as they are."""
+    """The operation applied to the part, if it leaves the classes in place."""
     count = logits.classes.count
     part = logits.part
     if name in _SAME or (name == "to" and not any(isinstance(each, torch.device) for each in rest)):
@@ -107,7 +107,7 @@ def _arranged(
 
 
 def looks_changed(shape: torch.Size, index: Any) -> bool:
-    """Whether an index does anything to the last dimension."""
+    """Whether an index changes the last dimension."""
     items = index if isinstance(index, tuple) else (index,)
     used = sum(1 for item in items if item is not None and item is not Ellipsis)
     if any(isinstance(item, Tensor) and item.dtype == torch.bool for item in items):
@@ -138,7 +138,7 @@ def cut_cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """The mean over all targets of the batch, the same on every rank; None of logits that are whole, or must be for it."""
+    """The mean over all targets of the batch, the same on every rank; None if the logits are whole or must be gathered."""
     plain = reduction == "mean" and weight is None and size_average is None and reduce is None
     if not isinstance(input, CutLogits) or not plain or input.dim() != 2 or target.is_floating_point():
         return None

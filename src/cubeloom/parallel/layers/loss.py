@@ -1,7 +1,7 @@
-"""Cross-entropy of logits whose vocabulary lies on y and whose rows lie on z and x: `[M/(z·x), V/y]`, never whole anywhere.
+"""Cross-entropy of logits with the vocabulary over y and rows over z and x: `[M/(z·x), V/y]`, whole on no rank.
 
-The largest logit, the sum of exponentials and the target's logit are reduced over y; the mean is over all targets of the
-whole batch that are not ignored, so that every rank has the same loss, the true one.
+Each row's maximum logit, sum of exponentials and target logit are all-reduced over y. The mean is over all targets of
+the whole batch that are not ignored, so every rank has the same loss.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from cubeloom.parallel.state import CubeState
 
 @dataclass(frozen=True)
 class Loss(Declared):
-    """The mean cross-entropy of logits whose classes lie on y and whose rows on z and x.
+    """The mean cross-entropy of logits with classes over y and rows over z and x.
 
     `whole`: every rank of x and y has all classes and all rows of its z rank.
-    `head`: the layer whose outputs are the logits. It is then padded where the grid does not divide the classes.
+    `head`: the layer that computes the logits. It is padded if the grid does not divide the classes.
     """
 
     whole: bool = False
@@ -58,7 +58,7 @@ class CubeCrossEntropy(nn.Module):
         self._steps = Steps()
 
     def compile_local(self, backend: str) -> None:
-        """Compile what is computed between collectives."""
+        """Compile the operations between collectives."""
         self._steps = self._steps.compiled(backend)
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -67,25 +67,25 @@ class CubeCrossEntropy(nn.Module):
             head, hidden = logits.head, logits.hidden
             count = head.classes.count
             return self._mean_loss(lambda own, counted: self._head_sum(head, hidden, own, counted), targets, count)
-        # Of a vocabulary that is whole on each rank torch checks targets.
+        # torch checks the targets if each rank has the whole vocabulary.
         if self._vocabulary is None:
             return self._mean_loss(lambda own, counted: self._whole_sum(logits, own, counted), targets, None)
         classes = self._classes or Classes.even(logits.shape[-1], self._vocabulary)
         return self._mean_loss(lambda own, counted: self._sum(logits, own, counted, classes), targets, classes.count)
 
     def count(self, targets: Tensor) -> Tensor:
-        """How many of these targets are not ignored."""
+        """The number of these targets that are not ignored."""
         return (targets != self._ignored).sum().double()
 
     def _mean_loss(self, sum_of: Callable[[Tensor, Tensor], Tensor], targets: Tensor, classes: int | None) -> Tensor:
-        """From the sum over this rank's targets and which of them count."""
+        """The mean, from the sum over this rank's targets and from which of them count."""
         if classes is not None:
             check_indices(targets, classes, f"{self._origin}: target", self._ignored)
         if self._rows is not None:
             targets = self._rows(targets)
         counted = targets != self._ignored
         total = sum_of(targets, counted)
-        # The strands of a weave have one loss together.
+        # The strands of a weave share one loss.
         return weave.meet(self._mean, total, counted.sum().to(total.dtype))
 
     def _head_sum(self, head: CubeHead, hidden: Tensor, targets: Tensor, counted: Tensor) -> Tensor:
@@ -110,14 +110,14 @@ class CubeCrossEntropy(nn.Module):
 
 
 def share_of(mean: Tensor, share: Tensor | None) -> Tensor:
-    """A micro-batch's loss as its part of the batch's; the whole, where that is one."""
+    """A micro-batch's loss as its share of the batch's loss; the loss itself if there is only one micro-batch."""
     return mean if share is None else _Part.apply(mean, share.to(mean.dtype))
 
 
 class _Part(torch.autograd.Function):
-    """A product that saves no tensor: a stage that is recomputed would run its head once more to come by it.
+    """A product that saves no tensor: a recomputed stage would run its head again to get it.
 
-    A micro-batch whose targets are all ignored has a share of 0 and a mean of 0/0: it adds nothing.
+    A micro-batch whose targets are all ignored has a share of 0 and a mean of 0/0: it contributes zero.
     """
 
     @staticmethod
@@ -131,10 +131,10 @@ class _Part(torch.autograd.Function):
 
 
 class Mean(torch.autograd.Function):
-    """Sum of sums over sum of counts, the mean of the whole batch; the backward of a rank's own part.
+    """Sum of sums over sum of counts: the mean of the whole batch. The backward is that of the rank's own part.
 
-    `ranks` of data and z are those whose gradients are averaged: what a rank has in the mean, it has that often in its share.
-    Where nothing is counted it is as torch's: the mean is NaN, and its gradient 0.
+    `ranks`: ranks of data and z, over which gradients are averaged. A rank's share is therefore multiplied by their
+    number. If no target counts, the result is that of torch: the mean is NaN and its gradient 0.
     """
 
     @staticmethod

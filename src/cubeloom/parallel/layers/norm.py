@@ -1,8 +1,8 @@
-"""LayerNorm and RMSNorm over features that lie on x: `[rows, H/x]`, a few numbers a row to know the whole row.
+"""LayerNorm and RMSNorm of features cut over x: `[rows, H/x]`, with a few statistics per row from the other ranks.
 
-Statistics are summed in float32 at least. LayerNorm gathers each part's mean and spread and merges them exactly (Chan,
-Golub and LeVeque), since E[x²] - E[x]² loses digits where the mean is large. As collectives are, a norm is two nodes, so
-that another strand of a weave computes while the statistics travel.
+Statistics are summed in at least float32. LayerNorm gathers each part's mean and spread and merges them exactly (Chan,
+Golub and LeVeque), because E[x²] - E[x]² loses precision if the mean is large. Like a collective, a norm is two
+autograd nodes, so that another strand of a weave computes while the statistics are communicated.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from cubeloom.parallel.state import CubeState
 
 @dataclass(frozen=True)
 class Norm(Declared):
-    """A norm of features that lie on `side`: LayerNorm and RMSNorm on x only, GroupNorm and BatchNorm on either.
+    """A norm of features on `side`: LayerNorm and RMSNorm on x only, GroupNorm and BatchNorm on either.
 
-    `sharded`: its rows are cut even where activations rest replicated.
-    `joined`: its features are those of a `Concat`: so many of the first tensor and of the second, in so many turns. Its groups
-    are those of the first's features and, behind them, the second's.
+    `sharded`: its rows are cut even if activations are replicated. `joined`: its features are those of a `Concat`: the
+    number of the first tensor's, of the second's, and of turns. Its groups are those of the first tensor's features
+    followed by the second's.
     """
 
     sharded: bool = False
@@ -73,7 +73,7 @@ def _pixels(seen: Seen) -> int:
 
 
 class CubeNorm(nn.Module):
-    """Of features that lie over these axes, and so do weight and bias."""
+    """A norm of features cut over these axes, as are its weight and bias."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 @dataclass
 class _Call:
-    """One use of a norm: what its two nodes hand to one another, in the forward and, reversed, in the backward."""
+    """One use of a norm: what its two nodes pass to each other, in the forward and, in reverse, in the backward."""
 
     axis: Axis
     centred: bool  # LayerNorm; otherwise RMSNorm
@@ -138,14 +138,14 @@ class _Call:
     held: tuple[Tensor, ...] = ()
 
     def take(self) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """What was under way, and what was held."""
+        """The pending collective, and the saved tensors."""
         assert self.pending is not None
         pending, held, self.pending, self.held = self.pending, self.held, None, ()
         return pending.wait(), held
 
 
 class _Launch(torch.autograd.Function):
-    """Forward: start to join the statistics. Backward: the gradient, from sums that are there."""
+    """Forward: starts the reduction of the statistics. Backward: the input gradient, from the reduced sums."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, call: _Call) -> Tensor:
@@ -173,7 +173,7 @@ class _Launch(torch.autograd.Function):
 
 
 class _Finish(torch.autograd.Function):
-    """Forward: normalise with the statistics of the whole row. Backward: start to sum what the gradient needs of it."""
+    """Forward: normalises with the statistics of the whole row. Backward: starts the reduction that the gradient needs."""
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, call: _Call) -> Tensor:
@@ -181,7 +181,7 @@ class _Finish(torch.autograd.Function):
         if call.centred:
             means, spreads = joined.unbind(-1)  # [x, rows] each
             mean = means.mean(0).unsqueeze(-1)
-            # Parts are equally long: the whole spread is the mean spread and the spread of the means.
+            # Parts have equal length: the whole spread is the mean of the spreads plus the spread of the means.
             spread = spreads.mean(0).unsqueeze(-1) + (means.unsqueeze(-1) - mean).square().mean(0)
             scale = torch.rsqrt(spread + call.eps)
             normal = (wide - mean) * scale

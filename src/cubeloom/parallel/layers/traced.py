@@ -1,4 +1,4 @@
-"""The layers of a model that was traced: features are cut at rest, rows are all those of a rank of data and z."""
+"""The layers of a traced model: features are cut between layers, rows are all those of a rank of data and z."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cubeloom.parallel.weight import Weight
 
 @dataclass
 class SharedInput:
-    """A tensor that several layers take, as their products use it: made by the first that is called with it."""
+    """An input shared by several layers, in the layout of their matmuls. The first layer that is called prepares it."""
 
     layers: int = 0
     _source: weakref.ref[Tensor] | None = None
@@ -55,7 +55,7 @@ class SharedInput:
 
 
 class _Ready(Started):
-    """What another layer has made already."""
+    """An input that another layer has already prepared."""
 
     def __init__(self, collective: Collective, whole: Tensor) -> None:
         super().__init__(collective)
@@ -66,7 +66,7 @@ class _Ready(Started):
 
 
 class _Kept(Started):
-    """What is kept for the layers that come."""
+    """An input that is kept for the layers that follow."""
 
     def __init__(self, started: Started, shared: SharedInput, source: Tensor) -> None:
         super().__init__(started.collective)
@@ -98,17 +98,17 @@ class TracedLinear(CubeLinear):
             Classes.even(spec.n // along_n.size, along_n) if arranged is None else Classes.of(arranged, along_n)
         )
         self._regather = False
-        self._own_features = None  # a bias lies as the features do
+        self._own_features = None  # a bias is cut like the features
         if spec.kept:
             sections = KeptSections(spec, state, self._output)
             self._output = sections
             self._own_features, self._adds_bias = sections.of_bias, False
-        # Of whole outputs that ranks use differently gradients are summed; else all have the same.
+        # If ranks use whole outputs differently, gradients are summed; otherwise all ranks have the same gradient.
         leaves = spec.leaves and spec.shared
         dims = {"rows": 0, "features": self._dim}
         self._leave = Collective.between(spec.leaving, state.network, f"{spec.name} leave", dims) if leaves else None
         if spec.given == "whole":
-            self._own_classes = None  # parts are gathered with their padding, and cut off behind
+            self._own_classes = None  # parts are gathered with their padding, which is then cut off
 
     def _start(self, x: Tensor, source: Tensor) -> Started:
         whole = self._shared.of(source)
@@ -131,7 +131,7 @@ class TracedLinear(CubeLinear):
 
 
 class KeptSections:
-    """Of features of several sections each rank gets its part of some, and others whole: such as a key that all heads share."""
+    """Sections of features: some are cut, and each rank has others whole, such as a key that all heads share."""
 
     def __init__(self, spec: TracedLinearSpec, state: CubeState, cut: Callable[[Tensor], Tensor]) -> None:
         network, dims = state.network, {"rows": 0, "features": -1}
@@ -149,7 +149,7 @@ class KeptSections:
         return torch.cat([next(found) if number in self._kept else next(own) for number in range(len(parts))], -1)
 
     def of_bias(self, bias: Tensor) -> Tensor:
-        """Of the whole bias, what this rank adds."""
+        """The part of the whole bias that this rank adds."""
         place, count = (
             self._along_n.index * self._along_k.size + self._along_k.index,
             self._along_n.size * self._along_k.size,
@@ -193,7 +193,7 @@ def _(spec: TracedNormSpec, making: Making) -> nn.Module:
 
 @make_layer.register
 def _(spec: WholeSpec, making: Making) -> nn.Module:
-    """The plain module: who reads a parameter of it gets what a rank uses; `parameters()` has the distributed one."""
+    """The plain module. Code that reads one of its parameters gets what the rank uses; `parameters()` is distributed."""
     module, state = making.plain, making.state
     reads = _Reads(state, spec.name)
     for each in spec.own:
@@ -211,7 +211,7 @@ def _(spec: WholeSpec, making: Making) -> nn.Module:
     kind = type(module)
     properties: dict[str, Any] = {each.name: property(_reader(each.name)) for each in spec.own}
     module.__class__ = type(kind.__name__, (kind,), {**properties, "forward": _reading(kind)})
-    object.__setattr__(module, _READS, reads)  # of the module, not of its class: a copy reads its own parameters
+    object.__setattr__(module, _READS, reads)  # on the instance, not its class: a copy reads its own parameters
     return module
 
 
@@ -220,12 +220,12 @@ _READS = "_cubeloom_reads"
 
 @dataclass
 class _Reads:
-    """How a module that is left whole reads its parameters: once in each forward, however often it asks."""
+    """How a module that is left whole reads its parameters: gathered once per forward, however often they are read."""
 
     state: CubeState
     layer: str
     weights: dict[str, Weight] = field(default_factory=dict)
-    read: dict[str, Tensor] | None = None  # in a forward
+    read: dict[str, Tensor] | None = None  # during a forward
 
     def whole(self, module: nn.Module, name: str) -> Tensor:
         parameter = torch_private.parameters_of(module)[name]
@@ -263,7 +263,7 @@ def _reading(kind: type[nn.Module]) -> Callable[..., Any]:
 
 
 class Unread(Tensor):
-    """A parameter that code outside of its module asks for: gathered where it is used, and not for its shape or type."""
+    """A parameter that code outside of its module reads: gathered when it is used, and not for its shape or dtype."""
 
     read: Callable[[], Tensor]
 
@@ -271,7 +271,7 @@ class Unread(Tensor):
     def of(parameter: nn.Parameter | None, read: Callable[[], Tensor]) -> Unread:
         assert parameter is not None
         local = local_of(parameter)
-        with torch_private.real_tensors():  # a tensor of a rehearsal is of a class of its own
+        with torch_private.real_tensors():  # a rehearsal's tensors have their own class
             looks = torch.empty((), dtype=local.dtype, device=local.device).expand(parameter.shape)
             made: Unread = looks.as_subclass(Unread)
         made.read = read
@@ -288,7 +288,7 @@ class Unread(Tensor):
 
 
 class _Gathered(torch.autograd.Function):
-    """A parameter that z cuts, gathered: its gradient is scattered back."""
+    """A parameter that z cuts, all-gathered: its gradient is reduce-scattered."""
 
     @staticmethod
     def forward(ctx: Any, parameter: nn.Parameter, whole: Tensor, weight: Weight, state: CubeState) -> Tensor:

@@ -1,7 +1,8 @@
-"""Redistribute an activation in the plane of x and y, so that features lie on the other axis.
+"""Redistribute an activation in the plane of x and y, so that its features are cut by the other axis.
 
-Before, rank (ix, iy) has part ix of X of its z rank's rows, and part iy of Y of the features; after, part iy of Y of the rows
-and part ix of X of the features. Each pair of ranks exchanges what the one's old and the other's new block have in common.
+Before, rank (ix, iy) has part ix of X of its z rank's rows and part iy of Y of the features. After, it has part iy of Y
+of the rows and part ix of X of the features. Each pair of ranks exchanges the overlap of one's old block and the
+other's new block.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from cubeloom.parallel.specs import Side
 
 
 class Turn:
-    """`side`: the axis on which features lie afterwards, x or y; what is said above is for x."""
+    """`side`: the axis that cuts the features afterwards, x or y. The description above is for x."""
 
     def __init__(self, name: str, network: Network, side: Side = "x") -> None:
         self._onto_x = side == "x"
@@ -33,7 +34,7 @@ class Turn:
         forward = self._onto_x is not back
         columns, rows = self._sizes if forward else self._sizes[::-1]
         here = self._here if forward else self._here[::-1]
-        # In the backward x and y change roles. `columns` old parts of rows, `rows` new ones.
+        # In the backward x and y change roles. `columns` is the old number of parts of rows, `rows` the new one.
         height, width = block.shape[0] * columns, block.shape[1] * rows
         old = _Part(here[0], columns, height), _Part(here[1], rows, width)
         new = _Part(here[1], rows, height), _Part(here[0], columns, width)
@@ -63,7 +64,7 @@ class _Part:
 
 
 def _within(mine: tuple[_Part, _Part], other: tuple[_Part, _Part]) -> tuple[slice, slice]:
-    """What my block has in common with the other, as slices of mine; empty where they are disjoint."""
+    """The overlap of my block with the other, as slices of mine; empty if they are disjoint."""
     rows, features = (
         slice(
             max(part.start, that.start) - part.start,
