@@ -1,4 +1,4 @@
-"""Pipelines: schedules as values, their generators, checker and simulator. No torch here.
+"""Pipelines: schedules as values, their generators, checker and simulator. This part does not use torch.
 
 The package can be called: `cubeloom.pipeline(model, mesh)` is `cubeloom.pipeline.pipelined.pipeline`.
 """

@@ -1,4 +1,4 @@
-"""The proofs behind `checker`: each yields what is wrong, one sentence a problem."""
+"""The proofs behind `checker`: each yields one sentence per problem."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def completeness(schedule: Schedule) -> Iterator[str]:
 
 
 def _once(actions: set[Action], stage: int, microbatch: int, replica: int) -> Iterator[str]:
-    """One forward and one backward, which may be split in I and W; or the same for both halves instead."""
+    """One forward and one backward, which may be split into I and W; or the same for both halves."""
     full, split = (Kind.FORWARD, Kind.BACKWARD), (Kind.FORWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
     kinds = {
         part: {k for k in COMPUTE if Action(stage, k, microbatch, replica, part) in actions} for part in (None, 0, 1)
@@ -82,7 +82,7 @@ def _once(actions: set[Action], stage: int, microbatch: int, replica: int) -> It
 
 
 def local_order(schedule: Schedule) -> Iterator[str]:
-    """On its own worker a backward stands after its forward, and W after I."""
+    """On its worker a backward comes after its forward, and W after I."""
     for worker, row in enumerate(schedule.workers):
         made: set[Token] = set()
         for position, action in enumerate(row):
@@ -95,7 +95,7 @@ def local_order(schedule: Schedule) -> Iterator[str]:
 
 
 def dependencies(schedule: Schedule) -> Iterator[str]:
-    """Every worker reaches its end with buffered sends; otherwise the circle of workers that wait for each other."""
+    """Every worker reaches its end with buffered sends; otherwise yields the cycle of workers that wait for each other."""
     reached = run(schedule, lambda worker, action, wanted: None)
     behind = {w for w, row in enumerate(schedule.workers) if reached[w] < len(row)}
     if not behind:
@@ -120,7 +120,9 @@ def dependencies(schedule: Schedule) -> Iterator[str]:
 
 
 def blocking(schedule: Schedule) -> Iterator[str]:
-    """With its sends and receives put in place, it ends under rendezvous transfers, and edges keep their order."""
+    """With its sends and receives inserted, the schedule ends under rendezvous transfers, and each edge keeps its
+    order.
+    """
     steps = programme(schedule)
     for worker, step in stuck(steps).items():
         if isinstance(step, Send | Receive):
@@ -137,7 +139,7 @@ def blocking(schedule: Schedule) -> Iterator[str]:
 
 
 def reductions(schedule: Schedule) -> Iterator[str]:
-    """None at all means one for every stage at the end of the step, in the order of stages."""
+    """A schedule without R actions reduces every stage at the end of the step, in the order of stages."""
     reduced = [(w, action) for w, action in schedule.actions if action.kind is Kind.REDUCE]
     if not reduced:
         return
@@ -169,7 +171,7 @@ def _reduced_early(worker: int, row: Row) -> Iterator[str]:
 
 
 def _crossed(schedule: Schedule) -> Iterator[str]:
-    """Two workers that both reduce two stages must launch them in the same order, or they wait for each other."""
+    """Two workers that both reduce two stages must launch them in the same order, or they deadlock."""
     first: dict[tuple[int, int], int] = {}
     for worker, row in enumerate(schedule.workers):
         stages = list(dict.fromkeys(action.stage for action in row if action.kind is Kind.REDUCE))
@@ -182,7 +184,7 @@ def _crossed(schedule: Schedule) -> Iterator[str]:
 
 
 def updates(schedule: Schedule) -> Iterator[str]:
-    """Every gradient goes into one update, and the groups that updates take in are the same on every stage."""
+    """Every gradient is part of one update, and every stage has the same groups of updates."""
     if schedule.updates is Updates.FLUSH:
         return
     found: dict[tuple[int, int], list[tuple[int, ...]]] = {}

@@ -1,4 +1,4 @@
-"""One thing a worker does: a kind of work on a micro-batch, on one stage of one replica of the model."""
+"""One action of a worker: a kind of work on a micro-batch, on one stage of one replica of the model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cubeloom.base.errors import UserError
 
 class Kind(StrEnum):
     FORWARD = "F"
-    BACKWARD = "B"  # both gradients at once: I, then W
+    BACKWARD = "B"  # both gradients: I, then W
     INPUT_GRAD = "I"
     WEIGHT_GRAD = "W"
-    REDUCE = "R"  # start to sum this stage's gradients over its replicas; it is awaited at the end of the step
-    UPDATE = "U"  # an optimizer step in the middle of the stream: only asynchronous schedules have it
+    REDUCE = "R"  # start to reduce this stage's gradients over its replicas; awaited at the end of the step
+    UPDATE = "U"  # an optimizer step within the step: only in asynchronous schedules
 
 
 COMPUTE = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
@@ -25,9 +25,9 @@ _TEXT = re.compile(r"(\d+)([FBIWRU])(\d+)(?:\.([01]))?(?:@(\d+))?")
 class Action(NamedTuple):
     """`2F0` is the forward of micro-batch 0 on stage 2, `2F0@1` the same on the second replica of that stage.
 
-    `2B0.1` is the backward of the second half of micro-batch 0: backward halving cuts micro-batches in two, forwards
-    the halves one right after the other and backwards them apart. `2R5` and `2U5` name the last micro-batch that they
-    take in.
+    `2B0.1` is the backward of the second half of micro-batch 0: backward halving cuts micro-batches in two, runs the
+    forwards of the halves one after the other and their backwards separately. `2R5` and `2U5` name the last micro-batch
+    that they include.
     """
 
     stage: int
@@ -51,7 +51,7 @@ class Action(NamedTuple):
 
     @property
     def size(self) -> float:
-        """The share of the micro-batch that it works on."""
+        """The fraction of the micro-batch that the action works on."""
         return 1.0 if self.part is None else 0.5
 
     @property
@@ -60,7 +60,7 @@ class Action(NamedTuple):
 
     @property
     def makes_weight_grad(self) -> bool:
-        """After it the activations of (this part of) the micro-batch are no longer needed."""
+        """Whether the activations of (this part of) the micro-batch can be freed after it."""
         return self.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD)
 
 

@@ -1,4 +1,4 @@
-"""A time that no order can beat, for given places of the stages, costs and memory cap."""
+"""A lower bound on the time of any order, for a given placement of stages, costs and memory cap."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from cubeloom.pipeline.listing import Layout
 
 
 def lower_bound(layout: Layout, costs: Costs, cap: float | None = None) -> float:
-    """What one micro-batch needs alone or a worker needs for all of its own, with the backward free to be split."""
+    """The larger of what one micro-batch needs alone and what a worker needs for its work, with a split backward."""
     return max([*_alone(layout, costs), *(_worker(layout, costs, cap, w) for w in range(layout.workers))])
 
 
 def _alone(layout: Layout, costs: Costs) -> Iterator[float]:
-    """A micro-batch's way forward, back, and its last weight gradient."""
+    """One micro-batch's forward, backward and last weight gradient."""
     last = layout.stages - 1
     for line, microbatches in zip(layout.lines, layout.microbatches, strict=True):
         if microbatches:
@@ -23,7 +23,7 @@ def _alone(layout: Layout, costs: Costs) -> Iterator[float]:
 
 
 def _worker(layout: Layout, costs: Costs, cap: float | None, worker: int) -> float:
-    """Before its first action and after its last input gradient it can do nothing about time."""
+    """A worker's work, plus the idle time before its first action and after its last input gradient."""
     homes = [
         (line, stage, len(microbatches))
         for line, microbatches in zip(layout.lines, layout.microbatches, strict=True)
@@ -38,7 +38,7 @@ def _worker(layout: Layout, costs: Costs, cap: float | None, worker: int) -> flo
     tail = min(_return(line, costs, stage) for line, stage, _ in homes)
     bounds = [head + all_work, head + critical + tail]
     if cap and not costs.recompute:
-        # Every micro-batch holds its room at least as long as it takes from here to the last stage and back.
+        # Every micro-batch holds its memory at least as long as it takes from here to the last stage and back.
         held = sum(count * costs.activation[s] * _hold(line, costs, s) for line, s, count in homes)
         bounds.append(head + held / cap)
     return max(bounds)
@@ -53,12 +53,12 @@ def _hops(line: tuple[int, ...], costs: Costs, first: int, last: int) -> float:
 
 
 def _reach(line: tuple[int, ...], costs: Costs, stage: int) -> float:
-    """The earliest a forward can start on the stage."""
+    """The earliest start of a forward on the stage."""
     return sum(costs.forward[:stage]) + _hops(line, costs, 0, stage)
 
 
 def _return(line: tuple[int, ...], costs: Costs, stage: int) -> float:
-    """From the end of the stage's input gradient to the end of the last weight gradient it leads to."""
+    """The time from the end of the stage's input gradient to the end of the last weight gradient that follows from it."""
     return sum(_backward(costs, s) for s in range(stage)) + _hops(line, costs, 0, stage) + costs.weight_grad[0]
 
 

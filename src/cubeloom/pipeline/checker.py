@@ -1,12 +1,12 @@
-"""Proof that a schedule can be run and computes the right thing, or precisely what is wrong with it.
+"""Proves that a schedule can be run and computes the right result, or says what is wrong with it.
 
 What is proved:
-- every action names a stage, micro-batch and replica that exist, and each stage of a replica lives on one worker;
+- every action names an existing stage, micro-batch and replica, and each stage of a replica is on one worker;
 - each micro-batch is forwarded once and backwarded once (whole, as I and W, or in halves) on each stage of its replica;
-- every dependency is met in an order that ends, with buffered sends and with blocking ones;
-- on each directed edge receives come in the order of sends, so that channels need no tags;
-- every stage's replicas reduce their gradients once, after the last of them, in an order that all workers share;
-- an asynchronous schedule takes every gradient into one update, and has the weights that its forwards ask for;
+- the dependencies do not deadlock, neither with buffered sends nor with blocking ones;
+- on each directed edge receives are in the order of sends, so channels need no tags;
+- every stage's replicas reduce their gradients once, after the last gradient, in the same order on all workers;
+- in an asynchronous schedule every gradient is part of one update, and the weights that forwards use exist;
 - activations in flight stay under the cap, if one is given.
 """
 
@@ -18,7 +18,7 @@ from cubeloom.base.errors import UserError
 from cubeloom.pipeline import _checks as checks
 from cubeloom.pipeline.schedule import Schedule
 
-# In this order: a later proof may rely on what an earlier one has shown.
+# In this order: a later proof may assume what an earlier one has shown.
 _PROOFS: tuple[Callable[[Schedule], Iterator[str]], ...] = (
     checks.names,
     checks.homes,
@@ -32,7 +32,7 @@ _PROOFS: tuple[Callable[[Schedule], Iterator[str]], ...] = (
 
 
 def problems(schedule: Schedule, cap: float | None = None) -> list[str]:
-    """What is wrong, in words; empty for a right schedule. Stops at the first proof that fails."""
+    """Descriptions of what is wrong; empty for a correct schedule. Stops at the first proof that fails."""
     for proof in _PROOFS:
         found = list(proof(schedule))
         if found:
@@ -41,7 +41,7 @@ def problems(schedule: Schedule, cap: float | None = None) -> list[str]:
 
 
 def check(schedule: Schedule, cap: float | None = None) -> Schedule:
-    """The schedule itself if it is right; otherwise an error that says what is wrong."""
+    """Return the schedule if it is correct; otherwise raise an error that says what is wrong."""
     found = problems(schedule, cap)
     if found:
         shown = found[:5] + ([f"and {len(found) - 5} more"] if len(found) > 5 else [])

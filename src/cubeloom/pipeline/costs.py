@@ -1,4 +1,4 @@
-"""What actions and messages cost, stage by stage, in any unit of time and of memory."""
+"""The costs of actions and messages, per stage, in any unit of time and of memory."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Numbers = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Costs:
-    """Times and sizes of each stage for one micro-batch. A `message` is the time from one worker to another."""
+    """Times and sizes of each stage for one micro-batch. `message` is the time from one worker to another."""
 
     forward: Numbers
     input_grad: Numbers
     weight_grad: Numbers
     message: float = 0.0
-    activation: Numbers = ()  # what a forward leaves behind until its weight gradient; 1 a stage by default
-    weights: Numbers = ()  # 1 a stage by default
-    reduce: Numbers = ()  # the time to sum a stage's gradients over its replicas; free by default
-    drag: float = 0.0  # the share of a reduction's time that it takes from the computation it overlaps with
-    recompute: frozenset[int] = frozenset()  # stages that keep only their input, and run forward again in backward
-    boundary: float = 0.0  # that input, as a share of the stage's activations
+    activation: Numbers = ()  # kept from a forward to its weight gradient; 1 per stage by default
+    weights: Numbers = ()  # 1 per stage by default
+    reduce: Numbers = ()  # time to reduce a stage's gradients over its replicas; 0 by default
+    drag: float = 0.0  # the fraction of a reduction's time by which it slows the computation it overlaps
+    recompute: frozenset[int] = frozenset()  # stages that keep only their input and recompute their forward
+    boundary: float = 0.0  # the size of that input, as a fraction of the stage's activations
 
     def __post_init__(self) -> None:
         count = len(self.forward)
@@ -51,7 +51,9 @@ class Costs:
         message: float = 0.0,
         chunk: float = 1.0,
     ) -> Costs:
-        """The same for every stage. The times are those of one worker's share; a stage is `chunk` of that."""
+        """Equal costs for every stage. The times are those of one worker's share; a stage is the fraction `chunk` of
+        it.
+        """
 
         def each(value: float) -> Numbers:
             return (value * chunk,) * stages
@@ -67,11 +69,11 @@ class Costs:
         weight_grad: float = 1.0,
         message: float = 0.0,
     ) -> Costs:
-        """Uniform costs in which a worker's share of the model costs the same, however many stages it is cut into."""
+        """Uniform costs in which each worker's share costs the same, however many stages it is cut into."""
         return cls.uniform(schedule.stages, forward, input_grad, weight_grad, message, schedule.chunk)
 
     def cut(self, chunks: int) -> Costs:
-        """The costs when every stage is cut into that many equal ones."""
+        """The costs if every stage is cut into this many equal stages."""
 
         def each(values: Numbers) -> Numbers:
             return tuple(value / chunks for value in values for _ in range(chunks))
@@ -88,7 +90,7 @@ class Costs:
         )
 
     def part(self, share: float) -> Costs:
-        """The costs of a part of each micro-batch."""
+        """The costs of a fraction of each micro-batch."""
 
         def each(values: Numbers) -> Numbers:
             return tuple(value * share for value in values)
@@ -103,7 +105,7 @@ class Costs:
         )
 
     def time(self, action: Action) -> float:
-        """How long a worker is busy with a computation."""
+        """The time that an action occupies its worker."""
         s = action.stage
         if action.kind is Kind.FORWARD:
             return self.forward[s] * action.size
@@ -116,7 +118,7 @@ class Costs:
 
 
 def parse_costs(text: str) -> dict[str, float]:
-    """`F=1,I=1,W=1,p2p=0`; what is left out keeps its default."""
+    """Parses `F=1,I=1,W=1,p2p=0`; missing entries keep their defaults."""
     costs = {"F": 1.0, "I": 1.0, "W": 1.0, "p2p": 0.0}
     for item in filter(None, text.split(",")):
         name, _, value = item.partition("=")

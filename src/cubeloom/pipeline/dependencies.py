@@ -1,7 +1,7 @@
-"""What an action needs before it can start and what it leaves behind, as tokens; and a run of the rows that obeys them.
+"""What an action needs before it can start and what it produces, as tokens; and a run of the rows that respects them.
 
 A token is (what, stage, micro-batch, part): the output of a forward, or the input gradient of a backward. Checker,
-simulator and list scheduler share this one definition of a pipeline.
+simulator and list scheduler share this definition of a pipeline.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Token = tuple[str, int, int, int | None]
 
 
 def needs(action: Action, stages: int) -> list[Token]:
-    """Tokens that must exist before it starts. Those of another stage travel if that stage is on another worker."""
+    """Tokens that must exist before the action starts. A token of a stage on another worker is sent as a message."""
     stage, kind, microbatch, _, part = action
     if kind is Kind.FORWARD:
         return [("F", stage - 1, microbatch, part)] if stage else []
@@ -29,7 +29,7 @@ def needs(action: Action, stages: int) -> list[Token]:
 
 
 def makes(action: Action) -> Token | None:
-    """The token that others may wait for."""
+    """The token that the action produces, if any."""
     if action.kind is Kind.FORWARD:
         return ("F", action.stage, action.microbatch, action.part)
     if action.makes_input_grad:
@@ -38,18 +38,17 @@ def makes(action: Action) -> Token | None:
 
 
 def maker(token: Token) -> str:
-    """How to say who makes it: `3F0`, or `3B0` for an input gradient, which may be an I as well."""
+    """The name of the producer: `3F0`, or `3B0` for an input gradient, which may also be an I."""
     what, stage, microbatch, part = token
     kind = "F" if what == "F" else "B"
     return f"{stage}{kind}{microbatch}" + ("" if part is None else f".{part}")
 
 
 def run(schedule: Schedule, visit: Callable[[int, Action, list[Token]], None]) -> list[int]:
-    """Visit every action once all it needs has been visited, each worker in its order; return how far each worker got.
+    """Visit every action after all it needs, each worker in its order; return how far each worker got.
 
-    The order of rows is fixed, so no clock is needed: a worker stops where a token is missing and is woken by its
-    maker. Linear in the number of actions. A schedule that can run to its end does; otherwise some worker stays
-    behind.
+    The order within rows is fixed, so no clock is needed: a worker stops at a missing token and continues when the
+    token is produced. Linear in the number of actions. If the schedule deadlocks, some workers do not reach their end.
     """
     position = [0] * len(schedule.workers)
     made: set[Token] = set()

@@ -1,4 +1,4 @@
-"""Schedules as CSV, one row a worker as torch writes them, and as JSON with what the simulator says of them."""
+"""Schedules as CSV, one row per worker as torch writes them, and as JSON with the simulator's figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cubeloom.pipeline.simulator import simulate
 
 
 def to_csv(schedule: Schedule, name_row: bool = True) -> str:
-    """One row a worker. The row `# name` keeps the name; without it torch's pipelining can read the file too."""
+    """One row per worker. The row `# name` keeps the name; without it torch's pipelining can also read the file."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([str(action) for action in row] for row in schedule.workers)
@@ -25,7 +25,7 @@ def to_csv(schedule: Schedule, name_row: bool = True) -> str:
 
 
 def from_csv(text: str, name: str = "csv") -> Schedule:
-    """Empty cells are bubbles, as in torch's files. Stages and micro-batches are as many as the actions name."""
+    """Empty cells are bubbles, as in torch's files. The numbers of stages and micro-batches follow from the actions."""
     rows = []
     for cells in csv.reader(io.StringIO(text)):
         if cells and cells[0].startswith("#"):
@@ -62,7 +62,7 @@ def to_json(schedule: Schedule, costs: Costs | None = None) -> str:
 
 
 def from_json(text: str) -> Schedule:
-    """Only the schedule itself is read: name, stages, microbatches and workers."""
+    """Reads the schedule only: name, stages, microbatches and workers."""
     try:
         data = json.loads(text)
         rows = tuple(parse_row(row) for row in data["workers"])

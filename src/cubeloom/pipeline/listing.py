@@ -1,8 +1,9 @@
-"""A list scheduler: an order in which no worker idles while it has work that it may do, for given places and cap.
+"""A list scheduler: an order in which no worker idles while it has permitted work, for a given placement and memory
+cap.
 
-Each worker, whenever it is free, takes the most urgent action that is ready. Forwards are admitted only under the cap,
-and never into the room that the worker's other stages need to go on: each stage is sure of its reserve, so the stock of
-one pipeline cannot starve another and the order always ends.
+Whenever a worker is free, it runs the most urgent action that is ready. A forward is admitted only under the cap, and
+never into the memory that the worker's other stages need to continue. Each stage has its own reserve, so one pipeline
+cannot starve another and the order always ends.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from cubeloom.pipeline.costs import Costs
 from cubeloom.pipeline.schedule import Row, Schedule
 
 Home = tuple[int, int]  # replica, stage
-Urgency = Callable[[Action], tuple[float, ...]]  # the smallest is done first
+Urgency = Callable[[Action], tuple[float, ...]]  # the action with the smallest is run first
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the stages of each replica are, and which micro-batches it takes."""
+    """The placement of each replica's stages, and the micro-batches of each replica."""
 
     stages: int
     workers: int
-    lines: tuple[tuple[int, ...], ...]  # for each replica the worker of each stage
+    lines: tuple[tuple[int, ...], ...]  # the worker of each stage, per replica
     microbatches: tuple[range, ...]
 
     @classmethod
@@ -36,13 +37,13 @@ class Layout:
 
 
 def urgency(order: str = "IFW") -> Urgency:
-    """By kind in the given order, then what is nearest to its end. A whole backward is as urgent as an input gradient."""
+    """By kind in the given order, then by what is nearest to its end. A whole backward ranks as an input gradient."""
     ranks = {kind: rank for rank, kind in enumerate(order)} | {"B": order.index("I")}
     return lambda action: (ranks[action.kind], *nearest_end(action))
 
 
 def nearest_end(action: Action) -> tuple[float, ...]:
-    """Forwards end at the last stage and backwards at the first; among equals the oldest micro-batch is first."""
+    """Forwards end at the last stage and backwards at the first. Of equals the oldest micro-batch is first."""
     stages_left = -action.stage if action.kind is Kind.FORWARD else action.stage
     return stages_left, action.microbatch, action.replica
 
@@ -57,7 +58,7 @@ def listed(
     key: Urgency | None = None,
     reserve: float = 0.0,
 ) -> Schedule:
-    """`reserve` is the share of the cap that is divided evenly among a worker's stages; the rest is for all of them."""
+    """`reserve`: the fraction of the cap that is divided evenly among a worker's stages. All stages share the rest."""
     desk = [_Desk.of(layout, costs, worker, cap, reserve) for worker in range(layout.workers)]
     run = _Run(layout, costs, desk, key or urgency(), split)
     run.start()
@@ -68,11 +69,11 @@ def listed(
 
 @dataclass
 class _Desk:
-    """What lies ready on one worker."""
+    """What is ready on one worker."""
 
-    room: dict[Home, float]  # what a micro-batch of the stage takes
-    sure: dict[Home, float]  # the room each stage can always have
-    left: dict[Home, int]  # forwards to come
+    room: dict[Home, float]  # the memory of one micro-batch of the stage
+    sure: dict[Home, float]  # the memory reserved for each stage
+    left: dict[Home, int]  # remaining forwards
     cap: float
     forwards: dict[Home, deque[Action]]
     others: list[tuple[tuple[float, ...], Action]] = field(default_factory=list)
@@ -91,12 +92,12 @@ class _Desk:
                 f"worker {worker} holds {len(homes)} stages, whose activations for one micro-batch each are "
                 f"{sum(room.values()):g}, over the cap of {cap:g}; try {sum(room.values()):g}"
             )
-        # A forward of stage 0 keeps nobody waiting: only later stages must be sure of room for one micro-batch.
+        # No worker waits for a forward of stage 0: only later stages need memory reserved for one micro-batch.
         least = {home: room[home] if home[1] else 0.0 for home in homes}
         sure = {home: max(least[home], reserve * cap / len(homes)) for home in homes}
         surplus = sum(sure.values()) - cap
         if surplus > 0:
-            # Where the least that a large stage needs is more than its even part, the others give way.
+            # If a large stage needs more than its even part, the others get less.
             slack = sum(sure[h] - least[h] for h in homes)
             sure = {h: sure[h] - surplus * (sure[h] - least[h]) / slack for h in homes}
         left = {home: len(layout.microbatches[home[0]]) for home in homes}
@@ -107,7 +108,7 @@ class _Desk:
         return tuple(self.done)
 
     def kept_for(self, home: Home) -> float:
-        """What the stage must still find free, no more than for the micro-batches it has not had yet."""
+        """The memory that must stay free for the stage, at most that of its remaining micro-batches."""
         return min(max(0.0, self.sure[home] - self.held[home]), self.left[home] * self.room[home])
 
     def admits(self, home: Home) -> bool:
@@ -131,7 +132,7 @@ class _Run:
                 self._offer(0.0, forward(0, m, replica))
 
     def finish(self) -> None:
-        """Take events in the order of time; when all of one instant are in, let idle workers choose."""
+        """Process events in the order of time; after all events of one instant, idle workers choose."""
         while self.events:
             now = self.events[0][0]
             woken = set()
@@ -191,7 +192,7 @@ class _Run:
             self._offer(now, Action(stage, Kind.WEIGHT_GRAD, m, replica), worker)
 
     def _offer(self, now: float, action: Action, source: int | None = None) -> None:
-        """It lies ready at once on the same worker, a message later on another."""
+        """The action becomes ready at once on the same worker, and one message later on another."""
         worker = self.layout.lines[action.replica][action.stage]
         travels = source is not None and source != worker
         if travels and self.costs.message:

@@ -1,4 +1,4 @@
-"""Memory over time: activations from forward to weight gradient, and the weights of replicas and of old versions."""
+"""Memory over time: activations from forward to weight gradient, and the weights of replicas and older versions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def peak(curve: Curve) -> float:
 
 
 def activations(timed: Timed, costs: Costs) -> Curve:
-    """A forward takes its room when it starts; the weight gradient gives it back when it ends.
+    """A forward allocates its activations when it starts; the weight gradient frees them when it ends.
 
-    A stage that recomputes keeps only its input in between, and has its room again from the start of its backward.
+    A stage that recomputes keeps only its input in between, and allocates its activations again when its backward
+    starts.
     """
     changes: list[tuple[float, float]] = []
     for action, start, end in timed:
@@ -48,10 +49,12 @@ def in_flight(row: Row, room: Sequence[float] | None = None) -> float:
 
 
 def versions(schedule: Schedule, worker: int) -> dict[tuple[int, int, int], int]:
-    """The weight version that (replica, stage, micro-batch) uses, from forward to backward; 0 starts the stream.
+    """The weight version that (replica, stage, micro-batch) uses, from forward to backward; 0 at the start of the
+    stream.
 
-    Update u of a stage makes version u + 1. The newest one is what the row has made so far. `PREVIOUS` is the rule of
-    PipeDream-2BW: group g, the micro-batches between two updates, uses version g - 1; the first two groups use 0.
+    Update u of a stage creates version u + 1. The newest version is the last one that the row has created. `PREVIOUS`
+    is the rule of PipeDream-2BW: group g, the micro-batches between two updates, uses version g - 1; the first two
+    groups use 0.
     """
     made: dict[tuple[int, int], int] = {}
     used = {}
@@ -71,7 +74,7 @@ def versions(schedule: Schedule, worker: int) -> dict[tuple[int, int, int], int]
 def weights(schedule: Schedule, worker: int, timed: Timed, costs: Costs) -> Curve:
     """Each stage's newest version, and every older one until the last backward that uses it.
 
-    Under `PREVIOUS` the one before the newest is kept as well: the next group may still start with it.
+    Under `PREVIOUS` the version before the newest is kept too: the next group may still start with it.
     """
     changes = [(0.0, costs.weights[stage]) for _, stage in schedule.held_by(worker)]
     used = versions(schedule, worker)
@@ -85,13 +88,13 @@ def weights(schedule: Schedule, worker: int, timed: Timed, costs: Costs) -> Curv
             last_use[*home, used[*home, action.microbatch]] = end
     for home, births in lives.items():
         for version, birth in enumerate(births[1:], start=1):
-            # The version before this one lives on beside it until its last use.
+            # The previous version is kept beside this one until its last use.
             until = last_use.get((*home, version - 1), birth)
             size = costs.weights[home[1]]
             if schedule.updates is Updates.PREVIOUS and version + 1 < len(births):
                 until = max(until, births[version])
             changes += [(birth, size), (max(birth, until), -size)]
-    return _levels(sorted(changes))  # at one instant old versions go before new ones come
+    return _levels(sorted(changes))  # at one instant, old versions are freed before new ones are created
 
 
 def _levels(changes: Iterable[tuple[float, float]]) -> Curve:

@@ -1,9 +1,9 @@
-"""Where messages are sent and received among a worker's actions, so that even blocking transfers cannot deadlock.
+"""Where a worker's program sends and receives messages, so that even blocking transfers cannot deadlock.
 
-Take one order of all the actions that obeys every dependency. When an action ends, its send is put down next in its
-worker's programme, and the matching receive next in the other worker's. All programmes then agree with that one order,
-so rendezvous transfers (a send waits for its receive, a receive for its send) always find their partner; and on every
-directed edge receives stand in the order of sends, so that a channel needs no tags.
+Take one order of all actions that respects every dependency. When an action ends, its send is appended to its worker's
+program, and the matching receive to the other worker's. All programs then agree with that one order. Rendezvous
+transfers (a send waits for its receive, a receive for its send) therefore always find their partner, and on every
+directed edge receives are in the order of sends, so a channel needs no tags.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cubeloom.pipeline.simulator import simulate
 
 @dataclass(frozen=True)
 class Message:
-    """What travels from one worker to another: the output of a forward ("F") or an input gradient ("I")."""
+    """A message from one worker to another: the output of a forward ("F") or an input gradient ("I")."""
 
     token: Token
     source: int
@@ -54,11 +54,11 @@ Programme = tuple[tuple[Step, ...], ...]
 
 
 def programme(schedule: Schedule, costs: Costs | None = None) -> Programme:
-    """Each worker's actions, sends and receives. Costs only move receives: earlier where a sender is ahead."""
+    """Each worker's actions, sends and receives. Costs only move receives: earlier if a sender is ahead."""
     timeline = simulate(schedule, costs)
     wanted_by = _wanted_by(schedule)
     steps: list[list[Step]] = [[] for _ in schedule.workers]
-    # In the order of their ends every action stands after those it needs; equal ends keep the order of dependencies.
+    # In the order of their ends every action comes after those it needs; equal ends keep the order of dependencies.
     for worker, action in _in_order(schedule, {s.action: s.end for row in timeline.spans for s in row}):
         steps[worker].append(action)
         token = makes(action)
@@ -71,7 +71,7 @@ def programme(schedule: Schedule, costs: Costs | None = None) -> Programme:
 
 
 def edges(programme: Programme) -> dict[tuple[int, int], list[Message]]:
-    """For each directed edge its messages in order: that of the sends, and, in a right programme, of the receives."""
+    """The messages of each directed edge, in the order of the sends and, in a correct program, of the receives."""
     found: dict[tuple[int, int], list[Message]] = {}
     for steps in programme:
         for step in steps:
@@ -81,7 +81,7 @@ def edges(programme: Programme) -> dict[tuple[int, int], list[Message]]:
 
 
 def arrived(programme: Programme, here: int) -> dict[Token, list[Token]]:
-    """For each message that worker `here` gets, its own that its sender had used by then: their buffers can go."""
+    """For each message to worker `here`, its own messages that the sender had used before: their buffers can be freed."""
     stages = 1 + max(step.stage for steps in programme for step in steps if isinstance(step, Action))
     messages = edges(programme)
     found: dict[Token, list[Token]] = {}
@@ -97,7 +97,9 @@ def arrived(programme: Programme, here: int) -> dict[Token, list[Token]]:
 
 
 def stuck(programme: Programme) -> dict[int, Step]:
-    """Run it with rendezvous transfers; where workers stand that can never go on. Empty if all reach their end."""
+    """Run the program with rendezvous transfers and return the steps where workers are stuck. Empty if all reach their
+    end.
+    """
     position = [0] * len(programme)
     awake = list(range(len(programme)))
     while awake:
@@ -132,7 +134,7 @@ def _wanted_by(schedule: Schedule) -> dict[Token, int]:
 
 
 def _in_order(schedule: Schedule, ends: dict[Action, float]) -> Iterator[tuple[int, Action]]:
-    """All actions, those that end first before others, as far as rows and dependencies allow."""
+    """All actions, ordered by end as far as rows and dependencies allow."""
     position = [0] * len(schedule.workers)
     made: set[Token] = set()
     asleep: dict[Token, list[int]] = {}

@@ -1,4 +1,4 @@
-"""`cubeloom.pipeline`: any model over a mesh with a pipe axis, for a training loop of the user's own."""
+"""`cubeloom.pipeline`: a pipeline of any model over a mesh with a pipe axis, for your own training loop."""
 
 from __future__ import annotations
 
@@ -46,12 +46,13 @@ def pipeline(
     ways: int = 1,
     recompute: Recompute = False,
 ) -> Pipelined:
-    """The stages of a model that this rank of the mesh has, ready to be trained; the model itself stays as it is.
+    """Build the stages of a model that this rank of the mesh holds, ready to be trained. The model itself stays
+    unchanged.
 
-    `schedule`: a name that `cubeloom schedule` knows, with so many `microbatches` (by default two for each place on the pipe
-    axis), or a schedule as a value. The rest is as `parallelize` has it; `example` has the keyword arguments of one forward.
-    `ways`: strands of a weave. `recompute`: all stages, or those named, compute their forward once more in their backward.
-    Raises UserError for what cannot work, such as a model whose forward calls no row of blocks.
+    `schedule`: a name that `cubeloom schedule` knows, with this many `microbatches` (by default two per worker), or a
+    schedule as a value. The other arguments are those of `parallelize`; `example` has the keyword arguments of one
+    forward. `ways`: strands of a weave. `recompute`: all stages, or the stages named, recompute their forward in their
+    backward. Raises UserError for invalid requests, such as a model whose forward calls no row of blocks.
     """
     network = network_of(mesh)
     if network.grid.pipe == 1:
@@ -108,7 +109,7 @@ def _without_memory(model: nn.Module) -> nn.Module:
 
 
 class Pipelined(nn.Module):
-    """This rank's stages. Its parameters have the names that they have in the model."""
+    """This rank's stages. Its parameters have their names in the model."""
 
     def __init__(self, model: nn.Module, plain: nn.Module, made: Pipeline, handle: Handle) -> None:
         super().__init__()
@@ -122,7 +123,7 @@ class Pipelined(nn.Module):
 
     @property
     def plan(self) -> StagePlan:
-        """Which stages have which modules, and which layers these have."""
+        """The modules of each stage, and the layers of these modules."""
         return self._made.layout
 
     @property
@@ -131,10 +132,10 @@ class Pipelined(nn.Module):
         return handle
 
     def step(self, batch: Mapping[str, Any]) -> Tensor:
-        """Forward and backward of all micro-batches; the mean loss of the whole batch, on every rank.
+        """Run forward and backward of all micro-batches; return the mean loss of the whole batch, on every rank.
 
-        `batch`: the keyword arguments of the model's forward, of this rank's samples: `mesh.shard(batch)`. Gradients add to
-        those that parameters have.
+        `batch`: the keyword arguments of the model's forward, with this rank's samples: `mesh.shard(batch)`. Gradients
+        are added to those that parameters already have.
         """
         data = self._ready(batch)
         loss = self._made.launch(data, self._steps)
@@ -142,7 +143,7 @@ class Pipelined(nn.Module):
         return loss
 
     def evaluate(self, batch: Mapping[str, Any]) -> float:
-        """The mean loss of the whole batch, without gradients and dropout."""
+        """The mean loss of the whole batch, without gradients and without dropout."""
         return self._made.evaluate(self._ready(batch))
 
     def forward(self, *_: Any, **__: Any) -> Any:
@@ -202,7 +203,7 @@ class Pipelined(nn.Module):
         return iter(self._made.parameters.values())
 
     def state_dict(self, *_: Any, keep_vars: bool = False, **__: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The parameters and buffers that this rank has a block of, by name."""
+        """The parameters and buffers of which this rank has a block, by name."""
         kept = {name for _, model in self._made.models for name in nn.Module.state_dict(model)}
         found: dict[str, Tensor] = dict(self.named_parameters())
         found |= {name: each for name, each in self.named_buffers() if name in kept}
@@ -219,7 +220,7 @@ class Pipelined(nn.Module):
 
 
 def _aliases(plain: nn.Module) -> dict[str, list[str]]:
-    """The other names of parameters that several modules have."""
+    """The other names of parameters that several modules share."""
     first: dict[int, str] = {}
     found: dict[str, list[str]] = {}
     for name, each in plain.named_parameters(remove_duplicate=False):

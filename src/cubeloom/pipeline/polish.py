@@ -1,7 +1,7 @@
-"""Improve an order step by step: exchange neighbours on the critical path while that makes the schedule no slower.
+"""Improve an order step by step: exchange neighbours on the critical path while the schedule gets no slower.
 
-Of two neighbours on the critical path the second waits for nothing but its worker; done first it may let others start
-sooner. Exchanging such a pair can never close a circle of dependencies (the neighbourhood of job-shop scheduling).
+The second of two neighbours on the critical path waits only for its worker. Run first, it may let others start sooner.
+Exchanging such a pair can never create a cycle of dependencies (the neighbourhood of job-shop scheduling).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from cubeloom.pipeline.schedule import Row, Schedule
 from cubeloom.pipeline.simulator import Timeline, simulate
 
 _TOLERANCE = 1e-9
-_EFFORT = 60_000  # actions that may be timed again: about a second
+_EFFORT = 60_000  # actions that may be re-timed: about a second
 
 
 def polish(schedule: Schedule, costs: Costs, cap: float, goal: float, tries: int) -> Schedule:
-    """The same input gives the same order. It stops at `goal`, after some tries, or where no exchange is left."""
+    """The same input gives the same order. Stops at `goal`, after `tries`, or when no exchange is left."""
     generator = random.Random(0)
     here = best = simulate(schedule, costs)
-    refused: set[tuple[int, int]] = set()  # exchanges from here that made it slower
+    refused: set[tuple[int, int]] = set()  # exchanges that made this order slower
     for _ in range(min(tries, _EFFORT // sum(map(len, schedule.workers)))):
         moves = [move for move in _critical_pairs(here) if move not in refused]
         if best.makespan <= goal + _TOLERANCE or not moves:
@@ -41,7 +41,7 @@ def polish(schedule: Schedule, costs: Costs, cap: float, goal: float, tries: int
 
 
 def _exchanged(timeline: Timeline, worker: int, position: int, cap: float) -> Timeline | None:
-    """With the action at the position and the one before it exchanged, unless that breaks the cap."""
+    """The timeline with the action at the position and the one before it exchanged; None if that breaks the cap."""
     schedule, costs = timeline.schedule, timeline.costs
     row = list(schedule.workers[worker])
     row[position - 1], row[position] = row[position], row[position - 1]
@@ -53,7 +53,7 @@ def _exchanged(timeline: Timeline, worker: int, position: int, cap: float) -> Ti
 
 
 def _critical_pairs(timeline: Timeline) -> list[tuple[int, int]]:
-    """(worker, position) of actions on one critical path that start when the one before them on their worker ends."""
+    """(worker, position) of actions on one critical path that start when the previous action of their worker ends."""
     schedule = timeline.schedule
     where: dict[Action, tuple[int, int]] = {}
     maker: dict[object, Action] = {}

@@ -1,6 +1,6 @@
-"""When one worker of a programme asks for its messages: as early as it can, or when they are on their way.
+"""When a worker posts its receives: as early as possible, or when their messages are on their way.
 
-Either way receives on one edge keep the order of sends.
+In both cases the receives on one edge keep the order of the sends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cubeloom.pipeline.simulator import simulate
 
 
 def receiving_early(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """One worker's programme with each receive before the action that it stood behind, so that its buffer waits for the send.
+    """One worker's program with each receive moved one action earlier, so that its buffer is ready for the send.
 
     For transfers that neither block nor queue; with others it could deadlock. Receives keep their order.
     """
@@ -22,7 +22,7 @@ def receiving_early(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     for step in steps:
         place = len(early)
         if isinstance(step, Receive):
-            # Behind the action before the last one: over sends, and over one action.
+            # After the second-to-last action: move over sends, and over one action.
             while place and isinstance(early[place - 1], Send):
                 place -= 1
             if place and isinstance(early[place - 1], Action):
@@ -32,17 +32,18 @@ def receiving_early(steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 def receiving_in_time(schedule: Schedule, worker: int, costs: Costs | None = None) -> tuple[Step, ...]:
-    """One worker's programme with each receive where its message has been sent already, at the latest where it is needed.
+    """One worker's program with each receive placed after its message has been sent, and at the latest where it is
+    needed.
 
-    For transfers that hold up computation while they wait, as NCCL's do, which occupy multiprocessors. Sends must not wait
-    for their receives.
+    For transfers that slow computation while they wait. NCCL's do, because they occupy multiprocessors. Sends must not
+    wait for their receives.
     """
     timeline = simulate(schedule, costs)
     whole = programme(schedule, costs)
     row = schedule.workers[worker]
     sent_at = {makes(action): timeline.span(action).end for _, action in schedule.actions}
     taken_at = {token: place for place, action in enumerate(row) for token in needs(action, schedule.stages)}
-    # Where both come to the same moment the sender may well be late.
+    # The sender may be later than simulated: add half a forward.
     margin = 0.5 * min(timeline.costs.forward)
     arriving: dict[int, list[Step]] = {place: [] for place in range(len(row))}
     for (_, target), messages in edges(whole).items():

@@ -1,7 +1,7 @@
-"""A pipeline schedule is a value: for each worker, the ordered actions of one training step.
+"""A pipeline schedule as a value: for each worker, the ordered actions of one training step.
 
-Everything else follows from the rows: who holds which stage of which replica, which replica a micro-batch belongs to,
-whether backwards are halved. So a schedule that is printed, saved or drawn says all that a runtime needs.
+Everything else follows from the rows: which worker has which stage of which replica, which replica a micro-batch
+belongs to, whether backwards are halved. A printed, saved or drawn schedule therefore has all that the runtime needs.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from cubeloom.pipeline.action import Action, Kind
 
 Row = tuple[Action, ...]
 _FOOT = re.compile(r"(?P<name>\S+): (?P<stages>\d+) stages, (?P<microbatches>\d+) micro-batches")
-_IDLE = "-"  # the row of a worker that does nothing
+_IDLE = "-"  # the row of an idle worker
 
 
 class Updates(StrEnum):
-    """When weights change, and which ones a micro-batch sees. It keeps the same ones from forward to backward."""
+    """When weights are updated, and which version a micro-batch uses, the same from its forward to its backward."""
 
-    FLUSH = "flush"  # once, after all micro-batches: synchronous
-    NEWEST = "newest"  # after every micro-batch; a forward takes the newest its stage has (PipeDream)
-    PREVIOUS = "previous"  # after every group of micro-batches; a group takes the weights before the newest (2BW)
+    FLUSH = "flush"  # one update after all micro-batches: synchronous
+    NEWEST = "newest"  # an update after every micro-batch; a forward uses the newest version of its stage (PipeDream)
+    PREVIOUS = "previous"  # an update after every group; a group uses the version before the newest (2BW)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """The inverse of `str`: one line a worker, then `name: 4 stages, 8 micro-batches`."""
+        """The inverse of `str`: one line per worker, then `name: 4 stages, 8 micro-batches`."""
         *rows, foot = text.strip().splitlines() or [""]
         match = _FOOT.fullmatch(foot.strip())
         if match is None:
@@ -56,7 +56,7 @@ class Schedule:
 
     @cached_property
     def homes(self) -> dict[tuple[int, int], int]:
-        """The worker of each (replica, stage). Only sure to be single-valued in a checked schedule."""
+        """The worker of each (replica, stage). It is unique only in a checked schedule."""
         return {(action.replica, action.stage): worker for worker, action in self.actions}
 
     @cached_property
@@ -65,7 +65,7 @@ class Schedule:
 
     @cached_property
     def placement(self) -> tuple[tuple[int, ...], ...]:
-        """`placement[replica][stage]` is the worker that holds it."""
+        """`placement[replica][stage]` is the stage's worker."""
         return tuple(tuple(self.homes[r, s] for s in range(self.stages)) for r in range(self.replicas))
 
     @cached_property
@@ -76,7 +76,7 @@ class Schedule:
 
     @cached_property
     def halved(self) -> bool:
-        """Micro-batches are cut in two halves: to a runtime each half is a micro-batch of its own."""
+        """Whether micro-batches are cut in two halves. To the runtime each half is its own micro-batch."""
         return any(action.part is not None for _, action in self.actions)
 
     @cached_property
@@ -88,22 +88,22 @@ class Schedule:
 
     @cached_property
     def groups(self) -> tuple[int, ...]:
-        """The group of each micro-batch: those whose gradients go into one update."""
+        """The group of each micro-batch: micro-batches whose gradients go into one update."""
         ends = sorted({action.microbatch for _, action in self.actions if action.kind is Kind.UPDATE})
         return tuple(sum(end < microbatch for end in ends) for microbatch in range(self.microbatches))
 
     @property
     def chunk(self) -> float:
-        """The part of a worker's share of the model that one stage is: 1/2 where a worker holds two stages."""
+        """The size of a stage as a fraction of a worker's share of the model: 1/2 if a worker has two stages."""
         return len(self.workers) / self.stages
 
     def held_by(self, worker: int) -> list[tuple[int, int]]:
-        """The (replica, stage) pairs that the worker holds, in order."""
+        """The (replica, stage) pairs of the worker, in order."""
         return sorted(pair for pair, home in self.homes.items() if home == worker)
 
 
 def forwards(schedule: Schedule) -> Schedule:
-    """Its forwards alone, for an evaluation."""
+    """The schedule's forwards only, for an evaluation."""
     rows = tuple(tuple(action for action in row if action.kind is Kind.FORWARD) for row in schedule.workers)
     return Schedule(schedule.name, schedule.stages, schedule.microbatches, rows)
 

@@ -1,4 +1,4 @@
-"""Look for a better list order: a few sensible urgencies first, then seeded random ones, until the bound is met."""
+"""Search for a better list order: first a few plausible urgencies, then seeded random ones, until the bound is met."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cubeloom.pipeline.listing import Layout, Urgency, listed, nearest_end, urge
 from cubeloom.pipeline.schedule import Schedule
 from cubeloom.pipeline.simulator import simulate
 
-# Urgency, reserve, split. Whole backwards can win where messages are dear and weight gradients cheap.
+# Urgency, reserve, split. Whole backwards can win if messages are expensive and weight gradients cheap.
 _PLAIN = (
     ("IFW", 1.0, True),
     ("FIW", 0.0, True),
@@ -28,7 +28,7 @@ _RANKS = {Kind.FORWARD: 0.0, Kind.BACKWARD: 1.0, Kind.INPUT_GRAD: 1.0, Kind.WEIG
 
 @dataclass(frozen=True)
 class Found:
-    """The fastest order of a search. No order with these places and this cap can take less than `bound`."""
+    """The fastest order of a search. No order with this placement and cap takes less than `bound`."""
 
     schedule: Schedule
     makespan: float
@@ -36,9 +36,9 @@ class Found:
 
 
 def search(name: str, layout: Layout, costs: Costs, cap: float, tries: int = 1000, effort: int = 150_000) -> Found:
-    """The same input always finds the same order. It stops where it meets the lower bound.
+    """The same input always finds the same order. Stops when the lower bound is met.
 
-    `effort` bounds the actions that are put in order: 100 000 take about two seconds.
+    `effort` limits the number of actions that are ordered: 100 000 take about two seconds.
     """
     bound = lower_bound(layout, costs, cap)
     size = 3 * layout.stages * sum(map(len, layout.microbatches))
@@ -57,9 +57,9 @@ def search(name: str, layout: Layout, costs: Costs, cap: float, tries: int = 100
 
 
 def _attempt(attempt: int, generator: random.Random) -> tuple[Urgency, float, bool]:
-    """What to try: an urgency, the reserve to try it with, and whether to split backwards.
+    """One attempt: an urgency, the reserve to use with it, and whether to split backwards.
 
-    First the plain ones, of which input gradients first with the cap shared out is the plainest; then random ones.
+    The plain ones come first, starting with input gradients first and an evenly divided cap; then random ones.
     """
     if attempt < len(_PLAIN):
         order, reserve, split = _PLAIN[attempt]
@@ -69,7 +69,7 @@ def _attempt(attempt: int, generator: random.Random) -> tuple[Urgency, float, bo
 
 
 def _by_stage(generator: random.Random) -> Urgency:
-    """F, I and W of each stage weighed against each other at random, W mostly last."""
+    """F, I and W of each stage with random weights against each other, W mostly last."""
     ranks: dict[tuple[Kind, int], float] = {}
 
     def key(action: Action) -> tuple[float, ...]:
@@ -83,7 +83,7 @@ def _by_stage(generator: random.Random) -> Urgency:
 
 
 def _by_action(generator: random.Random) -> Urgency:
-    """F, I, W in this order, with some actions out of turn."""
+    """F, I, W in this order, with some actions exchanged at random."""
     ranks: dict[Action, float] = {}
     share = generator.choice((0.03, 0.1, 0.2, 0.5))
 

@@ -1,8 +1,8 @@
-"""When everything happens, under given costs: spans, makespan, bubbles, memory over time.
+"""The timeline of a schedule under given costs: spans, makespan, bubbles, memory over time.
 
-Messages take `costs.message` and overlap with computation, as they do in a runtime with one channel for each directed
-edge. A reduction starts when every replica of its stage has launched it and holds the network of its workers; it runs
-beside the computation, from which it takes the share `costs.drag`.
+Messages take `costs.message` and overlap with computation, as in a runtime with one channel per directed edge. A
+reduction starts when every replica of its stage has launched it, and then occupies the network of its workers. It
+overlaps with the computation and slows it by the fraction `costs.drag`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Reduction:
-    """The sum of one stage's gradients over its replicas, on all the workers that hold one."""
+    """The gradient reduction of one stage over its replicas, on all workers that hold one."""
 
     stage: int
     workers: tuple[int, ...]
@@ -39,7 +39,7 @@ class Reduction:
 class Timeline:
     schedule: Schedule
     costs: Costs
-    spans: tuple[tuple[Span, ...], ...]  # for each worker its actions in order, with their times
+    spans: tuple[tuple[Span, ...], ...]  # per worker, its actions in order with their times
     reductions: tuple[Reduction, ...]
 
     @cached_property
@@ -49,7 +49,7 @@ class Timeline:
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
-        """The time each worker computes."""
+        """The time that each worker computes."""
         return tuple(sum(s.end - s.start for s in row if s.action.kind in COMPUTE) for row in self.spans)
 
     @cached_property
@@ -59,12 +59,12 @@ class Timeline:
 
     @cached_property
     def bubble_ratio(self) -> tuple[float, ...]:
-        """The share of the makespan in which each worker does not compute."""
+        """The fraction of the makespan in which each worker does not compute."""
         return tuple(1 - busy / self.makespan if self.makespan else 0.0 for busy in self.busy)
 
     @cached_property
     def activations(self) -> tuple[memory.Curve, ...]:
-        """For each worker what it holds for backwards over time, in units of `costs.activation`."""
+        """Per worker, the activations it holds over time, in units of `costs.activation`."""
         return tuple(memory.activations([(s.action, s.start, s.end) for s in row], self.costs) for row in self.spans)
 
     @cached_property
@@ -73,7 +73,7 @@ class Timeline:
 
     @cached_property
     def weights(self) -> tuple[memory.Curve, ...]:
-        """For each worker the weights it holds over time: all replicas, and all versions still in use."""
+        """Per worker, the weights it holds over time: all replicas, and all versions still in use."""
         return tuple(
             memory.weights(self.schedule, worker, [(s.action, s.start, s.end) for s in row], self.costs)
             for worker, row in enumerate(self.spans)
@@ -81,7 +81,7 @@ class Timeline:
 
     @cached_property
     def weight_copies(self) -> float:
-        """The most any worker holds, in shares of the model of one worker: 1 without replicas or old versions."""
+        """The most copies that any worker holds, in units of one worker's share: 1 without replicas or old versions."""
         share = sum(self.costs.weights) / len(self.schedule.workers)
         return max(memory.peak(curve) for curve in self.weights) / share if share else 0.0
 
@@ -101,7 +101,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     ready: dict[Token, tuple[float, int]] = {}
     spans: list[list[Span]] = [[] for _ in schedule.workers]
     drags = _drags(schedule, costs)
-    took: dict[tuple[Kind, int, int | None], float] = {}  # the same for every micro-batch
+    took: dict[tuple[Kind, int, int | None], float] = {}  # equal for every micro-batch
 
     def visit(worker: int, action: Action, wanted: list[Token]) -> None:
         row = spans[worker]
@@ -130,7 +130,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
 
 
 def _drags(schedule: Schedule, costs: Costs) -> dict[tuple[int, Action], float]:
-    """What launching a reduction takes from its worker: nothing where no computation follows it."""
+    """The time by which launching a reduction delays its worker: zero if no computation follows it."""
     drags = {}
     for worker, row in enumerate(schedule.workers):
         work_follows = False

@@ -1,7 +1,7 @@
-"""Where each stage's replicas start to sum their gradients: R actions put into the rows of a synchronous schedule.
+"""Where each stage's replicas start to reduce their gradients: R actions inserted into a synchronous schedule.
 
-Chimera's three ways (Li & Hoefler 2021, section 3.2): at the end of the step; eager, as soon as a stage's last
-gradient is there; eager-opt, eagerly only where a bubble follows that can hide it, since elsewhere its progress slows
+Chimera's three ways (Li & Hoefler 2021, section 3.2): at the end of the step; eager, as soon as a stage's last gradient
+exists; eager-opt, eagerly only where a bubble follows that can hide the reduction, because elsewhere its progress slows
 the computation.
 """
 
@@ -25,10 +25,10 @@ class Sync(StrEnum):
 
 
 def synchronised(schedule: Schedule, sync: Sync, costs: Costs | None = None) -> Schedule:
-    """The schedule with one R for every stage of every replica. Costs only tell where bubbles are, for eager-opt.
+    """The schedule with one R per stage of every replica. Costs are used by eager-opt only, to find bubbles.
 
-    All workers launch reductions in the one order in which the stages' last gradients come, so that no two wait for
-    each other; a stage that would overtake another on its worker waits for that one's launch.
+    All workers launch reductions in one order, that of the stages' last gradients, so no two workers wait for each
+    other. A stage that would overtake another on its worker waits for that one's launch.
     """
     if schedule.updates is not Updates.FLUSH:
         raise UserError(f"{schedule.name} updates its weights as it goes: it has no gradients to reduce at the end")
@@ -57,7 +57,7 @@ def _last_gradients(timeline: Timeline) -> dict[int, list[float]]:
 
 
 def _row(spans: tuple[Span, ...], order: list[int], sync: Sync) -> Row:
-    last: dict[Home, int] = {}  # where each stage of the worker has its last gradient
+    last: dict[Home, int] = {}  # the position of the last gradient of each stage of the worker
     for position, span in enumerate(spans):
         if span.action.makes_weight_grad:
             last[span.action.replica, span.action.stage] = position
@@ -65,7 +65,7 @@ def _row(spans: tuple[Span, ...], order: list[int], sync: Sync) -> Row:
     waiting = sorted(last, key=lambda home: (order.index(home[1]), home))
     for position, span in enumerate(spans):
         row.append(span.action)
-        # A stage is launched only when those before it in the common order have been.
+        # A stage is launched only after those before it in the common order.
         while waiting and last[waiting[0]] <= position and _wanted(spans, position, sync):
             replica, stage = waiting.pop(0)
             row.append(Action(stage, Kind.REDUCE, spans[last[replica, stage]].action.microbatch, replica))

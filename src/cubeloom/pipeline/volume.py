@@ -1,4 +1,4 @@
-"""Bytes that a rank of a pipeline receives in one step: from the schedule, and from the layouts of each stage's layers."""
+"""The bytes that a rank of a pipeline receives in one step, from the schedule and the layouts of its stages' layers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from cubeloom.pipeline import Schedule
 from cubeloom.pipeline.workload import Workload, holders
 
 _DOUBLE = 8  # losses and counts are summed in float64
-Layers = Sequence[tuple[LayerSpec, int]]  # each with how often the stage has one like it
+Layers = Sequence[tuple[LayerSpec, int]]  # each with the number of such layers in the stage
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageOutput:
-    """A tensor that a piece hands to the next: numbers of a token (or sample), and where its features lie; None: whole."""
+    """A tensor that a piece sends to the next: its elements per token (or sample), and the side of its features; None:
+    whole.
+    """
 
     numbers: int
     side: Side | None
-    always: bool  # rows are cut even where activations rest replicated
+    always: bool  # rows are cut even if activations are replicated
 
     def layout(self, sharded: bool) -> Layout:
         if self.side is None:
@@ -33,7 +35,7 @@ class StageOutput:
         return stream(self.side, sharded or self.always)
 
     def elements(self, tokens: bool, c: ParallelConfig) -> Any:
-        """On one rank."""
+        """Elements on one rank."""
         whole = c.samples * (c.sequence if tokens else 1) * self.numbers
         cut, replicated = (whole / c.size(*self.layout(sharded).cutting) for sharded in (True, False))
         return c.sharded * cut + (1 - c.sharded) * replicated
@@ -41,9 +43,9 @@ class StageOutput:
 
 @dataclass(frozen=True)
 class RankOutput:
-    """A tensor that a piece of a traced model hands to the next.
+    """A tensor that a piece of a traced model sends to the next.
 
-    `numbers` that a rank has, of one sample; or of any number of samples, where it is the same for all.
+    `numbers`: its elements on a rank, per sample; or for any number of samples, if it does not depend on them.
     """
 
     numbers: int
@@ -67,9 +69,9 @@ def pipeline_volume(
 ) -> Iterator[Received]:
     """One step of a worker's ranks. `c.samples` are those of one portion, a micro-batch or half of one.
 
-    `received`: bytes of each stage's output on one rank. `tied`: weights that two layers share. `losses`: how many the last
-    stage computes; `averaged`: their sum is averaged over samples, besides. A recomputation runs forwards again; how far is
-    torch's to decide, so that its bytes are an upper bound.
+    `received`: bytes of each stage's output on one rank. `tied`: weights that two layers share. `losses`: how many the
+    last stage computes; `averaged`: their sum is also averaged over samples. Recomputation runs forwards again. torch
+    decides how far, so its bytes are an upper bound.
     """
     work = Workload.of(schedule, worker)
     for held in work.held:
@@ -93,7 +95,7 @@ def pipeline_volume(
 def _reductions(
     stages: Sequence[Layers], own: set[int], tied: Collection[str], c: ParallelConfig, schedule: Schedule, zero: bool
 ) -> Iterator[Received]:
-    """Each gradient, over its replicas and the workers that hold its stage; a shared weight's, over those of all its stages."""
+    """Each gradient, over its replicas and the workers of its stage; a shared weight's, over those of all its stages."""
     shared: dict[tuple[str, Any], Received] = {}
     for stage in own:
         for layer, count in stages[stage]:

@@ -1,4 +1,4 @@
-"""What one worker of a pipeline does of a schedule, in numbers: what its bytes and its memory follow from."""
+"""One worker's part of a schedule in numbers, from which its bytes and memory follow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cubeloom.pipeline.memory import versions
 
 @dataclass(frozen=True)
 class HeldStage:
-    """A stage of a replica on the worker: how often it runs, and how often a weight that is kept is gathered for it."""
+    """A stage of a replica on the worker: how often it runs, and how often a kept weight is gathered for it."""
 
     stage: int
     passes: int
@@ -23,7 +23,7 @@ class HeldStage:
 class Workload:
     portions: int  # micro-batches of a step, or their halves
     held: tuple[HeldStage, ...]
-    receives: tuple[tuple[int, int], ...]  # (stage whose output, or its gradient, arrives; how often)
+    receives: tuple[tuple[int, int], ...]  # (the stage whose output or gradient arrives, how often)
 
     @classmethod
     def of(cls, schedule: Schedule, worker: int) -> Workload:
@@ -33,16 +33,16 @@ class Workload:
         for action in row:
             for what, stage, *_ in needs(action, schedule.stages):
                 if stage != action.stage and schedule.homes[action.replica, stage] != worker:
-                    # The gradient of a stage's input is as large as the output of the stage before.
+                    # The gradient of a stage's input is as large as the previous stage's output.
                     arriving[stage if what == "F" else stage - 1] += 1
         portions = schedule.microbatches * (2 if schedule.halved else 1)
         return cls(portions, held, tuple(sorted(arriving.items())))
 
 
 def _held(schedule: Schedule, worker: int, replica: int, stage: int) -> HeldStage:
-    """A kept weight is gathered whenever none of its portions is in flight, and where the one at hand has other values.
+    """A kept weight is gathered when none of its portions is in flight, and when the gathered copy has another version.
 
-    Of an older version, or before an update.
+    The other version can be an older one, or one from before an update.
     """
     used = versions(schedule, worker)
     passes = gathers = flying = 0

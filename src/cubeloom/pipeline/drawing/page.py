@@ -1,4 +1,4 @@
-"""A page that stands alone: the SVG, and a script that tells of an action under the pointer what it waited for."""
+"""A self-contained page: the SVG, and a script that shows what the action under the pointer waited for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cubeloom.pipeline.drawing.svg import to_svg
 def to_html(timelines: Sequence[Timeline], notes: Sequence[str] = (), heading: str = "") -> str:
     page = files("cubeloom.pipeline.drawing").joinpath("page.html").read_text(encoding="utf-8")
     names = ", ".join(dict.fromkeys(timeline.schedule.name for timeline in timelines))
-    # No "</" may stand in a script: a browser would end it there.
+    # A script must not contain "</": a browser would end it there.
     data = json.dumps([_panel(timeline) for timeline in timelines]).replace("</", "<\\/")
     holes = {
         "{{heading}}": escape(heading or f"Pipeline schedules: {names}"),
@@ -30,7 +30,7 @@ def to_html(timelines: Sequence[Timeline], notes: Sequence[str] = (), heading: s
 
 
 def _panel(timeline: Timeline) -> list[dict[str, Any]]:
-    """Every action in the order of the drawing, with the places of those it needs in the same list."""
+    """Every action in the order of the drawing, with the indices of those it needs in the same list."""
     schedule = timeline.schedule
     places: dict[object, int] = {}
     for place, (_, action) in enumerate(schedule.actions):

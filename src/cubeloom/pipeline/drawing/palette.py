@@ -1,4 +1,4 @@
-"""Colours: the hue says which replica, so that directions are seen to meet; the shade says forward or backward."""
+"""Colours: the hue shows the replica, and so its direction; the shade shows forward or backward."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = {
 
 
 def colour(action: Action) -> str:
-    """As `#rrggbb`."""
+    """The colour as `#rrggbb`."""
     hue = _HUES[action.replica % len(_HUES)]
     saturation, lightness = _SHADES.get(action.kind, (0.0, 0.2))
     red, green, blue = colorsys.hls_to_rgb(hue / 360, lightness, saturation)
@@ -32,12 +32,12 @@ def colour(action: Action) -> str:
 
 
 def ink(action: Action) -> str:
-    """For text on it."""
+    """The colour of text on it."""
     return "#10233c" if action.kind is Kind.FORWARD else "#ffffff"
 
 
 def line(worker: int, workers: int) -> str:
-    """A worker's line in a chart: from blue to red along the pipeline."""
+    """The colour of a worker's line in a chart, from blue to red along the pipeline."""
     hue = 0.62 * (1 - worker / max(1, workers - 1))
     red, green, blue = colorsys.hls_to_rgb(hue, 0.45, 0.75)
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"

@@ -24,7 +24,7 @@ text { font: 12px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1c
 
 
 def to_svg(timelines: Sequence[Timeline], notes: Sequence[str] = ()) -> str:
-    """A picture that stands alone."""
+    """A self-contained picture."""
     longest = max(timeline.makespan for timeline in timelines)
     scale = _WIDTH / longest if longest else 1.0
     parts: list[str] = []
@@ -50,7 +50,7 @@ _HATCH = (
 
 
 def _legend(kinds: Sequence[Kind], timelines: Sequence[Timeline]) -> Iterator[str]:
-    """The shades, once for each direction that occurs."""
+    """The shades, once per direction that occurs."""
     replicas = max(timeline.schedule.replicas for timeline in timelines)
     at = float(_LEFT)
     for kind in kinds:
@@ -110,7 +110,7 @@ def _action(span: Span, name: str, x: float, y: float, scale: float) -> str:
 
 
 def _reductions(timeline: Timeline, scale: float, top: float) -> Iterator[str]:
-    """A bar under the row of each worker that takes part."""
+    """A bar under the row of each participating worker."""
     for reduction in timeline.reductions:
         for worker in reduction.workers:
             x, width = _LEFT + reduction.start * scale, (reduction.end - reduction.start) * scale

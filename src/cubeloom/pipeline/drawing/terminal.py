@@ -17,7 +17,7 @@ _IDLE = "·"
 
 
 def drawing(timelines: Sequence[Timeline], width: int = 120, colours: bool = True) -> Text:
-    """One line a worker, all schedules on one scale. Without colours the kind is told by letter and shade."""
+    """One line per worker, all schedules on one scale. Without colours, letters and shades show the kind."""
     longest = max(timeline.makespan for timeline in timelines)
     margin = 4 + len(str(max(len(timeline.spans) for timeline in timelines)))
     scale = _scale(longest, width - margin)
@@ -33,7 +33,7 @@ def drawing(timelines: Sequence[Timeline], width: int = 120, colours: bool = Tru
 
 
 def _scale(longest: float, columns: int) -> float:
-    """Characters for a unit of time: a whole number where one fits, so that equal actions look equal."""
+    """Characters per unit of time: an integer if one fits, so that equal actions look equal."""
     fitting = columns / longest if longest else 1.0
     return float(min(int(fitting), 4)) if fitting >= 1 else fitting
 
@@ -53,7 +53,7 @@ def _row(row: Sequence[Span], makespan: float, scale: float, colours: bool) -> T
 
 
 def _block(span: Span, width: int, colours: bool) -> Text:
-    """The micro-batch's number, with the kind before it where there is room."""
+    """The micro-batch's number, with the kind before it if there is room."""
     action = span.action
     labels = [f"{action.kind}{action.microbatch}", str(action.microbatch), ""]
     if colours:
@@ -64,7 +64,7 @@ def _block(span: Span, width: int, colours: bool) -> Text:
 
 
 def summary(timelines: Sequence[Timeline]) -> Table:
-    """The figures on which schedules are compared."""
+    """The table that compares schedules."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("schedule")
     for name in ("makespan", "ideal", "bubble", "peak activations", "weights"):
@@ -83,5 +83,5 @@ def summary(timelines: Sequence[Timeline]) -> Table:
 
 
 def bubble(timeline: Timeline) -> float:
-    """The share of all workers' time in which they do not compute."""
+    """The fraction of all workers' time in which they do not compute."""
     return sum(timeline.bubble_ratio) / len(timeline.bubble_ratio)

@@ -1,4 +1,4 @@
-"""Timelines as a trace in the Chrome format, which Perfetto (https://ui.perfetto.dev) opens: one process a schedule."""
+"""Timelines as a trace in the Chrome format, which Perfetto (https://ui.perfetto.dev) opens: one process per schedule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cubeloom.pipeline import Action, Timeline
 from cubeloom.pipeline.dependencies import makes, needs
 from cubeloom.pipeline.drawing.palette import NAMES
 
-_UNIT = 1000.0  # a unit of cost is shown as a millisecond; the format counts microseconds
+_UNIT = 1000.0  # a unit of cost is shown as a millisecond; the format counts in microseconds
 Event = dict[str, Any]
 
 
@@ -45,7 +45,7 @@ def _events(timeline: Timeline, pid: int) -> Iterator[Event]:
 
 
 def _messages(timeline: Timeline, pid: int) -> Iterator[Event]:
-    """An arrow for each message, from the end of the sender's action to the start of the one that waits for it."""
+    """An arrow per message, from the end of the sender's action to the start of the one that waits for it."""
     makers: dict[object, tuple[int, Action]] = {makes(action): (w, action) for w, action in timeline.schedule.actions}
     count = 0
     for worker, action in timeline.schedule.actions:
@@ -54,7 +54,7 @@ def _messages(timeline: Timeline, pid: int) -> Iterator[Event]:
             if source == worker:
                 continue
             arrow = {"pid": pid, "cat": "message", "name": "message", "id": f"{pid}.{count}"}
-            # An arrow binds to the slice around its time: the end of a slice is no longer in it.
+            # An arrow binds to the slice at its time; the end of a slice is not part of it.
             left = timeline.span(sender)
             inside = left.start + 0.999 * (left.end - left.start)
             yield {"ph": "s", "tid": source, "ts": inside * _UNIT, **arrow}

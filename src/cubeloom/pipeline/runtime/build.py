@@ -1,4 +1,4 @@
-"""The stages that one worker holds: the model pruned to each, its layers cut over the cube."""
+"""Builds the stages of one worker: the model pruned to each stage, with its layers sharded over the cube."""
 
 from __future__ import annotations
 
@@ -50,28 +50,28 @@ from cubeloom.pipeline.volume import RankOutput, StageOutput, pipeline_volume
 from cubeloom.pipeline.workload import Workload
 
 Home = tuple[int, int]  # replica, stage
-# What is left to do where layers of a stage's model were replaced.
+# Completes a stage after its layers have been replaced.
 Finish = Callable[[nn.Module, CubeState, Fill], None]
 Recompute = bool | Collection[int] | Literal["attention"]
 
 
 class MissingStage(nn.Module):
-    """In the place of a module that another stage has."""
+    """Replaces a module that belongs to another stage."""
 
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Which modules, and so which layers, each stage has, and which workers hold it."""
+    """The modules and layers of each stage, and the workers that hold it."""
 
     schedule: Schedule
     stages: Sequence[range]  # the pieces of each stage
     modules: Sequence[tuple[str, ...]]  # the modules of each piece
     specs: Sequence[LayerSpec]
-    outputs: Outputs  # what each piece hands to the next
+    outputs: Outputs  # the tensors that each piece sends to the next
     tokens: bool  # rows are tokens
-    row: Row | None = None  # of a model that does not say its pieces
-    aliases: Mapping[str, str] = field(default_factory=dict)  # from the model's own name of a parameter to its layer's
-    # Asked for in every step, and long to find where a model has many layers.
+    row: Row | None = None  # of a model that does not list its pieces
+    aliases: Mapping[str, str] = field(default_factory=dict)  # from a parameter's name in the model to its layer's
+    # A cache: read in every step, and slow to compute if a model has many layers.
     _holders: dict[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
     def modules_of(self, stage: int) -> tuple[str, ...]:
@@ -82,11 +82,11 @@ class StagePlan:
         return _gathering([spec for spec in self.specs if belongs(spec.name, modules)])
 
     def output_of(self, stage: int) -> tuple[StageOutput | RankOutput, ...]:
-        """What a stage hands to the next."""
+        """The tensors that a stage sends to the next."""
         return self.outputs[self.stages[stage][-1]]
 
     def check_options(self, recompute: Recompute, compile: bool, record: bool) -> None:
-        """Raises UserError for what has no form where a model does not say its pieces."""
+        """Raises UserError for options that a model which does not list its pieces cannot have."""
         refused = {
             "attention alone cannot be recomputed": recompute == "attention",
             "it cannot be compiled": compile,
@@ -112,7 +112,7 @@ class StagePlan:
         return named(found, c)
 
     def holders(self, parameter: str) -> tuple[int, ...]:
-        """The workers that hold a parameter, because a stage of theirs has its layer or one that shares its weight."""
+        """The workers with a stage that has the parameter's layer, or a layer that shares its weight."""
         if parameter not in self._holders:
             known = self.aliases.get(parameter, parameter)
             owner = known.rpartition(".")[0]
@@ -127,12 +127,12 @@ class StagePlan:
 
 
 def shared_owner(spec: LayerSpec) -> str | None:
-    """The layer whose weight this one uses."""
+    """The layer whose weight this layer shares."""
     return getattr(spec, "shares", None)
 
 
 def _gathering(specs: list[LayerSpec]) -> list[LayerSpec]:
-    """Of layers that take the same input one gathers it: where it is in another stage, the first that is here."""
+    """Of layers with the same input, one gathers it. If that layer is in another stage, the first in this stage does."""
     first: dict[str, str] = {}
     names = {spec.name for spec in specs}
     found = []
@@ -155,9 +155,9 @@ def plan_stages(
     ways: int = 1,
     example: Example | None = None,
 ) -> StagePlan:
-    """Decide all that can be decided without a process group; raises UserError for what cannot work.
+    """Decide everything that needs no process group. Raises UserError for invalid requests.
 
-    `stages` may say which pieces each stage gets; otherwise they are balanced by the multiplications counted.
+    `stages`: the pieces of each stage; by default they are balanced by counted multiplications.
     """
     check(schedule)
     within("ways", ways)
@@ -197,20 +197,21 @@ def plan_stages(
 
 
 def _aliases(model: nn.Module, specs: Sequence[LayerSpec], grid: Grid, rest: ShardingPolicy) -> dict[str, str]:
-    """Of parameters that several modules have: the first name, which the model is known by, and that of the layer cut."""
+    """For parameters that several modules share: from their first name, which the model uses, to that of the cut layer."""
     config = ParallelConfig.exact(grid, rest, Batch(1, 1), item=1)
     first = {id(each): name for name, each in model.named_parameters()}
     stated = [name for spec in specs for name in parameters(spec, config)]
     return {own: name for name in stated if (own := first[id(model.get_parameter(name))]) != name}
 
 
-# All that gradients of layers are summed over, besides replicas of their stage; and what else layers use.
+# All groups of axes over which layers reduce gradients, besides replicas of their stage, and which layers use
+# otherwise.
 _GRADIENT_AXES = (("data",), ("data", "z"), ("data", "z", "y"), ("data", "z", "x"))
 _LAYER_AXES = (("y", "z"), ("x", "y"))
 
 
 def make_groups(network: Network, layout: StagePlan, rest: ShardingPolicy) -> None:
-    """Make the groups that any worker's layers need, on all ranks in one order: workers have different layers."""
+    """Create the process groups of all workers' layers, on all ranks in one order: workers have different layers."""
     gradient_axes: tuple[Axes, ...] = _GRADIENT_AXES
     layer_axes: tuple[Axes, ...] = _LAYER_AXES
     if layout.row is not None:
@@ -231,7 +232,7 @@ def make_groups(network: Network, layout: StagePlan, rest: ShardingPolicy) -> No
 
 @dataclass
 class LocalStages:
-    """What a worker holds."""
+    """The stages of a worker."""
 
     stages: dict[Home, Stage]
     models: dict[Home, nn.Module]
@@ -253,16 +254,15 @@ def hold(
     seed: int = 0,
     finish: Finish = lambda *_: None,
 ) -> LocalStages:
-    """Build the stages of this rank's worker. A name is one parameter, also where two of the stages share it.
+    """Build the stages of this rank's worker. A parameter that two of its stages share exists once.
 
-    `compile`: let torch compile what is computed between collectives; whole blocks only where nothing within a block is
-    computed once more.
+    `compile`: torch compiles the code between collectives; whole blocks only if nothing within a block is recomputed.
     """
     make_groups(network, layout, rest)
     gradients, clock = Gradients(rest.gradients), Clock(seed)
     held = LocalStages({}, {}, {}, gradients, clock)
     homes = layout.schedule.held_by(network.coordinates["pipe"])
-    # By stage: workers that hold the same stages must make the groups of their gradients in one order.
+    # By stage: workers with the same stages must create the groups of their gradients in one order.
     for replica, stage in sorted(homes, key=lambda home: home[1]):
         own = deepcopy(model)
         if layout.row is None:
@@ -299,7 +299,7 @@ def hold(
 
 
 def _recompute_attention(model: nn.Module) -> None:
-    """Scores are the part of a block's activations that grows with the square of the sequence, and cheap to compute again."""
+    """Attention scores grow with the square of the sequence and are cheap to recompute."""
     for module in model.modules():
         if isinstance(module, AttentionCore):
             module.forward = partial(again, module.forward)  # type: ignore[method-assign]

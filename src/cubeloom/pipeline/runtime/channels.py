@@ -1,4 +1,4 @@
-"""Messages between workers: one channel for each directed edge, several tensors a message, shapes known beforehand."""
+"""Messages between workers: one channel per directed edge, several tensors per message, shapes known in advance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cubeloom.pipeline.runtime.stage import Carry
 
 @dataclass(frozen=True)
 class Shape:
-    """What a buffer for a tensor must be."""
+    """The shape and dtype of a receive buffer."""
 
     size: tuple[int, ...]
     dtype: torch.dtype
@@ -28,11 +28,11 @@ class Shape:
         return cls(tuple(tensor.shape), tensor.dtype)
 
 
-Boundary = dict[str, Shape]  # what one stage hands to the next
+Boundary = dict[str, Shape]  # the tensors that one stage sends to the next
 
 
 def as_text(boundary: Boundary) -> bytes:
-    """As it travels: JSON, since whatever comes from a network must not be executed."""
+    """The form in which it is sent: JSON, because nothing that comes from a network may be executed."""
     return json.dumps({name: [shape.size, str(shape.dtype)] for name, shape in boundary.items()}).encode()
 
 
@@ -47,7 +47,7 @@ _BEFORE = "before "
 
 
 def together(boundary: Boundary, before: Boundary) -> Boundary:
-    """What is handed on, and the shapes of what was made before, as one description."""
+    """The sent tensors, and the shapes of earlier stages' outputs, as one description."""
     return boundary | {f"{_BEFORE}{name}": shape for name, shape in before.items()}
 
 
@@ -57,9 +57,9 @@ def apart(told: Boundary) -> tuple[Boundary, Boundary]:
 
 
 class Channels:
-    """The channels of a schedule's workers; `steps` is this worker's programme, with receives where channels want them.
+    """The channels of a schedule's workers. `steps` is this worker's program, with receives placed for these channels.
 
-    `costs` say who is ahead of whom. `existing` has channels that can be used again, for another schedule between the same
+    `costs`: which worker is ahead of which. `existing`: channels to reuse, of another schedule between the same
     workers.
     """
 
@@ -70,7 +70,7 @@ class Channels:
         whole = programme(schedule, costs)
         waits = network.waits_on_device
         self.steps = receiving_in_time(schedule, here, costs) if waits else receiving_early(whole[here])
-        # All ranks make all channels, in one order.
+        # All ranks create all channels, in one order.
         known = existing._channels if existing is not None else {}
         self._channels: dict[tuple[int, int], Axis] = {
             edge: known.get(edge) or network.edge(*edge) for edge in sorted(edges(whole))
@@ -81,7 +81,7 @@ class Channels:
         self._arrived = arrived(whole, here)
 
     def send(self, message: Message, tensors: Carry) -> None:
-        """Start sending. Its buffer goes when a message from there shows that it has arrived, or at the end of the step."""
+        """Start sending. The buffer is freed when a message from the receiver shows its arrival, or after the step."""
         channel = self._channels[message.source, message.target]
         self._leaving[message.token] = [
             channel.send(tensors[name], to=1, origin=str(message)) for name in sorted(tensors)
@@ -109,14 +109,14 @@ class Channels:
             pending.wait()
 
     def tell(self, edge: tuple[int, int], boundary: Boundary) -> None:
-        """Send a description, before any message."""
+        """Send a description of shapes, before any message."""
         text = as_text(boundary)
         channel = self._channels[edge]
         channel.send(torch.tensor([len(text)], device=self._device), to=1, origin="boundary").wait()
         channel.send(torch.tensor(list(text), dtype=torch.uint8, device=self._device), to=1, origin="boundary").wait()
 
     def hear(self, edge: tuple[int, int], known: Boundary | None = None) -> Boundary:
-        """`known` is what will be said, in a rehearsal, whose network carries nothing."""
+        """Receive a description. `known` is its content in a rehearsal, whose network transfers nothing."""
         channel = self._channels[edge]
         length = channel.receive(torch.zeros(1, dtype=torch.int64, device=self._device), 0, "boundary").wait()
         size = int(length) if known is None else len(as_text(known))
@@ -124,6 +124,6 @@ class Channels:
         return from_text(bytes(text.tolist())) if known is None else known
 
     def finish(self) -> None:
-        """Await all that is still leaving."""
+        """Await all pending sends."""
         for sent in list(self._leaving):
             self._let_go(sent)

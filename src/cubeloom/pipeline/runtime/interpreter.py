@@ -1,7 +1,7 @@
-"""Carries out one worker's programme: actions in their order, results handed on, messages sent and awaited.
+"""Executes one worker's program: actions in order, results passed on, messages sent and awaited.
 
-It knows nothing of Chimera or of any other family, and nothing of models: replicas, split backwards, doubled forwards and
-halved micro-batches are all in the rows, and what an action computes is the business of `Work`.
+It has no code for Chimera or any other family, nor for models. Replicas, split backwards, doubled forwards and halved
+micro-batches are all in the rows; `Work` computes the actions.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from cubeloom.pipeline.runtime.stage import Carry
 
 
 class PipelineError(RuntimeError):
-    """A step that could not go on: says which rank, at which action, waiting for whom, and what it finished last."""
+    """A step that failed. Says which rank, at which action, waited for which peer, and what it finished last."""
 
 
 class Work(Protocol):
-    """What one worker's actions compute."""
+    """Computes one worker's actions."""
 
     def forward(self, action: Action, inputs: Carry) -> Carry:
-        """A stage's output; the first stage gets no inputs, and what the last gives goes nowhere."""
+        """A stage's output. The first stage gets no inputs, and the last stage's output is not sent."""
         ...
 
     def backward(self, action: Action, gradients: Carry) -> Carry:
-        """The gradients of a stage's inputs, for B and I; the last stage gets no gradients, and the first one's go nowhere."""
+        """The gradients of a stage's inputs, for B and I. The last stage gets none, and the first stage's are not sent."""
         ...
 
     def other(self, action: Action) -> None:
-        """W, R and U, that need nothing from others and give nothing to them."""
+        """W, R and U, which need nothing from other workers and send nothing."""
         ...
 
 
 class Observer(Protocol):
-    """Hears when each action begins and ends."""
+    """Is called when each action begins and ends."""
 
     def at(self, place: str) -> None: ...
 
@@ -45,7 +45,7 @@ class Observer(Protocol):
 
 
 class Interpreter:
-    """`boundaries` are what each stage hands to the next, by stage. `observers` are told where we are."""
+    """`boundaries`: the tensors that each stage sends to the next. `observers` are told of every action."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Interpreter:
         self._last = stages - 1
         self._where = where
         self._observers = observers
-        self._made: dict[Token, Carry] = {}  # results on this worker that nobody has taken yet
+        self._made: dict[Token, Carry] = {}  # results on this worker that are not used yet
         self._finished = "nothing"
 
     def run(self, programme: tuple[Step, ...]) -> None:
@@ -82,7 +82,7 @@ class Interpreter:
 
     def _receive(self, step: Receive) -> None:
         what, stage, *_ = step.message.token
-        # The gradient of a stage's input has the shape of the output of the stage before.
+        # The gradient of a stage's input has the shape of the previous stage's output.
         self._channels.receive(step.message, self._boundaries[stage if what == "F" else stage - 1])
 
     def _act(self, action: Action) -> None:
@@ -111,5 +111,5 @@ class Interpreter:
             self._made[token] = result
 
     def _take(self, token: Token) -> Carry:
-        """What was made on this worker, or comes from another."""
+        """A result of this worker, or of another one by message."""
         return self._made.pop(token) if token in self._made else self._channels.take(token)

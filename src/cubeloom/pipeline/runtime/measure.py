@@ -1,4 +1,4 @@
-"""Measured costs of a model's pieces, to balance stages by what this machine does and not by multiplications counted."""
+"""Measures the costs of a model's pieces, to balance stages by time on this machine and not by counted multiplications."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def measured_costs(
 ) -> list[float]:
     """Seconds of forward and backward of each piece on one micro-batch, the median of some runs.
 
-    `model` is on the meta device: pieces are given values one at a time, so that only one has to fit into memory. Measure on
-    one rank and hand the stages to all: `partition(costs, stages)` must come out the same everywhere.
+    `model` is on the meta device: pieces get values one at a time, so that only one must fit into memory. Measure on
+    one rank and send the stages to all: `partition(costs, stages)` must give the same everywhere.
     """
     if not hasattr(model, "pieces"):
         raise UserError(f"{type(model).__name__} does not say its pieces, so that they cannot be timed one by one")
@@ -31,7 +31,7 @@ def measured_costs(
     costs = []
     for number in range(len(_pieces(model))):
         piece = _alone(model, number, fill)
-        # Once to warm up, and for what comes out.
+        # Once to warm up, and to get the output.
         _, after = _timed(piece, carry, data, device)
         costs.append(median(_timed(piece, carry, data, device)[0] for _ in range(repeats)))
         carry = after

@@ -1,4 +1,4 @@
-"""A rank's samples cut into the portions that the schedule's actions name."""
+"""Cuts a rank's samples into the portions that the schedule's actions name."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from cubeloom.pipeline import Schedule
 from cubeloom.pipeline.runtime.stage import Data, Portion
 
 PORTION = "portion"
-"""The name of a portion's share in its group, where losses are means over samples."""
+"""The name of a portion's share in its group, for losses that are means over samples."""
 
 
 def portions(schedule: Schedule) -> list[Portion]:
-    """Micro-batches, or their halves where the schedule halves them, in the order of the samples."""
+    """Micro-batches, or their halves if the schedule halves them, in the order of the samples."""
     parts: tuple[int | None, ...] = (0, 1) if schedule.halved else (None,)
     return [(microbatch, part) for microbatch in range(schedule.microbatches) for part in parts]
 
 
 def cut_up(data: Mapping[str, Tensor], into: list[Portion]) -> dict[Portion, Data]:
-    """Tensors by their first dimension; what has none, or is no tensor, is every portion's."""
+    """Cuts tensors by their first dimension. Scalars and other values go to every portion."""
     chunks = {
         name: each.chunk(len(into)) if isinstance(each, Tensor) and each.dim() else [each] * len(into)
         for name, each in data.items()
@@ -40,10 +40,10 @@ def counted_shares(
     count: Callable[[Data], Tensor | None],
     network: Network,
 ) -> dict[Portion, dict[str, Tensor]]:
-    """The same of losses between the layers of a model, whose targets `count` counts: of each, and of the portion as a whole.
+    """As `shares`, for losses between the layers of a model. `count` returns the targets of each loss of a portion.
 
-    The loss of a portion, which may be a sum of several, counts as much as any of its group; a cross-entropy in it, as many
-    times more or less as it has targets.
+    The loss of a portion, which may be a sum of several, counts as much as any other of its group. A cross-entropy in
+    it is weighted by its number of targets.
     """
     sizes = Counter(groups[microbatch] for microbatch, _ in data)
     portion = {
@@ -73,10 +73,10 @@ def shares(
     layers: Mapping[str, CubeCrossEntropy | CubeSquaredLoss],
     network: Network,
 ) -> dict[Portion, dict[str, Tensor]]:
-    """What part each portion's mean loss has in the mean of its group: as many as it has targets that count.
+    """The share of each portion's mean loss in the mean of its group: proportional to its targets that count.
 
-    `losses` says which of the data each loss has its targets from; `groups` the group of each micro-batch. Numbers stay on
-    the device, so that nobody waits for it.
+    `losses`: which of the data are the targets of each loss; `groups`: the group of each micro-batch. The shares stay
+    on the device, so that the host does not wait.
     """
     found: dict[Portion, dict[str, Tensor]] = {portion: {} for portion in data}
     for name, key in losses.items():

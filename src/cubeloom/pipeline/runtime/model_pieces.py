@@ -1,4 +1,4 @@
-"""What stages are made of: the pieces that a model says, or the row of blocks that is found in one that says none."""
+"""The pieces that stages consist of: those that a model lists, or the row of blocks found in a model that lists none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Outputs = Sequence[tuple[StageOutput | RankOutput, ...]]
 
 @dataclass(frozen=True)
 class ModelPieces:
-    """`modules` of each piece, and the `outputs` that it hands to the next."""
+    """The `modules` of each piece, and the `outputs` that it sends to the next."""
 
     modules: Sequence[tuple[str, ...]]
     outputs: Outputs
@@ -30,7 +30,7 @@ class ModelPieces:
 
     @classmethod
     def of(cls, model: nn.Module, cut: AnyCut, grid: Grid, batch: Batch, specs: Sequence[LayerSpec]) -> ModelPieces:
-        """Raises UserError where the model cannot be cut."""
+        """Raises UserError if the model has no pieces."""
         if hasattr(model, "pieces"):
             pieces: list[Piece] = model.pieces()  # type: ignore[operator]
             return cls([piece.modules for piece in pieces], stage_outputs(model, specs))
@@ -45,7 +45,7 @@ class ModelPieces:
         return cls(row.modules, [*outputs, ()], row)
 
     def check(self, model: nn.Module, stages: int, ways: int) -> None:
-        """That there are enough, and that they can be run so."""
+        """Raise UserError if there are too few pieces, or if they cannot be run this way."""
         if self.row is not None and ways > 1:
             raise UserError(
                 f"{type(model).__name__} does not say its pieces: each of {ways} strands would have a loss of its own; use"

@@ -1,4 +1,4 @@
-"""Which pieces of a model each stage gets."""
+"""Divides the pieces of a model among stages."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from cubeloom.parallel.specs import AttentionSpec, EmbeddingSpec, LayerSpec
 
 
 def partition(costs: Sequence[float], stages: int) -> list[range]:
-    """Cut a row of pieces into stages so that the most costly stage costs least; each gets at least one piece.
+    """Divide a row of pieces so that the most expensive stage is as cheap as possible; each stage gets at least one
+    piece.
 
-    Exact, by dynamic programming: `best[s][i]` is the least largest cost of the first i pieces in s stages.
+    Exact, by dynamic programming: `best[s][i]` is the smallest possible maximum cost of the first i pieces in s stages.
     """
     return partitions(costs, [stages])[stages]
 
 
 def partitions(costs: Sequence[float], counts: Sequence[int]) -> dict[int, list[range]]:
-    """The same for several numbers of stages, which share most of the work."""
+    """`partition` for several numbers of stages, which share most of the work."""
     count, stages = len(costs), max(counts)
     if not min(counts) >= 1 or stages > count:
         raise UserError(f"{counted(count, 'piece')} cannot make {stages} stages; at most {count} are possible")
@@ -43,9 +44,9 @@ def partitions(costs: Sequence[float], counts: Sequence[int]) -> dict[int, list[
 
 
 def counted_costs(modules: Sequence[tuple[str, ...]], specs: Sequence[LayerSpec]) -> list[float]:
-    """The multiplications of each piece for one row, or one sample of pixels, as counted from its layers, attention's left out.
+    """The multiplications of each piece's layers for one row, or one sample of pixels, without those of attention.
 
-    `modules` are the pieces' modules. A lookup costs about as much as copying its row.
+    `modules` are the pieces' modules. A lookup counts about as much as copying its row.
     """
 
     def cost(spec: LayerSpec) -> float:
@@ -57,5 +58,5 @@ def counted_costs(modules: Sequence[tuple[str, ...]], specs: Sequence[LayerSpec]
 
 
 def belongs(name: str, modules: tuple[str, ...]) -> bool:
-    """Whether a layer of this name is one of the modules or inside one; `name.` is a module without what is inside."""
+    """Whether a layer of this name is one of the modules or inside one. `name.` is a module without its children."""
     return any(name == module or name.startswith(f"{module}.") or f"{name}." == module for module in modules)

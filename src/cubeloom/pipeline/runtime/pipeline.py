@@ -29,11 +29,11 @@ from cubeloom.pipeline.runtime.work import EvaluationWork, StepWork, Update
 class Pipeline:
     """One rank of a pipelined model. `step` trains on one batch; then `parameters` have their gradients.
 
-    `model` is built on the meta device and says its pieces; `batch` is the whole one. `stages` may say which pieces each stage
-    gets, otherwise they are balanced; `recompute` says which stages, or whether all, or whether attention alone, compute their
-    forward once more in their backward instead of keeping it; each micro-batch runs as `ways` strands; `compile`d are the
-    pieces between collectives; `record` makes recordings of stages' actions (`GraphRecord()` on a GPU); masks of dropout
-    follow from `seed`. Raises UserError before anything is allocated.
+    `model` is on the meta device and lists its pieces; `batch` is the whole batch. `stages`: the pieces of each stage,
+    by default balanced. `recompute`: the stages that recompute their forward in their backward, or all, or attention
+    alone. `ways`: strands of each micro-batch. `compile`: torch compiles the code between collectives. `record` records
+    stages' actions (`GraphRecord()` on a GPU). `seed` determines the masks of dropout. Raises UserError before anything
+    is allocated.
     """
 
     def __init__(
@@ -77,20 +77,20 @@ class Pipeline:
             )
         self._channels = Channels(network, schedule)
         self._boundaries: dict[int, Boundary] = {}  # of each stage's output
-        # What a model that was looked at uses: a stage that left something out would train something else.
+        # What a checked model uses: a stage that left out a part would train something else.
         config = ParallelConfig.exact(network.grid, rest, Batch(1, 1), item=1)
         found = self.layout.specs if isinstance(cut, FoundCut) else ()
         self._trained = {each.name for spec in found for each in parameters(spec, config).values() if each.trained}
-        self._learned = False  # what they are; a single stage hands nothing on
+        self._learned = False  # whether they are known; a single stage sends nothing
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters that this rank holds a block of, by name."""
+        """The parameters of which this rank has a block, by name."""
         return self._held.parameters
 
     @property
     def models(self) -> list[tuple[int, nn.Module]]:
-        """The model pruned to each stage that this rank has, with the stage's number."""
+        """The model pruned to each stage of this rank, with the stage's number."""
         return [(stage, model) for (_, stage), model in self._held.models.items()]
 
     @property
@@ -104,10 +104,11 @@ class Pipeline:
         update: Update | None = None,
         observer: Observer | None = None,
     ) -> float:
-        """Forward and backward of all micro-batches of this rank's samples; the mean loss of the whole batch.
+        """Run forward and backward of all micro-batches of this rank's samples; return the mean loss of the whole
+        batch.
 
-        `number` of the step, for dropout. A schedule that updates weights within the step calls `update` where it does:
-        that lets an optimizer step on the parameters, and clears their gradients. `observer` hears of every action.
+        `number` of the step, for dropout. A schedule that updates weights within the step calls `update` at each
+        update: it runs an optimizer step and clears the gradients. `observer` is told of every action.
         """
         return self.launch(data, number, update, observer).item()
 
@@ -118,7 +119,7 @@ class Pipeline:
         update: Update | None = None,
         observer: Observer | None = None,
     ) -> Tensor:
-        """As `step`, but the loss stays on the device: on a GPU all is under way then, and nothing has been waited for."""
+        """As `step`, but the loss stays on the device: on a GPU everything is launched and the host has not waited."""
         if (self.schedule.updates is Updates.FLUSH) is not (update is None):
             raise UserError(
                 f"{self.schedule.name} updates weights {'after' if update else 'within'} a step: "
@@ -134,7 +135,7 @@ class Pipeline:
         return work.finish()
 
     def evaluate(self, data: Mapping[str, Tensor]) -> float:
-        """The mean loss of the whole batch, of a forward without dropout; nothing is kept for a backward."""
+        """The mean loss of the whole batch, from forwards without dropout; nothing is kept for a backward."""
         if not self._learned:
             self.learn(data)
         work = EvaluationWork(self.layout, self._held, self.network, cut_up(data, portions(self.schedule)), 0)
@@ -148,7 +149,7 @@ class Pipeline:
 
     @cached_property
     def _forwards(self) -> Channels:
-        """Messages of a step's forwards alone. Made at the first evaluation, by all ranks."""
+        """Channels for the forwards only. All ranks create them at the first evaluation."""
         return Channels(self.network, forwards(self.schedule), existing=self._channels)
 
     def _run(self, work: Work, channels: Channels, observer: Observer | None = None) -> None:
@@ -157,11 +158,10 @@ class Pipeline:
         Interpreter(work, channels, self._boundaries, self.schedule.stages, where, observers).run(channels.steps)
 
     def learn(self, data: Mapping[str, Tensor], known: Mapping[int, Boundary] | None = None) -> None:
-        """Run every stage once, forward only, to learn what stages hand to one another and which parameters they use.
+        """Run every stage's forward once, to learn which tensors stages send and which parameters they use.
 
-        The first `step` does it if need be.
-
-        `known` is what each stage hands on, in a rehearsal, whose network carries nothing.
+        The first `step` calls this if needed. `known`: the tensors that each stage sends, in a rehearsal, whose network
+        transfers nothing.
         """
         for stage in self._held.stages.values():
             stage.forget()
@@ -182,7 +182,7 @@ class Pipeline:
     def _run_each_stage(self, work: StepWork, portion: Portion, known: Mapping[int, Boundary] | None) -> None:
         for replica, row in enumerate(self.schedule.placement):
             carry: Carry = {}
-            before: Boundary = {}  # what stages before this one made, beside what is carried
+            before: Boundary = {}  # outputs of earlier stages, besides what is sent
             for stage, worker in enumerate(row):
                 if worker != self._here:
                     continue

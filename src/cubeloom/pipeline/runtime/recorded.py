@@ -1,11 +1,12 @@
-"""A stage whose actions are recorded once and then launched as a whole, so that a GPU never waits for Python.
+"""A stage whose actions are recorded once as CUDA graphs and then launched as a whole, so that the GPU never waits for
+Python.
 
-Python takes a millisecond to launch the kernels of a block; where they take no longer to run, it is what a pipeline waits for.
-A recording (a CUDA graph) repeats what was done once, on the same memory. So each portion in flight has a slot of its own,
-with memory for its inputs, its activations and what comes out; and gradients stay where they are from step to step.
+Python takes a millisecond to launch the kernels of a block. If they run no longer than that, the pipeline waits for
+Python. A CUDA graph repeats recorded work on the same memory. Each portion in flight therefore has its own slot, with
+memory for its inputs, activations and outputs, and gradients keep their addresses from step to step.
 
-Collectives of the layers are part of a recording: each is started and awaited within one action, by all ranks of its axis in
-the same order. The ledger counts them whenever they are carried out.
+Collectives of the layers are part of a recording: each is started and awaited within one action, by all ranks of its
+axis in the same order. The ledger counts them at every launch.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Function = Callable[..., Carry]
 
 
 def check_recordable(specs: Iterable[LayerSpec], schedule: Schedule, ways: int, recomputes: bool) -> None:
-    """Raises UserError where a step does something that a recording cannot repeat."""
+    """Raises UserError if a step does something that a recording cannot repeat."""
     reasons = {
         "dropout draws other numbers in every step": any(
             isinstance(spec, DropoutSpec) and spec.probability > 0 for spec in specs
@@ -46,19 +47,19 @@ def check_recordable(specs: Iterable[LayerSpec], schedule: Schedule, ways: int, 
 
 
 class Recording(Protocol):
-    """Something that was done once, to be done again with other values."""
+    """Work that was recorded once and can be repeated with other values."""
 
     def __call__(self, *given: Mapping[str, Tensor]) -> Carry: ...
 
 
 class Record(Protocol):
-    """Makes recordings. Those with one `slot` are replayed in the order in which they were made, and share memory."""
+    """Creates recordings. Those of one `slot` are replayed in the order of their creation and share memory."""
 
     def __call__(self, function: Function, given: tuple[Carry, ...], slot: Hashable) -> Recording: ...
 
 
 class GraphRecord:
-    """Recordings as CUDA graphs."""
+    """Records CUDA graphs."""
 
     def __init__(self) -> None:
         self._pools: dict[Hashable, Any] = {}
@@ -67,7 +68,7 @@ class GraphRecord:
         pool = self._pools.setdefault(slot, torch.cuda.graph_pool_handle())
         still = tuple({name: tensor.clone() for name, tensor in each.items()} for each in given)
         graph = torch.cuda.CUDAGraph()
-        # Other threads, such as the one that watches a communicator, may go on meanwhile.
+        # Other threads, such as a communicator's watchdog, may continue meanwhile.
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             found = function(*still)
         return _Graph(graph, still, found)
@@ -84,13 +85,13 @@ class _Graph:
             for name, tensor in still.items():
                 tensor.copy_(values[name])
         self.graph.replay()
-        # The next portion in this slot writes over what was found, which may still be on its way to another rank.
+        # The next portion in this slot overwrites the outputs, which may still be on their way to another rank.
         return {name: tensor.clone() for name, tensor in self.found.items()}
 
 
 @dataclass(frozen=True)
 class _Counted:
-    """A recording whose collectives the ledger sees each time."""
+    """A recording whose collectives are added to the ledger at each launch."""
 
     recording: Recording
     network: Network
@@ -103,7 +104,7 @@ class _Counted:
 
 @dataclass
 class _Slot:
-    """What one portion in flight does, by action: F, then B, or I and W."""
+    """The recordings of one portion in flight, by action: F, then B, or I and W."""
 
     recordings: dict[str, Recording]
 
@@ -117,20 +118,22 @@ class _Slot:
 
 @dataclass
 class RecordedStage(Stage):
-    """The first step runs as it is and shows what there is to record; `prepare` records it; then actions are replayed."""
+    """The first step runs unrecorded and shows which actions there are; `prepare` records them; later steps replay
+    them.
+    """
 
     record: Record = field(default_factory=GraphRecord)
-    home: Hashable = 0  # which of a worker's stages it is
-    _examples: dict[str, tuple[Carry, ...]] = field(default_factory=dict)  # by action, what it was given
-    _most: int = 0  # portions that were in flight at once
+    home: Hashable = 0  # which of a worker's stages this is
+    _examples: dict[str, tuple[Carry, ...]] = field(default_factory=dict)  # the arguments of each action
+    _most: int = 0  # the most portions in flight at once
     _free: list[_Slot] = field(default_factory=list)
     _taken: dict[Portion, _Slot] = field(default_factory=dict)
 
     def prepare(self) -> None:
-        """Record what the first step did, once for every portion that was in flight. Between steps."""
+        """Record the actions of the first step, once per portion that was in flight. Called between steps."""
         if self._most and not self._free:
             if "I" in self._examples:
-                # Where only some backwards are split, both halves stand for a whole one.
+                # If only some backwards are split, I and W replace the whole backward.
                 self._examples.pop("B", None)
             self._free = [_Slot(self._record_slot(number)) for number in range(self._most)]
             self._examples.clear()
@@ -187,10 +190,10 @@ class RecordedStage(Stage):
 
 
 class RecordedSteps:
-    """The stages of a worker and where their gradients are summed: in every step the same memory.
+    """A worker's stages, and the memory of their gradient sums, which is the same in every step.
 
-    Portions add to it, and it is zero at the step's beginning. Where the worker has one stage and a step `once` one portion,
-    gradients are where the recording has written them, and there is nothing to add to.
+    The sums are zeroed at the start of a step, and portions add to them. If the worker has one stage and a step has one
+    portion, the recording writes the gradients itself, and nothing is added.
     """
 
     def __init__(
@@ -204,7 +207,7 @@ class RecordedSteps:
         self._sums: dict[nn.Parameter, Tensor] = {}
 
     def begin(self) -> None:
-        """Before a step's actions; records before the second."""
+        """Called before a step's actions; records before the second step."""
         self._steps += 1
         if self._steps == 1:
             return
@@ -213,7 +216,7 @@ class RecordedSteps:
         for parameter, total in self._sums.items():
             grad = parameter.grad
             if grad is not None and local_of(grad).data_ptr() == total.data_ptr():
-                parameter.grad = like(parameter, local_of(grad).clone())  # this step writes over it
+                parameter.grad = like(parameter, local_of(grad).clone())  # this step overwrites it
         if not self._once:
             torch_private.zero(list(self._sums.values()))
         self._gradients.accumulate_in(self._sums)

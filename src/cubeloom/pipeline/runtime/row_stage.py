@@ -1,7 +1,7 @@
-"""A stage of a model that does not say its pieces: the model's own forward, of which only the stage's modules run.
+"""A stage of a model that does not list its pieces: the model's own forward, in which only the stage's modules run.
 
-Modules of earlier stages give what they gave there, as far as it was carried here, and zeros else, which nothing uses. The
-first module of a later stage ends the forward.
+Modules of earlier stages return the tensors that they returned there, if these were sent; otherwise zeros, which
+nothing uses. The first module of a later stage ends the forward.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cubeloom.pipeline.runtime.stage import Carry, Data
 
 
 class _Left(BaseException):
-    """A module of a later stage was called: no error, and nothing that a model's own code may catch."""
+    """Raised when a module of a later stage is called. Not an Exception, so that a model's own code does not catch it."""
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _Left(BaseException):
 
 @dataclass
 class _Run:
-    """One forward under way. `counting`: no module runs."""
+    """One forward in progress. `counting`: no module runs."""
 
     carry: Carry
     counting: bool = False
@@ -46,7 +46,7 @@ class _Run:
 
 
 class RowStage:
-    """`before` are the shapes of what earlier stages' modules give; `seen` has those of this stage's, too, after a run."""
+    """`before`: shapes of the outputs of earlier stages' modules. After a run, `seen` also has those of this stage."""
 
     def __init__(self, model: nn.Module, row: Row, pieces: range, state: CubeState) -> None:
         self._model, self._row, self._state = model, row, state
@@ -77,7 +77,7 @@ class RowStage:
         return {"loss": share_of(result, self._state.shares.get(PORTION))}
 
     def count(self, data: Data) -> Tensor | None:
-        """How many targets each cross-entropy of the model's forward counts, in their order."""
+        """The number of targets of each cross-entropy in the model's forward, in order."""
         counts: list[Tensor] = []
         self._state.counting = counts
         try:
@@ -125,7 +125,7 @@ class RowStage:
         )
 
     def _given(self, given: Any, run: _Run) -> Any:
-        """Arguments, with what was carried in its place."""
+        """Arguments, with received tensors in their places."""
         place = iter(range(len(torch_private.tree_leaves(given))))
 
         def carried(value: Any) -> Any:
@@ -179,7 +179,7 @@ class RowStage:
 
 
 def leave_out(model: nn.Module, row: Row, kept: tuple[str, ...], like: Tensor, device: torch.device) -> None:
-    """Parameters of modules that the stage does not have are zeros without memory: their shape may be asked for."""
+    """Replace parameters of other stages by zeros without memory, because code may read their shape."""
     owners = {name.removesuffix(".") for names in row.modules for name in names if name.endswith(".")}
     whole = [unit for unit in row.units if unit not in kept]
     modules = [module for unit in whole for module in model.get_submodule(unit).modules()]

@@ -35,13 +35,13 @@ class _Flight:
 
 @dataclass
 class Stage:
-    """`runs` are the stage's pieces. What goes in and out is detached: each stage has a graph of its own."""
+    """`runs` are the stage's pieces. Inputs and outputs are detached: each stage has its own autograd graph."""
 
     runs: Sequence[Run]
     state: CubeState
     recompute: bool = False
     ways: int = 1  # strands of a portion
-    row: RowStage | None = None  # of a model that does not say its pieces
+    row: RowStage | None = None  # of a model that does not list its pieces
     _flights: dict[Portion, _Flight] = field(default_factory=dict)
 
     def forward(self, portion: Portion, inputs: Carry, data: Data) -> Carry:
@@ -60,48 +60,48 @@ class Stage:
         return carry
 
     def forget(self) -> None:
-        """What was seen: other shapes come."""
+        """Forget recorded shapes, because others follow."""
         if self.row is not None:
             self.row.seen = {}
 
     def told(self, before: Boundary) -> None:
-        """The shapes of what modules of earlier stages give."""
+        """Take the shapes of the outputs of earlier stages' modules."""
         if self.row is not None:
             self.row.told(before)
 
     @property
     def seen(self) -> Boundary:
-        """The same for the stages behind this one, after a run."""
+        """These shapes for later stages, after a run."""
         return {} if self.row is None else self.row.seen
 
     def dry_run(self, inputs: Carry, data: Data) -> Carry:
-        """For the shapes of what comes out."""
+        """Run the forward to learn the shapes of the outputs."""
         with torch.no_grad():
             return self._run(inputs, data)
 
     def backward(self, portion: Portion, gradients: Carry) -> Carry:
-        """Both gradients; gives those of the inputs."""
+        """Compute both gradients; return those of the inputs."""
         flight = self._flights.pop(portion)
         return self._input_gradients(flight, gradients)
 
     def input_grad(self, portion: Portion, gradients: Carry) -> Carry:
-        """The gradients of the inputs; those of weights are noted."""
+        """The gradients of the inputs; the weight gradients are deferred."""
         flight = self._flights[portion]
         with self.state.gradients.defer_weight_grads() as noted:
             found = self._input_gradients(flight, gradients)
-        # The notes hold what the weight gradients need; the graph and the rest of the activations go now.
+        # The deferred weight gradients keep their operands; the graph and the other activations are freed now.
         self._flights[portion] = _Flight({}, {}, noted)
         return found
 
     def weight_grad(self, portion: Portion) -> None:
-        """The weight gradients that `input_grad` noted."""
+        """Compute the weight gradients that `input_grad` deferred."""
         noted = self._flights.pop(portion).noted
         assert noted is not None
         self.state.gradients.run_deferred(noted)
 
     def _input_gradients(self, flight: _Flight, gradients: Carry) -> Carry:
         roots = {name: tensor for name, tensor in flight.outputs.items() if tensor.requires_grad}
-        # A loss is where gradients begin.
+        # The backward starts at the loss.
         torch.autograd.backward(
             list(roots.values()), [gradients[name] if gradients else torch.ones_like(roots[name]) for name in roots]
         )

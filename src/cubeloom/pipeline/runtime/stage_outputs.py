@@ -1,4 +1,4 @@
-"""What the pieces of a model hand to one another, from the layouts of their layers."""
+"""The tensors that the pieces of a model send to each other, from the layouts of their layers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PLAIN = ParallelConfig.exact(Grid(), ShardingPolicy(activations="replicated"), 
 
 
 def stage_outputs(model: nn.Module, specs: Sequence[LayerSpec]) -> list[tuple[StageOutput, ...]]:
-    """What each piece of a model hands to the next."""
+    """The tensors that each piece of a model sends to the next."""
     pieces: list[Piece] = model.pieces()  # type: ignore[operator]
     if not hasattr(model, "example"):
-        # A Transformer hands on the residual stream, which is what its embedding gives.
+        # A Transformer sends the residual stream, which has the layout of the embedding's output.
         embedding = next(spec for spec in specs if isinstance(spec, EmbeddingSpec))
         return [(StageOutput(numbers=embedding.features, side="x", always=False),)] * len(pieces)
     samples = 2
@@ -44,7 +44,7 @@ def stage_outputs(model: nn.Module, specs: Sequence[LayerSpec]) -> list[tuple[St
 
 
 def _last(specs: Sequence[LayerSpec]) -> StageOutput:
-    """Where the last of these layers leaves features, and whether it cuts rows further in any case."""
+    """The side of the features after the last of these layers, and whether it always cuts rows further."""
     linears = [spec for spec in reversed(specs) if isinstance(spec, LinearSpec | EdgeSpec) and _side(spec) is not None]
     norms = [spec for spec in specs if isinstance(spec, ImageNormSpec)]
     spec = next(iter(linears or norms))

@@ -1,7 +1,7 @@
-"""The weights of a stage in a pipeline that updates them while micro-batches are under way (PipeDream, PipeDream-2BW).
+"""The weights of a stage in a pipeline that updates them while micro-batches are in flight (PipeDream, PipeDream-2BW).
 
-A micro-batch computes with one version from its forward to its backward. The parameters hold the newest; an older one that
-is still needed is kept beside it, and takes its place while an action that uses it runs.
+A micro-batch computes with one version from its forward to its backward. The parameters hold the newest version. An
+older one that is still needed is stored, and swapped in while an action uses it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cubeloom.parallel.parameter import exchange, local_of
 
 
 class Versions:
-    """`used` is the version of each micro-batch; version 0 is what the parameters hold now."""
+    """`used`: the version of each micro-batch. Version 0 is in the parameters now."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], used: Mapping[int, int]) -> None:
         self._parameters = parameters
@@ -28,7 +28,7 @@ class Versions:
 
     @contextmanager
     def of(self, microbatch: int) -> Iterator[None]:
-        """The parameters hold this micro-batch's version inside the block."""
+        """Inside the block the parameters hold this micro-batch's version."""
         version = self._used[microbatch]
         if version == self._newest:
             yield
@@ -46,7 +46,7 @@ class Versions:
             self._old.pop(version, None)
 
     def update(self, change: Callable[[], None]) -> None:
-        """Make the next version by changing the newest."""
+        """Create the next version by changing the newest."""
         if self._backwards_to_come[self._newest]:
             with torch.no_grad():
                 self._old[self._newest] = [local_of(parameter).clone() for parameter in self._parameters]

@@ -1,4 +1,4 @@
-"""What the actions of one step compute on a worker that holds stages of a model."""
+"""Computes the actions of one step on a worker with stages of a model."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from cubeloom.pipeline.runtime.microbatches import counted_shares, shares
 from cubeloom.pipeline.runtime.stage import Carry, Data, Portion, Stage
 from cubeloom.pipeline.runtime.versions import Versions
 
-Update = Callable[[], None]  # lets an optimizer step, and clears the gradients
+Update = Callable[[], None]  # runs an optimizer step and clears the gradients
 
 
 class StepWork:
-    """`data` are this rank's samples by portion. `update` is for schedules that update within a step."""
+    """`data`: this rank's samples by portion. `update`: for schedules that update within a step."""
 
     def __init__(
         self,
@@ -81,25 +81,25 @@ class StepWork:
                 self._versions.update(self._update)
 
     def finish(self) -> Tensor:
-        """Sum what gradients are left to sum; the mean loss."""
+        """Reduce the remaining gradients; return the mean loss."""
         if self._versions is None:
             self._reduce(self._held.parameters.values())
             self._held.gradients.finish_reduce()
         return self.loss()
 
     def loss(self) -> Tensor:
-        """The mean of the whole batch, on every rank."""
+        """The mean loss of the whole batch, on every rank."""
         groups = 1 + self._schedule.groups[-1]
         nothing = torch.zeros((), dtype=torch.float64, device=self._network.device)
         mine = torch.stack(self._losses).double().sum() if self._losses else nothing
         if self._losses and self._layout.row is not None:
-            # A loss that is no cross-entropy is the mean of a rank's own samples.
+            # A loss that is not a cross-entropy is a mean over the rank's own samples.
             everybody = self._network.axis("data", "z")
             mine = everybody.all_reduce(mine, "loss").wait() / everybody.size
         return self._network.axis("pipe").all_reduce(mine, "loss").wait() / groups
 
     def stage_for(self, replica: int, stage: int, portion: Portion) -> Stage:
-        """A stage, made ready for a portion."""
+        """A stage, prepared for a portion."""
         found = self._held.stages[replica, stage]
         self._held.clock.first_row, self._held.clock.rows = self._first_rows[portion]
         found.state.shares.update(self._shares.get(portion, {}))
@@ -111,12 +111,12 @@ class StepWork:
     def _find_versions(self) -> Versions:
         assert self._schedule.updates is not Updates.FLUSH
         used = versions(self._schedule, self._network.coordinates["pipe"])
-        # One stage a worker: `plan_stages` has seen to that.
+        # One stage per worker: `plan_stages` checked it.
         by_microbatch = {microbatch: version for (_, _, microbatch), version in used.items()}
         return Versions(list(self._held.parameters.values()), by_microbatch)
 
     def _reduce_stage(self, stage: int) -> None:
-        """Start to sum the gradients of a stage, but for a weight that another stage of this worker still adds to."""
+        """Start to reduce the gradients of a stage, except a weight that another stage of this worker still adds to."""
         done = {spec.name for spec in self._layout.specs_of(stage)}
         others = [model for (_, other), model in self._held.models.items() if other != stage]
         shared = {id(each) for model in others for each in model.parameters()}
@@ -124,14 +124,14 @@ class StepWork:
         self._reduce(each for each in mine.values() if id(each) not in shared)
 
     def _reduce(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Start to sum the gradients of those that have not been started."""
+        """Start to reduce the gradients of those that are not started yet."""
         new = [parameter for parameter in parameters if parameter not in self._reduced]
         self._reduced.update(new)
         self._held.gradients.start_reduce(new)
 
     def _rows_before(self) -> dict[Portion, tuple[int, int]]:
-        """For each portion the rows of this z rank that come before it, and all of them."""
-        # Rows are tokens; a model on images has no dropout by rows, so that its samples will do.
+        """For each portion, the number of this z rank's rows before it, and of all its rows."""
+        # Rows are tokens. A model on images has no dropout by rows, so its samples serve as rows.
         sizes = {portion: _rows_of(data) for portion, data in self.data.items()}
         total = sum(sizes.values())
         found, before = {}, 0
@@ -147,7 +147,7 @@ class StepWork:
         model = self._held.models[last[0]]
         row = self._held.stages[last[0]].row
         if row is not None:
-            known = bool(row.seen)  # not while the pipeline learns what stages hand on
+            known = bool(row.seen)  # not while the pipeline learns which tensors stages send
             return counted_shares(self.data, self._schedule.groups, row.count, self._network) if known else {}
         pieces: list[Piece] = model.pieces()  # type: ignore[operator]
         losses = pieces[-1].losses
@@ -162,7 +162,7 @@ def _rows_of(data: Data) -> int:
 
 
 class EvaluationWork(StepWork):
-    """Forwards alone, of which nothing is kept."""
+    """Forwards only; nothing is kept for a backward."""
 
     def forward(self, action: Action, inputs: Carry) -> Carry:
         portion = action.microbatch, action.part

@@ -1,7 +1,7 @@
 """Every schedule by name: functions from stages, micro-batches and options to a `Schedule`.
 
-`stages` is the number of workers that the model is spread over. Where a worker holds several chunks (interleaved, ZBV,
-DualPipeV, Hanayo) the schedule has that many times more stages, each so much smaller.
+`stages` is the number of workers that share the model. If a worker holds several chunks (interleaved, ZBV, DualPipeV,
+Hanayo) the schedule has that many times more stages, each that much smaller.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cubeloom.pipeline.schedules.zero_bubble import zb_h1, zb_h2
 
 @dataclass(frozen=True)
 class Family:
-    """A named schedule: how to make it, which options it takes beyond stages and micro-batches, and what it is."""
+    """A named schedule: its generator, the options it takes besides stages and micro-batches, and its description."""
 
     make: Callable[..., Schedule]
     summary: str
@@ -87,9 +87,9 @@ def generate(
     placement: Placement | str | None = None,
     tries: int | None = None,
 ) -> Schedule:
-    """The schedule of that name. An option that it does not take is refused, except costs: most orders ignore them.
+    """The schedule of that name. An option that it does not take is refused, except costs, which most orders ignore.
 
-    `tries` bounds the search of those that search.
+    `tries` limits the search of the schedules that search.
     """
     made_by = family(name)
     given: dict[str, Any] = {

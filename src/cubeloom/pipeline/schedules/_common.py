@@ -1,4 +1,4 @@
-"""What generators share: refusals with the nearest legal values, and rows from timetables."""
+"""What generators share: errors with the nearest legal values, and rows from timetables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def at_least_one(name: str, stages: int, microbatches: int) -> None:
 
 
 def not_too_long(name: str, stages: int, microbatches: int, chunks: int = 1) -> None:
-    """Asked before anything is made that has an entry for each stage or micro-batch."""
+    """Checked before anything is created that has an entry per stage or micro-batch."""
     if stages * microbatches * chunks > FORWARDS:
         many = f" of {chunks:,} chunks" if chunks > 1 else ""
         raise UserError(
@@ -29,7 +29,7 @@ def not_too_long(name: str, stages: int, microbatches: int, chunks: int = 1) -> 
 
 
 def refuse(name: str, what: str, rule: str, got: int, legal: Callable[[int], bool]) -> None:
-    """Raise unless `legal(got)`; the message names the nearest legal values on both sides."""
+    """Raise unless `legal(got)`. The message names the nearest legal values on both sides."""
     if legal(got):
         return
     below = next((value for value in range(got - 1, 0, -1) if legal(value)), None)
@@ -43,7 +43,7 @@ def even_stages(name: str, stages: int) -> None:
 
 
 def by_slot(workers: int, timed: Iterable[tuple[int, int, Action]]) -> tuple[Row, ...]:
-    """Rows from (slot, worker, action). Dependencies lie in earlier slots, so any order within a slot is sound."""
+    """Rows from (slot, worker, action). Dependencies are in earlier slots, so any order within a slot is correct."""
     rows: list[list[tuple[int, int, Action]]] = [[] for _ in range(workers)]
     for order, (slot, worker, action) in enumerate(timed):
         rows[worker].append((slot, order, action))
@@ -56,6 +56,6 @@ def mirrored(stages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def zigzag(workers: int, chunks: int) -> tuple[int, ...]:
-    """The worker of each stage when the stages run down the workers, up again, down again."""
+    """The worker of each stage if the stages run down the workers, up again, and down again."""
     lines = [range(workers) if chunk % 2 == 0 else reversed(range(workers)) for chunk in range(chunks)]
     return tuple(worker for line in lines for worker in line)

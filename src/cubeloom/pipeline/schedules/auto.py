@@ -1,4 +1,4 @@
-"""Search an order for given costs and memory cap: never slower than a named schedule that keeps to the same cap."""
+"""Search for an order under given costs and memory cap. It is never slower than a named schedule under the same cap."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from cubeloom.pipeline.simulator import simulate
 
 class Placement(StrEnum):
     LINEAR = "linear"  # stage s on worker s
-    LOOPED = "looped"  # two chunks a worker, both downwards, as in interleaved 1F1B
-    V = "v"  # two chunks a worker, down and up again
-    BIDIRECTIONAL = "bidirectional"  # Chimera's: replicas in opposite directions, so two copies of the weights or more
+    LOOPED = "looped"  # two chunks per worker, both downwards, as in interleaved 1F1B
+    V = "v"  # two chunks per worker, down and up again
+    BIDIRECTIONAL = "bidirectional"  # Chimera's: replicas in opposite directions, so two or more copies of the weights
     ANY = "any"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What `auto` found, and what it was measured against."""
+    """The order that `auto` found, and what it was compared with."""
 
     schedule: Schedule
-    costs: Costs  # those of the schedule's stages
+    costs: Costs  # of the schedule's stages
     makespan: float
-    bound: float  # no order with an allowed placement and this cap takes less, halving micro-batches or not as this one
+    bound: float  # no order with an allowed placement and this cap takes less, with the same halving of micro-batches
     cap: float
-    rivals: tuple[tuple[str, float], ...]  # named schedules that keep to the cap, and their makespans
+    rivals: tuple[tuple[str, float], ...]  # named schedules under the cap, with their makespans
 
     @property
     def gap(self) -> float:
-        """How far it is from the lower bound, as a share of it: 0 is proved optimal."""
+        """The relative distance from the lower bound: 0 is proved optimal."""
         return self.makespan / self.bound - 1 if self.bound else 0.0
 
 
@@ -62,9 +62,9 @@ def auto(
     pairs: int = 1,
     tries: int = 1000,
 ) -> Plan:
-    """`costs` are those of `stages` equal shares; where a worker holds two chunks each share is cut in two.
+    """`costs` are those of `stages` equal shares. If a worker holds two chunks, each share is cut in two.
 
-    The cap is in units of `costs.activation`; by default it is what D micro-batches of the largest share take.
+    The cap is in units of `costs.activation`; by default it is that of D micro-batches of the largest share.
     """
     at_least_one("auto", stages, microbatches)
     costs = costs or Costs.uniform(stages)
@@ -87,7 +87,7 @@ def auto(
 
 
 def _best(sites: list[_Site], named: list[Plan], cap: float, bound: float, tries: int) -> Plan | None:
-    """The best of the named ones if it is optimal; else of those and the orders found by search, polished."""
+    """The best named schedule if it is optimal; otherwise the best of these and the orders found by search, polished."""
     plans = sorted(named, key=lambda plan: plan.makespan)
     if plans and plans[0].makespan <= bound + 1e-9:
         return plans[0]
@@ -108,20 +108,20 @@ def _polished(plan: Plan, bound: float, tries: int) -> Plan:
 
 @dataclass(frozen=True)
 class _Site:
-    """One way to place the stages, and the named schedules that place them so."""
+    """One placement of the stages, and the named schedules with this placement."""
 
     layout: Layout
     costs: Costs
     named: tuple[Callable[[], Schedule], ...]
 
     def bound(self, cap: float, parts: int = 1) -> float:
-        """Micro-batches in parts are more and smaller ones."""
+        """The lower bound. Micro-batches in parts are more and smaller ones."""
         counts = tuple(range(parts * len(microbatches)) for microbatches in self.layout.microbatches)
         return lower_bound(replace(self.layout, microbatches=counts), self.costs.part(1 / parts), cap)
 
     @property
     def smallest_cap(self) -> float:
-        """Each stage of a worker must have room for one micro-batch."""
+        """Each stage of a worker must have memory for one micro-batch."""
         room = [0.0] * self.layout.workers
         for line in self.layout.lines:
             for stage, worker in enumerate(line):
@@ -133,7 +133,7 @@ class _Site:
             try:
                 schedule = make()
             except UserError:
-                continue  # not for this many stages or micro-batches
+                continue  # not possible for this number of stages or micro-batches
             if all(in_flight(row, self.costs.activation) <= cap + 1e-9 for row in schedule.workers):
                 yield Plan(schedule, self.costs, simulate(schedule, self.costs).makespan, 0.0, cap, ())
 
@@ -158,7 +158,7 @@ def _sites(
     if placement == Placement.BIDIRECTIONAL or (Placement.BIDIRECTIONAL in wanted and stages % 2 == 0):
         layout = bidirectional("auto", stages, microbatches, pairs)
         own = [lambda mode=mode: chimera(stages, microbatches, pairs, mode) for mode in Mode]
-        # Made for these costs, and as it is by default.
+        # One made for these costs, and the default one.
         split = [lambda made=made: chimera_zb(stages, microbatches, pairs, made, tries) for made in (costs, None)]
         peers = made_by(gems, dualpipe) if pairs == 1 else ()
         yield _Site(layout, costs, (*own, *split, *peers))

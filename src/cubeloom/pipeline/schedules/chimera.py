@@ -1,14 +1,13 @@
 """Chimera (Li & Hoefler 2021): pipelines in opposite directions through the same workers, with half the bubbles.
 
 Of 2f pipelines, down i has stage s on worker s + i·D/f (mod D) and up i on worker D-1-s + i·D/f. A unit gives each
-D/(2f) micro-batches. The m-th of them runs F at slot s + 2m and B at slot 2D-1-s + 2m: on every worker these never
-meet, as D is even, and units 2D slots apart fit into each other without a gap. That is direct concatenation, for F =
-B.
+D/(2f) micro-batches. The m-th of them runs F at slot s + 2m and B at slot 2D-1-s + 2m. On every worker these slots
+never collide, because D is even, and units 2D slots apart join without a gap. This is direct concatenation, for F = B.
 
-Where a backward costs two forwards, slots are made equally long again in one of two ways. Doubling puts two
-micro-batches into a forward slot: twice the activations. Halving puts a whole micro-batch, as two halves one after the
-other, into a forward slot and one half into a backward slot. Both have two backwards for each forward slot, and units
-3D slots apart.
+If a backward costs two forwards, slots are made equally long in one of two ways. Doubling puts two micro-batches into a
+forward slot, which takes twice the activations. Halving puts a whole micro-batch, as two halves one after the other,
+into a forward slot and one half into a backward slot. Both have two backwards per forward slot, and units 3D slots
+apart.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def chimera(stages: int, microbatches: int, pairs: int = 1, mode: Mode = Mode.DI
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One replica of the model: the worker of each stage, and the micro-batches it takes, in order."""
+    """One replica of the model: the worker of each stage, and its micro-batches in order."""
 
     replica: int
     workers: tuple[int, ...]
@@ -46,7 +45,7 @@ class Pipeline:
 
 
 def chimera_pipelines(name: str, stages: int, microbatches: int, pairs: int) -> list[Pipeline]:
-    """The 2f pipelines, without those that get no micro-batch; the micro-batches spread as evenly as they can be."""
+    """The 2f pipelines, without those that get no micro-batch. Micro-batches are divided as evenly as possible."""
     even_stages(name, stages)
     at_least_one(name, stages, microbatches)
     legal = divisors(stages // 2)
@@ -61,7 +60,7 @@ def chimera_pipelines(name: str, stages: int, microbatches: int, pairs: int) -> 
     up = [tuple((stages - 1 - s + i * step) % stages for s in range(stages)) for i in range(pairs)]
     lines = down + up
     each, rest = divmod(microbatches, 2 * pairs)
-    # What is left over goes to down 0, up 0, down 1, up 1, ..., so that both directions stay equally full.
+    # The remainder goes to down 0, up 0, down 1, up 1, ..., so that both directions stay equally full.
     lucky = [i // 2 + i % 2 * pairs for i in range(rest)]
     found: list[Pipeline] = []
     start = 0
@@ -74,9 +73,9 @@ def chimera_pipelines(name: str, stages: int, microbatches: int, pairs: int) -> 
 
 
 def _timetable(pipeline: Pipeline, stages: int, pairs: int, mode: Mode) -> Iterator[tuple[int, int, Action]]:
-    """(slot, worker, action) of one pipeline: forwards and backwards of a unit, unit after unit."""
+    """(slot, worker, action) of one pipeline: forwards and backwards of a unit, one unit after another."""
     parts: tuple[int | None, ...] = (0, 1) if mode is Mode.HALVING else (None,)
-    in_slot = 1 if mode is Mode.DIRECT else 2  # forwards, of micro-batches or of halves
+    in_slot = 1 if mode is Mode.DIRECT else 2  # forwards of micro-batches or of halves
     per_unit = stages // (2 * pairs) * in_slot
     period = 2 * stages if mode is Mode.DIRECT else 3 * stages
     for index, (m, part) in enumerate((m, part) for m in pipeline.microbatches for part in parts):

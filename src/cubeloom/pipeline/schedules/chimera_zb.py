@@ -1,7 +1,7 @@
-"""Chimera with split backward: its mapping, B cut into I and W, list-scheduled under Chimera's own memory cap.
+"""Chimera with split backward: its placement, B split into I and W, list-scheduled under Chimera's own memory cap.
 
-Weight gradients fill the bubbles that Chimera leaves, and those between its units: from N = D up, with F = I = W, what
-is left is the D/2 - 1 slots in which the middle workers wait for the first micro-batch.
+Weight gradients fill the bubbles that Chimera leaves within and between its units. From N = D up, with F = I = W, only
+the D/2 - 1 slots remain in which the middle workers wait for the first micro-batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cubeloom.pipeline.search import search
 def chimera_zb(
     stages: int, microbatches: int, pairs: int = 1, costs: Costs | None = None, tries: int = 1000
 ) -> Schedule:
-    """No worker holds more than D micro-batches. The order is made for `costs`, by default F = I = W."""
+    """No worker holds more than D micro-batches. The order is optimised for `costs`, by default F = I = W."""
     layout = bidirectional("chimera-zb", stages, microbatches, pairs)
     costs = costs or Costs.uniform(stages)
     cap = stages * max(costs.activation)

@@ -1,4 +1,6 @@
-"""GEMS (Jain et al. 2020): two replicas in opposite directions, one micro-batch at a time; least memory, most idle."""
+"""GEMS (Jain et al. 2020): two replicas in opposite directions, one micro-batch at a time; least memory, most idle
+time.
+"""
 
 from __future__ import annotations
 

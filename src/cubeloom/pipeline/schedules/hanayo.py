@@ -1,4 +1,4 @@
-"""Hanayo (Liu et al. 2023): one model whose stages run down the workers and up again in waves; backwards go first."""
+"""Hanayo (Liu et al. 2023): one replica whose stages run down the workers and up again in waves; backwards go first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cubeloom.pipeline.schedules._common import at_least_one, refuse, zigzag
 
 
 def hanayo(workers: int, microbatches: int, chunks: int = 2) -> Schedule:
-    """Two chunks make a wave. As in 1F1B no worker holds more than p micro-batches' worth of its share."""
+    """Two chunks form a wave. As in 1F1B no worker holds the activations of more than p micro-batches of its share."""
     at_least_one("hanayo", workers, microbatches)
     refuse("hanayo", "chunks", "two chunks for each wave", chunks, lambda v: v >= 2 and v % 2 == 0)
     layout = Layout.single(zigzag(workers, chunks), microbatches)

@@ -1,7 +1,7 @@
 """Interleaved 1F1B (Narayanan et al. 2021): each worker holds several chunks, so that the pipeline fills sooner.
 
-Chunk c of worker r is stage c·p + r. Micro-batches go in rounds of about p; within a round all chunks are served in
-turn. The zero-bubble variant (ZB-H1) is the same walk with another warm-up and the weight gradients put off.
+Chunk c of worker r is stage c·p + r. Micro-batches go in rounds of about p; within a round each chunk takes its turn.
+The zero-bubble variant (ZB-H1) is the same walk with another warm-up and deferred weight gradients.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _row(walk: Walk, worker: int) -> Row:
 
 @dataclass(frozen=True)
 class Walk:
-    """In which order a worker visits its (stage, micro-batch) pairs."""
+    """The order in which a worker visits its (stage, micro-batch) pairs."""
 
     workers: int
     chunks: int

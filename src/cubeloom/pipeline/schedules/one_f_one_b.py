@@ -1,4 +1,4 @@
-"""1F1B (DAPPLE, Fan et al. 2021): after a warm-up a forward and a backward in turn, so few activations are held."""
+"""1F1B (DAPPLE, Fan et al. 2021): after a warm-up a forward and a backward alternately, which keeps few activations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
 
 
 def one_f_one_b_row(stage: int, stages: int, microbatches: int) -> Row:
-    """As many forwards ahead as there are stages behind this one, then F, B, F, B, ..."""
+    """A warm-up forward for each later stage, then F, B, F, B, ..."""
     warmup = min(microbatches, stages - 1 - stage)
     row: list[Action] = [forward(stage, m) for m in range(warmup)]
     for m in range(microbatches):

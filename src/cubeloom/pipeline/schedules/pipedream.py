@@ -1,7 +1,7 @@
 """PipeDream and PipeDream-2BW (Narayanan et al. 2019, 2021): 1F1B that never flushes, at the price of stale weights.
 
-A step here is a stretch of the endless stream: N micro-batches with its one fill and run_deferred. `memory.versions` says
-which weights each micro-batch uses; both keep them from its forward to its backward.
+A step here is a segment of the endless stream: N micro-batches with one fill and one drain. `memory.versions` gives the
+weight version of each micro-batch, which both schedules keep from its forward to its backward.
 """
 
 from __future__ import annotations

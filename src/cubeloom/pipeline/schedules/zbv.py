@@ -1,6 +1,6 @@
-"""ZBV (Qi et al. 2024): two chunks a worker in a V, down the workers and back, with split backward.
+"""ZBV (Qi et al. 2024): two chunks per worker in a V, down the workers and back, with split backward.
 
-The worker with the first stage has the last one too, so its first backward starts at once; with F = I = W no worker
+The worker with the first stage also has the last one, so its first backward starts at once. With F = I = W no worker
 idles between its first and its last action.
 """
 
@@ -20,7 +20,7 @@ def zbv(workers: int, microbatches: int) -> Schedule:
 
 
 def _row(worker: int, workers: int, microbatches: int) -> Row:
-    # The timetable wants at least 2p - 1 micro-batches; a shorter step is that one less the micro-batches it lacks.
+    # The timetable needs at least 2p - 1 micro-batches; a shorter step is that one without the missing micro-batches.
     total = max(microbatches, 2 * workers - 1)
     stages = (worker, 2 * workers - 1 - worker)
     row: list[Action] = []

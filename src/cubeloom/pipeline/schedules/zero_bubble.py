@@ -1,4 +1,4 @@
-"""ZB-H1 and ZB-H2 (Qi et al. 2024): the backward is cut in two, and weight gradients fill what would be bubbles."""
+"""ZB-H1 and ZB-H2 (Qi et al. 2024): the backward is split, and weight gradients fill the bubbles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Visit = Callable[[int], tuple[int, int]]  # the i-th (stage, micro-batch) of a w
 
 
 def zb_h1(workers: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """No more activations than 1F1B: worker r puts off r weight gradients. With more chunks it is interleaved."""
+    """No more activations than 1F1B: worker r defers r weight gradients. With more chunks it is interleaved."""
     walk = Walk.of("zb-h1", workers, microbatches, chunks) if chunks != 1 else None
     at_least_one("zb-h1", workers, microbatches)
     rows = []
@@ -39,7 +39,7 @@ def zb_h2(workers: int, microbatches: int) -> Schedule:
 
 
 def _row(forwards: Visit, backwards: Visit, total: int, warmup: int, delay: int) -> Row:
-    """`warmup` forwards, then F (while there are any), I and the W of `delay` turns ago, then the W left over."""
+    """`warmup` forwards, then F (while there are any), I and the W of `delay` turns ago, then the remaining W."""
     warmup = min(warmup, total)
     row: list[Action] = [forward(*forwards(i)) for i in range(warmup)]
     for i in range(total):
