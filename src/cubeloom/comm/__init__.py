@@ -1,6 +1,6 @@
-"""The only door to torch.distributed: collectives, their handles, the ledger, devices.
+"""The only package that uses torch.distributed: collectives, their handles, the ledger, devices.
 
-Each name is imported when it is first asked for: `comm.kinds` needs no torch.
+Each name is imported when it is first used: `comm.kinds` needs no torch.
 """
 
 from typing import TYPE_CHECKING

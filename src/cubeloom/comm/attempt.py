@@ -1,7 +1,8 @@
-"""Which attempt of a job its ranks belong to.
+"""Names the attempt of a job, so that ranks of different attempts do not meet.
 
-An agent's store outlives a restart, with the addresses of ranks that are dead, and agents of several machines count restarts
-each for itself. So rank 0 gives each attempt a name of its own, and makes sure that the others are alive to hear it.
+An agent's store outlives a restart and still has the addresses of dead ranks, and agents of several machines count
+restarts separately. Rank 0 therefore gives each attempt a unique name, and makes sure that the others are alive to
+receive it.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from torch.distributed import DistStoreError
 from cubeloom.comm.failure import CommunicationError
 from cubeloom.comm.world import TCPStore
 
-_CALL = "cubeloom attempt"  # the name that rank 0 gave last
+_CALL = "cubeloom attempt"  # the store key with the newest name
 _LOOK = timedelta(seconds=0.25)
 
 
 def name_attempt(store: TCPStore, rank: int, world: int, patience: float) -> str:
-    """A name that all ranks of this attempt get, and none of another attempt in the same store.
+    """Return a name that all ranks of this attempt get, and no rank of another attempt in the same store.
 
-    Rank 0 announces a new name. Every other rank answers the newest name with a value of its own, and is in when rank 0
-    repeats this value: so it never takes the name of an attempt that is over, and nobody takes it for a rank that is dead.
+    Rank 0 announces a new name. Every other rank answers the newest name with a random value, and has joined when rank
+    0 repeats this value. So it never takes the name of an attempt that is over, and is never confused with a dead rank.
     """
     deadline = time.monotonic() + patience
     if rank == 0:
@@ -39,7 +40,7 @@ def name_attempt(store: TCPStore, rank: int, world: int, patience: float) -> str
             continue
         if mine in store.get(f"{name}/all").decode().split():
             return name
-        time.sleep(_LOOK.total_seconds())  # an attempt that is over: rank 0 of this one has still to come
+        time.sleep(_LOOK.total_seconds())  # an attempt that is over: rank 0 of this one has not announced a name yet
     raise CommunicationError(f"rank {rank} waited {patience:g} s for rank 0 to begin the attempt, and it did not come")
 
 

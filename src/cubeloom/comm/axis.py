@@ -1,6 +1,6 @@
 """Collectives along one axis of the grid. Each starts at once and is awaited where its result is needed.
 
-No package but this one calls torch.distributed.
+Only this package calls torch.distributed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from cubeloom.comm.failure import failed
 from cubeloom.comm.recorder import Recorder
 from cubeloom.comm.watch import Watch
 
-# torch 2.13 renamed these and warns of the old names; 2.11 has only the old ones.
+# torch 2.13 renamed these and warns about the old names; 2.11 has only the old ones.
 _gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 _SUM, _MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 
-LANE_BYTES = 2**20  # the least that is worth a lane of its own
+LANE_BYTES = 2**20  # the smallest size that gets its own lane
 
 
 class Pending:
-    """A communication under way. `wait` gives its result; it may be called once."""
+    """A communication in progress. `wait` returns its result and may be called once."""
 
     __slots__ = ("_about", "_axis", "_finish", "_keep", "_result", "_transfer", "_work")
 
@@ -47,10 +47,10 @@ class Pending:
         self._result = result
         self._work = work
         self._axis = axis
-        self._about = about  # the words for an error
+        self._about = about  # its description in errors
         self._transfer = transfer
         self._finish = finish
-        self._keep = keep  # the buffer being sent must outlive the transfer
+        self._keep = keep  # the send buffer must outlive the transfer
 
     def wait(self) -> Tensor:
         if self._work is not None:
@@ -61,7 +61,7 @@ class Pending:
 
 
 class _Together:
-    """The parts of one collective, each in a lane of its own."""
+    """The parts of one collective, each on its own lane."""
 
     def __init__(self, works: list[dist.Work]) -> None:
         self._works = works
@@ -72,12 +72,12 @@ class _Together:
 
 
 class Axis:
-    """The ranks along one axis (or several, as one group), seen from this rank.
+    """The ranks along one axis (or several, as one process group), seen from this rank.
 
-    `name` is what the ledger says, for instance `x` or `data+z`; `index` is this rank's place among `size`.
-    Tensors are the local ones; `origin` says for the ledger which layer asked. Large sums and gathers are cut over `groups`,
-    which have the same ranks: each has connections and a thread of its own, of which one alone does not fill a network of
-    sockets.
+    `name` is the ledger's name, for instance `x` or `data+z`; `index` is this rank's position among `size`. Tensors are
+    local; `origin` tells the ledger which layer communicates. Large all-reduces, reduce-scatters and all-gathers are
+    split over `groups`, which have the same ranks. Each group has its own connections and thread; one alone does not
+    saturate a network of sockets.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class Axis:
         self._groups = groups
         self._group = groups[0] if groups else None
         self._recorder = recorder
-        self._limit = limit  # on every wait, where the host is who waits; otherwise who watches the stream
+        self._limit = limit  # on every wait if the host waits; otherwise `watch` looks after the stream
         self._words = f"over {name} with ranks {ranks}"
-        # A process group orders its members by rank; over several axes that need not be the order of the axis.
+        # A process group orders its members by rank. Over several axes this can differ from the order of the axis.
         ordered = sorted(ranks)
         self._members = None if ranks == ordered else [ranks.index(rank) for rank in ordered]
 
     def __deepcopy__(self, memo: dict[int, object]) -> Axis:
-        """A copy of a model communicates as the model does."""
+        """A copied model uses the same communicators."""
         return self
 
     def wait(self, work: dist.Work | _Together, about: tuple[str, ...], transfer: Transfer | None) -> None:
@@ -132,9 +132,9 @@ class Axis:
         return self._recorder.start(operation, self.name, self.size, size, origin)
 
     def _lanes(self, tensor: Tensor) -> Sequence[dist.ProcessGroup]:
-        """The groups over which a tensor is cut: all where that is worth it and comes out even, otherwise one."""
+        """The groups over which a tensor is split: all if it is large enough and divides evenly, otherwise one."""
         if torch.compiler.is_compiling():
-            # The compiler then leaves the layer to Python, and traces what lies between layers.
+            # The compiler then leaves the layer to Python and traces the code between layers.
             raise UserError(
                 "torch.compile cannot trace communication: call it on no model that was cut or parallelized; of our own models"
                 " `apply(..., compile=True)`, or layout.compile in a settings file, compiles what lies between"
@@ -144,18 +144,18 @@ class Axis:
         return self._groups if enough and tensor.numel() % count == 0 and tensor.is_contiguous() else self._groups[:1]
 
     def _by_index(self, parts: Tensor) -> Tensor:
-        """Parts in the process group's order, put into the axis's."""
+        """Parts in the order of the process group, reordered to that of the axis."""
         if self._members is None:
             return parts
-        # Stacked and not indexed: a list of indices would first be copied to the device, and the host would wait.
+        # Stacked and not indexed: torch would first copy a list of indices to the device, and the host would wait.
         return torch.stack([parts[self._members.index(index)] for index in range(self.size)])
 
     def _by_member(self, parts: Tensor) -> Tensor:
-        """The reverse."""
+        """The inverse of `_by_index`."""
         return parts if self._members is None else torch.stack([parts[member] for member in self._members])
 
     def all_gather(self, shard: Tensor, dim: int = 0, origin: str = "") -> Pending:
-        """Shards of all ranks, joined along `dim` in the order of the ranks."""
+        """Shards of all ranks, concatenated along `dim` in the order of the ranks."""
         if self.size == 1:
             return Pending(shard)
         dim %= shard.dim()
@@ -181,12 +181,12 @@ class Axis:
         """This rank's part, along `dim`, of the sum over the ranks."""
         if self.size == 1:
             return Pending(whole)
-        # Parts must lie one behind the other: [.., size·n, ..] -> [size, .., n, ..].
+        # Parts must be contiguous: [.., size·n, ..] -> [size, .., n, ..].
         parts = self._by_member(whole.unflatten(dim, (self.size, -1)).movedim(dim % whole.dim(), 0)).contiguous()
         transfer = self._record("reduce_scatter", parts.nbytes, origin)
         part = torch.empty_like(parts[0])
         lanes = self._lanes(part)
-        # [size, lanes, numbers of a lane] -> [lanes, size, numbers]
+        # [size, lanes, elements of a lane] -> [lanes, size, elements]
         cut = parts.view(self.size, len(lanes), -1).transpose(0, 1).contiguous()
         pieces = part.view(len(lanes), -1)
         work = _Together(
@@ -198,7 +198,7 @@ class Axis:
         return Pending(part, work, self, ("reduce_scatter", origin, self._words), transfer, keep=cut)
 
     def all_reduce(self, tensor: Tensor, origin: str = "", *, largest: bool = False) -> Pending:
-        """The sum over the ranks (or the largest), in a new tensor."""
+        """The sum over the ranks (or the maximum), in a new tensor."""
         if self.size == 1:
             return Pending(tensor)
         return self.all_reduce_in_place(tensor.clone(memory_format=torch.contiguous_format), origin, largest=largest)
@@ -219,7 +219,7 @@ class Axis:
         return Pending(tensor, work, self, ("all_reduce", origin, self._words), transfer)
 
     def all_to_all(self, parts: list[Tensor], sizes: list[int], origin: str = "") -> Pending:
-        """Send `parts[i]`, one-dimensional, to rank i of the axis; get what each sent here, joined. `sizes` says how many."""
+        """Send `parts[i]`, one-dimensional, to rank i; return what all ranks sent here, concatenated, of these `sizes`."""
         if self.size == 1:
             return Pending(parts[0])
         members = self._members or list(range(self.size))
@@ -239,7 +239,7 @@ class Axis:
         return Pending(incoming, work, self, ("all_to_all", origin, self._words), transfer, finish, keep=outgoing)
 
     def broadcast(self, tensor: Tensor, root: int, origin: str = "") -> Pending:
-        """Rank `root`'s tensor, written into everybody's."""
+        """Copy rank `root`'s tensor into the tensors of all ranks."""
         if self.size == 1:
             return Pending(tensor)
         transfer = self._record("broadcast", tensor.nbytes, origin)
@@ -247,7 +247,7 @@ class Axis:
         return Pending(tensor, work, self, ("broadcast", origin, self._words), transfer)
 
     def reduce(self, tensor: Tensor, root: int, origin: str = "") -> Pending:
-        """The sum over the ranks, in rank `root`'s tensor; the others' are left undefined."""
+        """The sum over the ranks, in rank `root`'s tensor. The other tensors are undefined afterwards."""
         if self.size == 1:
             return Pending(tensor)
         transfer = self._record("reduce", tensor.nbytes, origin)
@@ -269,7 +269,7 @@ class Axis:
     def _message(
         self, start: Callable[..., dist.Work | None], tensor: Tensor, partner: int, about: tuple[str, ...]
     ) -> dist.Work | None:
-        """Of a partner that is gone gloo tells here already; in a collective, where it is awaited."""
+        """If the partner is gone, gloo raises here already; for a collective it raises in the wait."""
         try:
             return start(tensor, self._ranks[partner], group=self._group)
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""When communications were started, awaited and done; and a wire that makes them as slow as a network one does not have."""
+"""Records when communications started, were awaited and finished; and simulates a slower network."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from cubeloom.comm.ledger import Entry
 
 
 class SimulatedLink:
-    """A network that carries one message after another at this speed, whatever the true one does. For measurements."""
+    """A network that transfers one message after another at this speed, whatever the real one does. For measurements."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self._speed = bytes_per_second
-        self._free = 0.0  # when the last message is through
+        self._free = 0.0  # when the last message has been transferred
 
     def carry(self, entry: Entry) -> tuple[float, float]:
-        """When it would be through, and how long it is on the wire."""
+        """When the transfer would end, and its duration."""
         duration = float(entry.received) / self._speed
         self._free = max(time.perf_counter(), self._free) + duration
         return self._free, duration
@@ -29,19 +29,19 @@ class Transfer:
     number: int
     entry: Entry
     started: float
-    until: float = 0.0  # not done before, by the wire
-    duration: float = 0.0  # on the wire
+    until: float = 0.0  # when the simulated link finishes it
+    duration: float = 0.0  # on the simulated link
     awaited: float | None = None
     done: float | None = None
 
     @property
     def blocked(self) -> float:
-        """How long this rank did nothing but wait for it."""
+        """How long this rank only waited for it."""
         assert self.awaited is not None and self.done is not None
         return self.done - self.awaited
 
     def finish(self) -> None:
-        """The true network is done; the wire may not be."""
+        """Called when the real network is done; waits for the simulated link."""
         rest = self.until - time.perf_counter()
         if rest > 0:
             time.sleep(rest)
@@ -51,7 +51,7 @@ class Transfer:
 @dataclass
 class CommTrace:
     transfers: list[Transfer] = field(default_factory=list)
-    order: list[tuple[str, Transfer]] = field(default_factory=list)  # "start" and "wait", as they came
+    order: list[tuple[str, Transfer]] = field(default_factory=list)  # "start" and "wait", in order
 
     def __str__(self) -> str:
         """`+0 +1 -0 -1`: starts and waits of the transfers, by number."""

@@ -1,4 +1,4 @@
-"""Which device a rank computes on and which backend joins such devices; no other module names either."""
+"""The device that a rank computes on and the backend between such devices. No other module names either."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def available(kind: Kind) -> bool:
 
 
 def count(kind: Kind) -> int:
-    """How many of them this machine has."""
+    """The number of these devices on this machine."""
     return torch.cuda.device_count() if kind == "cuda" else 1
 
 
 def use(kind: Kind, local_rank: int) -> torch.device:
-    """The device of this rank, made current. Ranks beyond the number of GPUs share them in turn."""
+    """The device of this rank, made current. If there are more ranks than GPUs, they share them round-robin."""
     if kind == "cpu":
         return torch.device(kind)
     device = torch.device(kind, local_rank % torch.cuda.device_count())
@@ -37,16 +37,17 @@ def current(kind: Kind) -> torch.device:
 
 
 def compute_in_full() -> None:
-    """No float32 product may be computed in TF32, which torch allows convolutions on a GPU: its errors are a thousand times
-    larger, and differ with the shapes of blocks. And none may come out differently when it is computed twice, so that ranks
-    that compute the same have the same bits."""
+    """Turn off TF32, which torch allows for convolutions on a GPU: its errors are a thousand times larger and depend on
+    the shapes of blocks. Also make repeated computations deterministic, so that ranks that compute the same get the
+    same bits.
+    """
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
 
 
 def assert_all(true: torch.Tensor, message: str) -> bool:
-    """Whether all of these are true. A GPU is not waited for: it asserts that they are, and stops if not."""
+    """Whether all of these are true. On a GPU the host does not wait: the device asserts it and stops if it is false."""
     if true.is_cuda:
         torch_private.assert_async(true.all(), message)
         return True
@@ -54,7 +55,7 @@ def assert_all(true: torch.Tensor, message: str) -> bool:
 
 
 class Instant:
-    """A moment of a device's work: on a GPU, when its stream comes to it. Read once the device has settled."""
+    """A moment in a device's work: on a GPU, when its stream reaches it. Read it after `settle`."""
 
     def __init__(self, device: torch.device) -> None:
         self._moment: float | torch.cuda.Event
@@ -65,7 +66,7 @@ class Instant:
             self._moment.record()
 
     def since(self, earlier: Instant) -> float:
-        """Seconds."""
+        """Seconds since an earlier moment."""
         if isinstance(self._moment, float) and isinstance(earlier._moment, float):
             return self._moment - earlier._moment
         assert not isinstance(self._moment, float) and not isinstance(earlier._moment, float)
@@ -73,56 +74,57 @@ class Instant:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes that this process has held: of tensors on a GPU, of everything on a CPU."""
+    """The most bytes that this process has allocated: tensors on a GPU, all memory on a CPU."""
     if device.type == "cpu":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return torch.cuda.max_memory_allocated(device)
 
 
 def name(device: torch.device) -> str:
-    """What its maker calls it."""
+    """The maker's name of the device."""
     return device.type if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def repeat_exactly() -> None:
-    """Let operations that could give other bits the next time fail instead."""
+    """Make operations fail that could give different bits the next time."""
     torch.use_deterministic_algorithms(True)
 
 
 def recording(device: torch.device) -> bool:
-    """Whether what the device is given is recorded (a CUDA graph) and not carried out."""
+    """Whether the device's work is being recorded (as a CUDA graph) and not run."""
     return device.type != "cpu" and torch.cuda.is_current_stream_capturing()
 
 
 def put(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """On the device, without waiting for what it has to do before: a copy from memory that may be paged would."""
+    """Copy to the device without waiting for its earlier work, which a copy from pageable memory would do."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def settle(device: torch.device) -> None:
-    """Wait until the device has done all that it was given, before a clock is read."""
+    """Wait until the device has finished all its work, before a clock is read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def wiring(kind: Kind, local_rank: int, shared: bool) -> dict[str, str]:
-    """Environment that the backends want of a rank whose others are all on this machine: they listen on the loopback, which
-    nobody else reaches; `shared`: several on one GPU."""
-    # Ranks with GPUs have groups of gloo, too, for what goes on beside training.
+    """Environment variables for the backends of a rank whose peers are all on this machine: sockets listen on the
+    loopback, which no other machine reaches. `shared`: several ranks on one GPU.
+    """
+    # Ranks with GPUs also have gloo groups, for communication beside training.
     found = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     if kind != "cpu" and shared:
-        # NCCL refuses two ranks of one host on one GPU, and takes each other id for another host.
+        # NCCL refuses two ranks of one host on one GPU, but treats another host id as another host.
         found["NCCL_HOSTID"] = f"cubeloom-{local_rank}"
-        # Two channels, each with a connection of its own, are slower there for a message than one: 8 MiB were handed on three
-        # times in 11.1 ms over one, in 16.7 ms over two (H200, NCCL 2.28, 2026-11-16).
+        # Two channels, each with its own connection, are slower for a message there than one: 8 MiB were passed on
+        # three times in 11.1 ms over one, in 16.7 ms over two (H200, NCCL 2.28, 2026-11-16).
         found["NCCL_MAX_P2P_NCHANNELS"] = "1"
     return found
 
 
 def lanes(kind: Kind, ranks: int) -> int:
-    """Over how many communicators large collectives of so many ranks of one machine are best cut.
+    """The best number of communicators over which to split large collectives of these ranks of one machine.
 
-    Ranks that share a GPU talk through sockets, which one communicator does not fill: 16 MiB were summed in 7.9 ms over one
-    and in 5.9 ms over two (four ranks on an H200, 2026-11-15).
+    Ranks that share a GPU communicate through sockets, which one communicator does not saturate: an all-reduce of 16
+    MiB took 7.9 ms over one and 5.9 ms over two (four ranks on an H200, 2026-11-15).
     """
     return 2 if kind == "cuda" and ranks > count(kind) else 1

@@ -1,4 +1,4 @@
-"""What is raised where another rank did not do its part."""
+"""Errors caused by another rank."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from cubeloom.base.errors import first_line
 
 
 class CommunicationError(RuntimeError):
-    """A communication that failed or took too long: says which, over which axis, with which ranks."""
+    """A communication that failed or timed out: says which, over which axis, with which ranks."""
 
 
 def failed(about: str, error: RuntimeError) -> CommunicationError:
-    """Of torch's error only the first words: what follows is advice of gloo's, and a stack of torch's."""
+    """Keeps only the first words of torch's error: the rest is advice from gloo, and a stack trace."""
     return CommunicationError(f"{about}: {first_line(error).partition(' This is typically')[0]}")
 
 
 def blames_others(error: BaseException) -> bool:
-    """Whether it failed because another rank did not do its part."""
+    """Whether the error was caused by another rank."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, CommunicationError):

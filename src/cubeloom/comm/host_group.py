@@ -1,4 +1,4 @@
-"""A process group of its own for what goes on beside training: measurements, checkpoints that a thread is writing."""
+"""A separate CPU (gloo) process group for communication beside training: measurements, checkpoints written by a thread."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from cubeloom.comm.failure import CommunicationError, failed
 
 T = TypeVar("T")
 
-_LONG = timedelta(hours=1)  # a disk may be slow
+_LONG = timedelta(hours=1)  # a disk can be slow
 
 
 @dataclass(frozen=True)
 class _Failed:
     rank: str
-    refused: bool  # starting again does not help
+    refused: bool  # a restart would not help
     words: str
 
 
 def _joint(failures: list[_Failed], world: int) -> UserError | CommunicationError:
-    """One error for all ranks. What all ranks say alike is nobody's in particular."""
+    """One error for all ranks. If all ranks report the same, no rank is named."""
     first = next((each for each in failures if each.refused), failures[0])
     alone = len(failures) < world or len({each.words for each in failures}) > 1
     words = f"{first.rank}: {first.words}" if alone else first.words
@@ -35,9 +35,9 @@ def _joint(failures: list[_Failed], world: int) -> UserError | CommunicationErro
 
 
 class HostGroup:
-    """All ranks, joined through their hosts: whatever the device does, these messages do not queue behind its own.
+    """All ranks, in a CPU (gloo) process group that is independent of NCCL's streams.
 
-    For one thread of each rank: messages of two would be taken for each other's. No wait for another rank lasts longer than
+    For one thread per rank: messages of two threads would be confused. No wait for another rank lasts longer than
     `patience` seconds.
     """
 
@@ -48,7 +48,7 @@ class HostGroup:
         self.name = name_of_rank(self.rank, dist.get_world_size())
 
     def gather(self, mine: Any) -> list[Any]:
-        """What each rank gave, on every rank."""
+        """The values of all ranks, on every rank."""
         found: list[Any] = [None] * dist.get_world_size(self.group)
         try:
             dist.all_gather_object(found, mine, group=self.group)
@@ -57,7 +57,7 @@ class HostGroup:
         return found
 
     def alike(self, mine: bytes) -> bool:
-        """Whether all ranks gave the same bytes, of which all must give as many. Quicker than `gather`."""
+        """Whether all ranks gave the same bytes. All must give the same number of bytes. Faster than `gather`."""
         own = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
         found = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
         try:
@@ -67,7 +67,7 @@ class HostGroup:
         return all(torch.equal(own, each) for each in found)
 
     def agree(self, work: Callable[[], T]) -> T:
-        """What this rank's work gives, once all have done theirs; where that of one fails, all fail, and say whose it was."""
+        """Run `work` on all ranks and return this rank's result. If one rank fails, all fail, and the error names it."""
         found, failure = None, None
         try:
             found = work()
@@ -82,13 +82,13 @@ class HostGroup:
         return cast(T, found)
 
     def follow_first(self, work: Callable[[], T]) -> T:
-        """What rank 0's work gives, on every rank; where it is refused, all are."""
+        """The result of rank 0's work, on every rank. If rank 0 is refused, all are."""
         first = dist.get_rank(self.group) == 0
         mine = self.agree(lambda: work() if first else None)
         return cast(T, self.gather(mine)[0])
 
     def assign(self, mine: Any, rule: Callable[[Sequence[Any]], Sequence[T]]) -> T:
-        """Rank 0 sees what each rank gave, and says what each gets: for lists that are too long for all to have all."""
+        """Rank 0 gets every rank's value and decides what each rank gets: for lists too long to send to all ranks."""
         first = dist.get_rank(self.group) == 0
         of_all: list[Any] | None = [None] * dist.get_world_size(self.group) if first else None
         answer: list[Any] = [None]

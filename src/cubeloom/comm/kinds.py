@@ -1,4 +1,4 @@
-"""The kinds of device that a rank can compute on, and the backend that joins such devices. No torch here."""
+"""The kinds of device that a rank can compute on, and the backend of each. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ CPU: Kind = "cpu"
 
 
 def gpus_seen() -> tuple[Kind, int]:
-    """What this machine seems to compute on, and how many GPUs it has, without asking CUDA."""
+    """The kind of device that this machine seems to have, and the number of GPUs, without calling CUDA."""
     found = len(list(Path("/dev").glob("nvidia[0-9]*")))
     return ("cuda", found) if found else (CPU, 0)

@@ -1,4 +1,4 @@
-"""The exact record of every communication that a rank did."""
+"""The exact record of every communication of a rank."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-# What a rank receives of a message of `size` bytes in a group of g ranks, in units of (g-1)/g · size: ring collectives,
-# and for the rooted ones the mean over the ranks when each is the root once (pipelined, so nothing is received twice).
+# What a rank receives of a message of `size` bytes in a group of g ranks, in units of (g-1)/g · size: ring collectives.
+# For rooted ones it is the mean over the ranks when each is the root once (pipelined, so nothing is received twice).
 _RINGS = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "broadcast": 1, "reduce": 1}
-# These name the bytes that arrive from other ranks; what is sent counts where it is received.
+# For these `size` is the number of bytes that arrive from other ranks. A send is counted at its receiver.
 _DIRECT = {"all_to_all": 1, "receive": 1, "send": 0}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One communication: `size` is the bytes of the whole tensor that the group gathers or sums, or of the message."""
+    """One communication. `size`: bytes of the whole tensor that the group gathers or reduces, or of the message."""
 
     operation: str
     axis: str
@@ -25,7 +25,7 @@ class Entry:
 
     @property
     def received(self) -> Fraction:
-        """Bytes that this rank receives; a fraction where a ring's pieces are not whole bytes."""
+        """Bytes that this rank receives; a fraction if a ring's chunks are not whole bytes."""
         if self.operation in _DIRECT:
             return Fraction(_DIRECT[self.operation] * self.size)
         return _RINGS[self.operation] * Fraction(self.size * (self.ranks - 1), self.ranks)
@@ -44,5 +44,5 @@ class Ledger:
 
 
 def plain(number: Fraction) -> int | float:
-    """For people and JSON: whole bytes where they are whole."""
+    """For people and JSON: an integer if the number of bytes is whole."""
     return int(number) if number.denominator == 1 else float(number)

@@ -1,4 +1,4 @@
-"""Groups are made by all their ranks together. Torch lets a rank wait half an hour for one that does not come, in silence."""
+"""All ranks of a process group create it together. torch silently waits half an hour for a rank that does not come."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.distributed import DistStoreError
 from cubeloom.comm.failure import CommunicationError
 from cubeloom.comm.watch import end_rank
 
-LEAST = 60.0  # seconds: a rank that has just begun may still be importing
+LEAST = 60.0  # seconds: a rank that has just started may still be importing
 
 
 @contextmanager
 def meeting(who: str, what: str, patience: float | None, end: Callable[[str], None] = end_rank) -> Iterator[None]:
-    """Groups are being made: if that lasts longer than our patience, end this rank with words that say so."""
+    """While process groups are created: if this takes longer than `patience`, end this rank with an error."""
     if patience is None:
         yield
         return
@@ -28,7 +28,7 @@ def meeting(who: str, what: str, patience: float | None, end: Callable[[str], No
     try:
         yield
     except DistStoreError as error:
-        # A group whose own limit is shorter: the rank that did not come makes it fail in torch's words.
+        # If the group's own timeout is shorter, a missing rank raises torch's error here.
         raise CommunicationError(f"{who}: {what}: not all ranks came within {patience:g} s") from error
     finally:
         limit.cancel()

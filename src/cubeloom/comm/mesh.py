@@ -1,4 +1,4 @@
-"""Meshes of torch as networks, and what torch has joined already."""
+"""torch's meshes as networks, and whether torch has joined a job already."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Mesh = Network | DeviceMesh
 
 
 def network_of(mesh: Mesh) -> Network:
-    """The network of a mesh: of torch's with these axes' names, too, whose ranks are those of the job in order."""
+    """The network of a mesh. A torch mesh must have these axis names and the ranks of the job in order."""
     if isinstance(mesh, Network):
         return mesh
     names = mesh.mesh_dim_names or ()
@@ -34,7 +34,7 @@ def joined() -> bool:
 
 
 def default_device() -> devices.Kind:
-    """Of the ranks that there are; else a GPU where torch sees one."""
+    """The device kind of the ranks if there are ranks; otherwise a GPU if torch sees one."""
     if dist.is_initialized():
         return "cuda" if dist.get_backend() == devices.BACKENDS["cuda"] else devices.CPU
     return "cuda" if torch.cuda.is_available() else devices.CPU

@@ -1,4 +1,4 @@
-"""This rank's membership of a live grid: its coordinates, one communicator per axis, the ledger."""
+"""This rank's membership in a live grid: its coordinates, one communicator per axis, the ledger."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from cubeloom.comm.meeting import meeting
 from cubeloom.comm.recorder import Recorder, Waits
 from cubeloom.comm.watch import Watch
 
-# The order in which DTensor cuts: z within x or y, and data within z, so that each is a contiguous piece of the one before.
+# The order in which DTensor cuts: z within x or y, and data within z, so that each shard is a contiguous part of the
+# one before.
 MESH_AXES = ("pipe", "x", "y", "z", "data")
 CUBE = ("x", "y", "z")
 
 
 class Network:
-    """Join the ranks of the default process group into a grid. Several networks can live in one process.
+    """Join the ranks of the default process group into a grid. Several networks can exist in one process.
 
-    `patience`: no wait for another rank may last longer, in seconds; by default torch's own limit holds. On a GPU waits
-    are the stream's, not ours: there a `watch` looks after them. `wire` slows all communication down, for measurements.
-    Large collectives are cut over `lanes` communicators. `host_group` is one that the ranks have already.
+    `patience`: the most seconds to wait for another rank; by default torch's own timeout. On a GPU the stream waits and
+    not the host: there a `watch` monitors it. `wire` slows all communication down, for measurements. Large collectives
+    are split over `lanes` communicators. `host_group`: one that the ranks already have.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class Network:
         for name in MESH_AXES:
             self._limit_waits(self.mesh.get_group(name))
         self.cube_mesh = self.mesh[CUBE]
-        self.models: WeakSet[Any] = WeakSet()  # that are cut over it, for who must know all of a model
-        self.gradients: WeakSet[Any] = WeakSet()  # who sums those of parameters whose rows are arranged, and knows how
+        self.models: WeakSet[Any] = WeakSet()  # models cut over this grid, for code that needs the whole model
+        self.gradients: WeakSet[Any] = WeakSet()  # reducers of gradients of parameters with arranged rows
         self._lanes = lanes
         self._axes: dict[tuple[str, ...], Axis] = {}
         if self._lanes > 1:
@@ -82,14 +83,14 @@ class Network:
                 self.axis(name)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Network:
-        """A copy of a model is on the same ranks."""
+        """A copied model is on the same ranks."""
         return self
 
     def axis(self, *names: str) -> Axis:
-        """The axis of this name; of several names, one group over all of them, the last varying fastest.
+        """The axis of this name; for several names, one process group over all of them, the last varying fastest.
 
-        Axes of size 1 are left out, so that equal groups are one object. A group of several axes is made when first asked
-        for, by all ranks of the job together: all must ask in the same order.
+        Axes of size 1 are left out, so that equal groups are one object. A group of several axes is created at its
+        first use, by all ranks of the job together: all must ask in the same order.
         """
         wide = tuple(name for name in names if self.grid.size(name) > 1)
         key = wide or names[:1]
@@ -98,9 +99,9 @@ class Network:
         return self._axes[key]
 
     def across(self, workers: tuple[int, ...], *names: str) -> Axis:
-        """One group over these places on the pipe axis and the axes named; asked for as `axis` is, by all ranks.
+        """One process group over these workers of the pipe axis and the named axes, created by all ranks as in `axis`.
 
-        Only ranks at one of the places have a use for what they get.
+        Only ranks of these workers use the result.
         """
         wide = tuple(name for name in names if self.grid.size(name) > 1)
         if len(workers) == 1:
@@ -112,7 +113,7 @@ class Network:
         return self._axes[key]
 
     def neighbours(self, name: str, count: int) -> Axis:
-        """So many ranks next to one another on an axis, of which there are several times as many; asked for as `axis` is."""
+        """`count` neighbouring ranks of an axis whose size is a multiple of it, created by all ranks as in `axis`."""
         if count == self.grid.size(name):
             return self.axis(name)
         key = (name, f"by {count}")
@@ -126,14 +127,15 @@ class Network:
 
     @property
     def waits_on_device(self) -> bool:
-        """A receive that waits for its send holds up the device, as NCCL's do; gloo's only hold a buffer."""
+        """Whether a receive blocks the device until its send, as NCCL's do. gloo's receives only occupy a buffer."""
         return self.device.type != "cpu"
 
     def edge(self, source: int, target: int) -> Axis:
-        """A channel from one place on the pipe axis to another: index 0 sends to index 1. Made by all ranks together.
+        """A channel from one worker of the pipe axis to another: index 0 sends to index 1. Created by all ranks
+        together.
 
-        No message may queue behind one that nobody has asked for yet. NCCL runs a communicator's messages in their order, so
-        that each direction gets its own; gloo matches messages by sender and receiver, so that all can share one.
+        No message may queue behind one that is not awaited yet. NCCL runs a communicator's messages in order, so each
+        direction gets its own. gloo matches messages by sender and receiver, so all can share one.
         """
         if not self.waits_on_device:
             line = self._line(self.rank, (source, target), ())
@@ -148,7 +150,7 @@ class Network:
             torch_private.limit_waits(group, self._limit.total_seconds())
 
     def _line(self, rank: int, workers: tuple[int, ...], names: tuple[str, ...]) -> list[int]:
-        """The ranks at these places of the pipe axis that else differ from `rank` only along the axes named."""
+        """The ranks of these workers that otherwise differ from `rank` only along the named axes."""
         here = self.grid.coordinates(rank)
         places = [self.grid.rank({**here, "pipe": worker}) for worker in workers]
         return [each for place in places for each in self.grid.line(place, names)]
@@ -163,9 +165,10 @@ class Network:
         return Axis(names[0], ranks, ranks.index(self.rank), groups, self._recorder, self._limit)
 
     def _join(self, name: str, lines: list[list[int]], lanes: int | None = None) -> Axis:
-        """Make the groups of every line of ranks, and give this rank's. A rank on none of them gets an axis of its own.
+        """Create the process groups of every line of ranks, and return this rank's. A rank on no line gets its own
+        axis.
 
-        torch names a group by how many there are, so that all ranks must make all groups, their own or not.
+        torch numbers groups in the order of their creation, so all ranks must create all groups.
         """
         mine = Axis(name, [self.rank], 0, (), self._recorder)
         for line in dict.fromkeys(map(tuple, lines)):
@@ -185,7 +188,7 @@ class Network:
         return Axis("+".join(AXES), ranks, self.rank, [group], self._recorder, self._limit)
 
     def shard(self, batch: Any) -> Any:
-        """This rank's samples of a batch that all ranks have, on its device: of every tensor in it, by its first dimension."""
+        """This rank's samples of a batch that all ranks have, on its device: each tensor is cut by its first dimension."""
         return torch_private.tree_map(self._own_samples, dict(batch) if isinstance(batch, Mapping) else batch)
 
     def _own_samples(self, value: Any) -> Any:
@@ -199,38 +202,40 @@ class Network:
 
     @contextmanager
     def recording(self) -> Iterator[Ledger]:
-        """Write every communication inside the block into the ledger it gives."""
+        """Write every communication inside the block into the ledger that is returned."""
         with self._recorder.recording() as ledger:
             yield ledger
 
     def again(self, done: Ledger) -> None:
-        """What is in this ledger was done once more, by a recording: for the ledger that is being written."""
+        """Add to the current ledger what a recording has communicated again."""
         self._recorder.again(done)
 
     @contextmanager
     def timing(self) -> Iterator[CommTrace]:
-        """Write when every communication inside the block was started and awaited into the journal it gives."""
+        """Write the start and wait of every communication inside the block into the trace that is returned."""
         with self._recorder.timing() as journal:
             yield journal
 
     @contextmanager
     def waiting(self) -> Iterator[Waits]:
-        """Write how long every wait for others took into the list it gives. Cheap enough for every step."""
+        """Write the duration of every wait for others into the list that is returned. Cheap enough for every step."""
         with self._recorder.waiting() as waits:
             yield waits
 
     @property
     def rehearsed(self) -> bool:
-        """The other ranks of the job are not there."""
+        """Whether this is a rehearsal, in which the other ranks do not exist."""
         return dist.get_backend() not in devices.BACKENDS.values()
 
     @cached_property
     def host_group(self) -> HostGroup:
-        """All ranks once more, to hand each other what is no tensor. First asked for by all ranks together."""
+        """All ranks in a CPU process group, for values that are not tensors. Created by all ranks together at first
+        use.
+        """
         return self._aside or self.new_host_group()
 
     def new_host_group(self) -> HostGroup:
-        """For another thread; made by all ranks together."""
+        """A group for another thread, created by all ranks together."""
         with self._meeting("host_group"):
             return HostGroup(self._patience)
 
@@ -242,7 +247,7 @@ class Network:
 
 
 def _all_coordinates(grid: Grid) -> Iterator[dict[str, int]]:
-    """Coordinates in the mesh's order."""
+    """Coordinates in the order of the mesh."""
     plain = Grid(**grid.sizes, placement=MESH_AXES)
     for rank in range(grid.world):
         yield plain.coordinates(rank)

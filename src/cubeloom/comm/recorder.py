@@ -1,4 +1,4 @@
-"""Where a network's axes say what they do; nobody listens unless asked to."""
+"""Records what a network's axes do, when asked to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cubeloom.comm.comm_trace import CommTrace, SimulatedLink, Transfer
 from cubeloom.comm.devices import Instant
 from cubeloom.comm.ledger import Entry, Ledger
 
-# For each wait the operation, and when the device began and ended to wait.
+# For each wait the operation, and when the device started and finished waiting.
 Waits = list[tuple[str, Instant, Instant]]
 
 
@@ -26,7 +26,7 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[Ledger]:
-        """Bytes, into the ledger that it gives."""
+        """Record bytes in the ledger that is returned."""
         outer, self._ledger = self._ledger, Ledger()
         try:
             yield self._ledger
@@ -35,7 +35,7 @@ class Recorder:
 
     @contextmanager
     def timing(self) -> Iterator[CommTrace]:
-        """Times, into the journal that it gives."""
+        """Record times in the trace that is returned."""
         outer, self._journal = self._journal, CommTrace()
         try:
             yield self._journal
@@ -44,7 +44,7 @@ class Recorder:
 
     @contextmanager
     def waiting(self) -> Iterator[Waits]:
-        """Waits, into the list that it gives."""
+        """Record waits in the list that is returned."""
         outer, self.waits = self.waits, []
         try:
             yield self.waits
@@ -52,7 +52,7 @@ class Recorder:
             self.waits = outer
 
     def start(self, operation: str, axis: str, ranks: int, size: int, origin: str) -> Transfer | None:
-        """A communication starts. What it gives is to be told of the wait, if anything is given."""
+        """A communication starts. Returns a transfer to pass to `wait`, if times are recorded."""
         if self._ledger is None and self._journal is None and self._wire is None:
             return None
         entry = Entry(operation, axis, ranks, size, origin)
@@ -70,12 +70,12 @@ class Recorder:
         return transfer
 
     def again(self, done: Ledger) -> None:
-        """What is in this ledger was done once more, by a recording."""
+        """Add what a recording has communicated again."""
         if self._ledger is not None:
             self._ledger.entries += done.entries
 
     def wait(self, transfer: Transfer) -> None:
-        """A rank begins to wait for it."""
+        """A rank starts to wait for it."""
         transfer.awaited = time.perf_counter()
         if self._journal is not None:
             self._journal.order.append(("wait", transfer))

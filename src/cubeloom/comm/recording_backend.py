@@ -1,12 +1,12 @@
-"""A process group that carries nothing and writes down what is asked of it: one rank of a job of any size, alone.
+"""A process group that transfers nothing and records every request: one rank of a job of any size, alone.
 
     with rehearsed(rank=37, world=1024) as tape:
-        network = Network(grid)         # as on a live job
+        network = Network(grid)         # as in a live job
         ...
-    tape.events                         # what rank 37 asked for, and when it waited
+    tape.events                         # what rank 37 requested, and when it waited
 
-Every communication is done at once. Nothing arrives: what a collective gives is what its buffer held, so that a sum is this
-rank's summand. That does for tensors without values, and for the time that true ones take to compute.
+Every communication completes at once. Nothing arrives: the result of a collective is what its buffer held, so a sum is
+this rank's summand. This is enough for tensors without values, and for timing computation with real ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAKE_GROUP = "make_group"
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that communicate; `copy` tells groups of the same ranks apart, by the order in which they were made."""
+    """Ranks that communicate. `copy` distinguishes groups of the same ranks, in the order of their creation."""
 
     ranks: tuple[int, ...]
     copy: int = 0
@@ -39,13 +39,15 @@ class Group:
 
 @dataclass(frozen=True)
 class Call:
-    """A communication that was started. All members of the group must agree on all but `splits`, `peer` and `origin`."""
+    """A communication that was started. All members of the group must agree on all fields but `splits`, `peer`,
+    `origin`.
+    """
 
     operation: str
     group: Group
-    size: int  # bytes: of the whole tensor that the group gathers or sums, or of the message; of all_to_all 0
+    size: int  # bytes of the whole tensor that the group gathers or reduces, or of the message; 0 for all_to_all
     dtype: str
-    how: str = ""  # the sum or the largest; the place of the root in the group
+    how: str = ""  # sum or maximum; the index of the root in the group
     splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # elements to and from each member
     peer: int | None = None  # the rank that a message goes to or comes from
     origin: str = ""
@@ -53,17 +55,17 @@ class Call:
 
 @dataclass(frozen=True)
 class Wait:
-    """The wait for the communication at this place of the tape."""
+    """The wait for the communication at this position of the tape."""
 
     call: int
 
 
 @dataclass
 class Tape:
-    """What one rank asked of the network, in its order. `ledger`, if one is being written, knows who asked."""
+    """The requests of one rank, in order. `ledger`, if one is recorded, knows the layer of each."""
 
     events: list[Call | Wait] = field(default_factory=list)
-    names: dict[str, tuple[int, ...]] = field(default_factory=dict)  # torch's of each group, and its ranks
+    names: dict[str, tuple[int, ...]] = field(default_factory=dict)  # torch's name of each group, and its ranks
     ledger: Ledger | None = None
     _copies: Counter[tuple[int, ...]] = field(default_factory=Counter)
     _accounted: int = 0
@@ -72,13 +74,15 @@ class Tape:
         self.names[name] = ranks
         made = Group(ranks, self._copies[ranks])
         self._copies[ranks] += 1
-        # gloo connects all members when a group is made: nobody goes on before all have come.
+        # gloo connects all members when a group is created: no rank continues before all have come.
         self.events.append(Call(MAKE_GROUP, made, 0, ""))
         self.events.append(Wait(len(self.events) - 1))
         return made
 
     def origin(self) -> str:
-        """Of the communication that is being started: the ledger's newest entry, which is written just before."""
+        """The origin of the communication being started: that of the ledger's newest entry, which is written just
+        before.
+        """
         if self.ledger is None or len(self.ledger.entries) == self._accounted:
             return ""
         self._accounted = len(self.ledger.entries)
@@ -86,7 +90,7 @@ class Tape:
 
 
 class _Done(dist.Work):
-    """Done, and notes that somebody waited for it."""
+    """A completed communication that records when it is awaited."""
 
     def __init__(self, tape: Tape, call: int) -> None:
         super().__init__()
@@ -102,11 +106,11 @@ class _Done(dist.Work):
 
 
 class _RecordingGroup(dist.ProcessGroup):
-    """torch hands tensors to these methods as they are, fake ones too. 2.13 renamed some; the old names are 2.11's."""
+    """torch passes tensors to these methods unchanged, including fake ones. 2.13 renamed some; 2.11 has the old names."""
 
     def __init__(self, options: Any, tape: Tape | None) -> None:
         super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
-        # Only the first group, of all ranks, is given the tape; and it is not told its ranks.
+        # Only the first group, of all ranks, gets the tape, and torch does not tell it its ranks.
         self.tape: Tape = tape if tape is not None else dist.group.WORLD.tape  # type: ignore[union-attr]
         self._name = str(options.group_id)
         self._made = self.tape.group(self._name, tuple(options.global_ranks_in_group or range(options.group_size)))
@@ -169,7 +173,7 @@ dist.Backend.register_backend(NAME, _RecordingGroup, extended_api=True, devices=
 
 @contextmanager
 def rehearsed(rank: int, world: int) -> Iterator[Tape]:
-    """Be this rank of a job of that size inside the block. `world.forget`, after one or several, leaves nothing of them."""
+    """Act as this rank of a job of that size inside the block. Afterwards `world.forget` removes all traces of it."""
     if dist.is_initialized():
         raise UserError("this process is a rank of a job already; rehearse in a process of its own")
     tape = Tape()

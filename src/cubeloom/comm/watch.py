@@ -1,8 +1,8 @@
-"""Sees when a GPU's stream waits for another rank for too long, and ends this rank with words that say where.
+"""Detects that a GPU's stream waits too long for another rank, and ends this rank with an error that says where.
 
-On a GPU a wait is the stream's: the program goes on giving it work, and nobody can be asked what is taking so long. So each
-wait, and each action that is done, leaves a mark in the stream. A thread looks which marks the stream has passed; when it has
-not passed the next one for as long as our patience lasts, that mark says where it is stuck, and the last one what it did.
+On a GPU the stream waits: the program keeps giving it work and does not notice. Each wait and each finished action
+therefore leaves a mark in the stream. A thread checks which marks the stream has passed. If the stream does not pass
+the next mark within `patience`, that mark says where it is stuck, and the last one what it finished.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Protocol
 
 import torch
 
-_LOOKS = 20  # at the marks, within one patience
+_LOOKS = 20  # checks of the marks within one patience
 
 
 class Passed(Protocol):
-    """A place in a stream."""
+    """A position in a stream."""
 
     def query(self) -> bool:
         """Whether the stream has passed it."""
@@ -33,7 +33,7 @@ class Passed(Protocol):
 class _Mark:
     place: str
     wait: str  # what the stream waits for here; or
-    done: str  # what it has done here
+    done: str  # what it has finished here
     passed: Passed
 
 
@@ -44,7 +44,7 @@ def mark_stream() -> Passed:
 
 
 def end_rank(words: str) -> None:
-    """The program may be waiting for the stream, and cannot be asked to stop."""
+    """End the process at once: the program may be waiting for the stream and cannot be asked to stop."""
     for say in _last_words:
         say(words)
     os._exit(1)
@@ -59,12 +59,12 @@ _last_words: list[Callable[[str], None]] = [_to_stderr]
 
 
 def tell_last_words_to(listener: Callable[[str], None]) -> None:
-    """Besides stderr: a pool of ranks carries them to the user."""
+    """Also send last words to `listener`, besides stderr: a pool of ranks passes them to the user."""
     _last_words.append(listener)
 
 
 class Watch:
-    """`where` this is, for the words: a rank. `mark` leaves a mark in the current stream; `end` is told the words."""
+    """`where`: this rank, for messages. `mark` leaves a mark in the current stream; `end` gets the message."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Watch:
         self._looking = False
 
     def at(self, place: str) -> None:
-        """The program has come to here."""
+        """The program has reached this place."""
         self._place = place
 
     def waits(self, about: str) -> None:
@@ -102,7 +102,9 @@ class Watch:
                 threading.Thread(target=self._look, name="cubeloom watch", daemon=True).start()
 
     def _look(self) -> None:
-        """Until the stream has passed all marks: the next one begins it again, so that no thread outlives its network."""
+        """Runs until the stream has passed all marks. The next mark starts it again, so that no thread outlives its
+        network.
+        """
         since = time.monotonic()
         while True:
             time.sleep(self._patience / _LOOKS)

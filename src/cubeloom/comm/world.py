@@ -1,4 +1,4 @@
-"""Coming together: the process group that a job's ranks share before any grid is laid over it."""
+"""Joins the default process group of a job's ranks, before a grid is created on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOCAL = "127.0.0.1"
 
 
 def is_local(address: str) -> bool:
-    """Whether it can be reached from this machine alone: who meets there is on this machine."""
+    """Whether only this machine can reach the address, so that all ranks that meet there are on this machine."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -28,9 +28,9 @@ def is_local(address: str) -> bool:
 
 
 def host(port: int = 0) -> TCPStore:
-    """A meeting point that only this machine can reach; at a port that the system picks, so that two never meet.
+    """A store that only this machine can reach, at a free port that the system chooses.
 
-    Torch itself would listen on every interface, whatever name it is given.
+    torch itself would listen on every interface, whatever address it is given.
     """
     listening = socket.create_server((LOCAL, port))
     port = listening.getsockname()[1]
@@ -38,7 +38,7 @@ def host(port: int = 0) -> TCPStore:
 
 
 def visit(port: int, address: str = LOCAL, timeout: float = 300) -> TCPStore:
-    """The meeting point at this port, seen from a rank; raises CommunicationError where nobody answers for so long."""
+    """The store at this port, as a client. Raises CommunicationError if it does not answer within `timeout`."""
     address = LOCAL if is_local(address) else address
     try:
         limit = timedelta(seconds=timeout)
@@ -48,12 +48,12 @@ def visit(port: int, address: str = LOCAL, timeout: float = 300) -> TCPStore:
 
 
 def within(store: Store, name: str) -> Store:
-    """A store whose keys those of other names do not see."""
+    """A store with its own key prefix."""
     return PrefixStore(name, store)
 
 
 def join(store: Store, job: str, rank: int, world: int, kind: Kind, timeout: float) -> None:
-    """Become a rank of the job of this name."""
+    """Join the job of this name as a rank."""
     dist.init_process_group(
         BACKENDS[kind],
         store=within(store, job),
@@ -64,31 +64,31 @@ def join(store: Store, job: str, rank: int, world: int, kind: Kind, timeout: flo
 
 
 def join_by_environment(kind: Kind, timeout: float) -> None:
-    """Become the rank that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say."""
+    """Join as the rank given by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
     dist.init_process_group(BACKENDS[kind], init_method="env://", timeout=timedelta(seconds=timeout))
 
 
 def barrier() -> None:
-    """Wait for all ranks of the job. NCCL must be told on which device, or it guesses, and warns that it does."""
+    """Wait for all ranks of the job. NCCL must be told the device, otherwise it guesses and warns."""
     on_gpu = dist.get_backend() == BACKENDS["cuda"]
     dist.barrier(device_ids=[torch.cuda.current_device()] if on_gpu else None)
 
 
 def leave() -> None:
-    barrier()  # nobody leaves while another still needs its connection
+    barrier()  # no rank leaves while another still needs its connection
     dist.destroy_process_group()
     forget()
 
 
 def leave_if_joined() -> None:
-    """At the end of a program, without waiting for anybody."""
+    """At the end of a program, without waiting for other ranks."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def forget() -> None:
-    """Let go of the groups of a job that is over."""
-    # A gloo group has threads that wake a hundred times a second until the last reference to it is gone. Networks are
-    # cycles, and distributed tensors remember the meshes they were ever on: forget both.
+    """Release the process groups of a finished job."""
+    # A gloo group has threads that wake a hundred times a second until its last reference is gone. Networks are
+    # reference cycles, and distributed tensors remember the meshes they were on: both must be released.
     torch_private.forget_layouts()
     gc.collect()

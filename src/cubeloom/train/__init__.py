@@ -1,6 +1,6 @@
-"""Training: optimizers, the norm of gradients, checkpoints, and the loop that puts them together.
+"""Training: optimizers, gradient norms, checkpoints, and the loop that combines them.
 
-Each name is imported when it is first asked for: settings need no torch.
+Each name is imported when it is first used: settings need no torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,8 @@
-"""Any optimizer that treats elements one by one, on the blocks that this rank holds.
+"""Any element-wise optimizer, applied to the blocks that this rank holds.
 
-torch's optimizers work on distributed tensors as they are, but ask for every operation on every tensor how it distributes.
-An element-wise update needs no such question: here it sees plain tensors that share memory with the parameters' blocks.
+torch's optimizers work on distributed tensors, but for every operation on every tensor they ask how it is distributed.
+An element-wise update does not need that: here the optimizer sees plain tensors that share memory with the parameters'
+blocks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is different from the attempt before: a curve that goes on with another seed, grid or data should say so."""
+"""What changed since the previous attempt: a resumed run with another seed, grid or data should say so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CODE_AND_DATA = (*code_versions(), "data")
 
 
 def changes_since(job: Job) -> dict[str, str]:
-    """By setting, `old → new`: all settings, the versions of the code, and the hashes of the data; empty if all is the same."""
+    """By setting, `old → new`: all settings, code versions, and the hashes of the data; empty if nothing changed."""
     before, now = environment_before(job.folder), environment(job)
     if (text := settings_before(job.folder)) == "":
         return {}
@@ -23,12 +23,12 @@ def changes_since(job: Job) -> dict[str, str]:
 
 
 def _code_and_data(environment: dict[str, Any]) -> dict[str, Any]:
-    """Of runs that earlier versions began, only what they noted."""
+    """For runs that earlier versions started, only what they recorded."""
     return {name: _short(environment[name]) for name in _CODE_AND_DATA if name in environment}
 
 
 def _short(value: Any) -> Any:
-    """Files by the first digits of their hashes."""
+    """Shorten the hashes of files to their first digits."""
     if isinstance(value, dict):
         return {name: _short(each) for name, each in value.items()}
     return value[:12] if isinstance(value, str) else value

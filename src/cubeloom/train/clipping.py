@@ -1,9 +1,9 @@
-"""The norm of all gradients of a model, exact over every kind of shard; and what it decides of an update.
+"""The norm of all gradients of a model, exact over every kind of shard, and its use for clipping and skipping updates.
 
-A rank has blocks of some parameters, and other ranks may have the same block: along axes that do not cut it, and in other
-replicas of its stage. Each block's squares count once: every holder gives its share of them, and one number is summed over
-all ranks. So all ranks have the same norm, to the bit, and decide alike. The norm stays on the device, and the decision is
-made there: a host that waited for it would leave a GPU idle until the update has been prepared.
+A rank has blocks of some parameters. Other ranks may have the same block: along axes that do not cut it, and in other
+replicas of its stage. Each block must count once, so every holder contributes its share of the squares, and one number
+is all-reduced over all ranks. All ranks then have the same norm, bit for bit, and decide alike. The norm and the
+decision stay on the device: if the host waited for them, the GPU would idle until the update was launched.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from cubeloom.parallel.arranged import arrangement_of, lie_of
 from cubeloom.parallel.parameter import local_of
 from cubeloom.train.sharded_optimizer import ShardedOptimizer
 
-Holders = Callable[[str], tuple[int, ...]]  # the workers of a pipeline that hold a parameter of this name
+Holders = Callable[[str], tuple[int, ...]]  # the pipeline workers that hold a parameter of this name
 
 
 @dataclass(frozen=True)
 class GradShard:
-    """A gradient on this rank, and how many ranks have the very same."""
+    """A gradient on this rank, and the number of ranks with the same one."""
 
     gradient: Tensor
     holders: int
@@ -41,7 +41,7 @@ def pieces(
     sharded: ShardedOptimizer | None = None,
     holders: Holders | None = None,
 ) -> list[GradShard]:
-    """The gradients that this rank has: of its blocks, or of the parts of them that it updates."""
+    """The gradients of this rank: of its blocks, or of the parts of them that it updates."""
     found = []
     for name, parameter in parameters:
         workers = 1 if holders is None else len(holders(name))
@@ -58,7 +58,7 @@ def pieces(
 def _by_copies(
     piece: GradShard, parameter: nn.Parameter, network: Network, rows: slice | None = None
 ) -> list[GradShard]:
-    """Cut where rows are copies of what other ranks have, too: each of them holds the very same gradient."""
+    """Split a gradient whose rows are copies of other ranks' rows: each of these ranks has the same gradient."""
     arrangement = arrangement_of(parameter, network)
     if arrangement is None or arrangement.copies == 1:
         return [piece]
@@ -75,7 +75,7 @@ def _uncut(parameter: nn.Parameter) -> list[str]:
 
 
 def norm_of(gradients: list[GradShard], network: Network) -> Tensor:
-    """Of all gradients of the model, in float64 on the device; the same on every rank."""
+    """The norm of all gradients of the model, in float64 on the device; the same on every rank."""
     alike: dict[tuple[int, torch.dtype], list[Tensor]] = {}
     for piece in gradients:
         alike.setdefault((piece.holders, piece.gradient.dtype), []).append(piece.gradient)
@@ -87,16 +87,16 @@ def norm_of(gradients: list[GradShard], network: Network) -> Tensor:
 
 
 def clip(gradients: list[GradShard], network: Network, most: float) -> Tensor:
-    """Scale all gradients so that their norm is at most this; gives the norm that they had."""
+    """Scale all gradients so that their norm is at most `most`; return the norm before."""
     before = norm_of(gradients, network)
     _divide(gradients, _over(before, most))
     return before
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
-    """As torch's, for a model that was parallelized or pipelined: of all gradients, also of stages that other ranks have.
+    """As torch's function, for a parallelized or pipelined model: includes the gradients of stages on other ranks.
 
-    Called by all ranks; gives the norm before.
+    All ranks call it. Returns the norm before clipping.
     """
     network = handle_of(model).network
     holders: Holders | None = getattr(getattr(model, "plan", None), "holders", None)
@@ -106,8 +106,9 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
 def set_clip_and_skip(
     optimizer: Optimizer, gradients: list[GradShard], size: Tensor, most: float, limit: float
 ) -> None:
-    """Let the next step of a fused optimizer change nothing if the gradients' norm `size` is above `limit` or no number;
-    else let it first scale them down to a norm of `most`, if that is not 0."""
+    """Make the next step of a fused optimizer a no-op if the gradients' norm `size` is above `limit` or NaN; otherwise
+    make it first scale them to a norm of at most `most`, unless `most` is 0.
+    """
     optimizer.found_inf = (~(size <= limit)).float()  # type: ignore[attr-defined]  # 1 forbids
     optimizer.grad_scale = None  # type: ignore[attr-defined]
     if most == 0:
@@ -115,17 +116,18 @@ def set_clip_and_skip(
     if any(piece.gradient.dtype is torch.float64 for piece in gradients):
         _divide(gradients, _over(size, most))
     else:
-        # In the very kernel that updates; which takes a float32, too few digits for a float64.
+        # In the optimizer's own kernel. It takes a float32 scale, which is not precise enough for float64.
         optimizer.grad_scale = _over(size, most).float()  # type: ignore[attr-defined]
 
 
 def _over(size: Tensor, most: float) -> Tensor:
-    """By what gradients are to be divided."""
+    """The number that gradients are divided by."""
     return (size / most).clamp(min=1)
 
 
 def _divide(gradients: list[GradShard], by: Tensor) -> None:
     for piece in gradients:
-        # A number on a device would first be rounded to the gradient's dtype; a tensor of one dimension is not.
+        # torch would first round a zero-dimensional device tensor to the gradient's dtype; a one-dimensional one it
+        # does not.
         gradient = piece.gradient[None]
         torch.div(gradient, by[None], out=gradient)

@@ -1,7 +1,7 @@
-"""What an attempt begins with: rank 0 decides it, and the other ranks take that or stop.
+"""The decision how an attempt starts: rank 0 makes it, and the other ranks follow it or stop.
 
-Each rank reads files by itself, and machines may see different ones: a file server shows an old list, a settings file was not
-copied everywhere. So none of them chooses for itself.
+Each rank reads files itself, and machines may see different ones: a file server returns an old listing, or a settings
+file was not copied everywhere. Therefore ranks do not decide individually.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from cubeloom.train.metrics.run import BEGINNINGS
 from cubeloom.train.optimizers import KINDS
 from cubeloom.train.run_metadata import code_versions
 
-_MOST = 5  # differences that a message names
+_MOST = 5  # differences named in a message
 
 
 @dataclass(frozen=True)
 class Decision:
     checkpoint: Path | None
-    """That of this run to go on from."""
+    """The checkpoint of this run to resume from."""
     start: Path | None
-    """That of another run, or of an import, whose weights this run begins with."""
+    """The checkpoint of another run, or of an import, whose weights this run starts with."""
     step: int
-    """How many are done."""
+    """The number of completed steps."""
     settings: str
-    """All of the job's, as TOML."""
+    """All settings of the job, as TOML."""
     versions: Mapping[str, str]
-    """Of the programs that train."""
+    """The versions of the programs that train."""
     attempt: int
     """From 1, over all commands that trained in this folder."""
     restart: int
-    """How often the launcher of rank 0 started this attempt's command again."""
+    """How often rank 0's launcher restarted this attempt's command."""
 
     @property
     def settings_hash(self) -> str:
@@ -51,14 +51,14 @@ class Decision:
 
 
 def decide(job: Job, host_group: HostGroup, restart: int = 0) -> Decision:
-    """Called by all ranks. Raises UserError on all of them where one was given another job or has other programs."""
+    """Called by all ranks. Raises UserError on all of them if one was given another job or has other programs."""
     decision = host_group.follow_first(lambda: _decide(job, restart))
     host_group.agree(lambda: _check_same(decision, job))
     return decision
 
 
 def check_begin(job: Job) -> None:
-    """That what the job goes on from, or begins with, is there and of its model."""
+    """Check that the checkpoint to resume from, or to start with, exists and fits the model."""
     shapes = {name: parameter.shape for name, parameter in job.skeleton().named_parameters()}
     found, start = newest(job.folder), job.model.start
     if found is None:
@@ -86,8 +86,8 @@ def _decide(job: Job, restart: int) -> Decision:
 
 
 def _check_not_lost(folder: Path) -> None:
-    """A run that had checkpoints would begin anew in silence, and forget its curve."""
-    saved = 0  # in this attempt: the first may not have come to its end, and a second is only begun behind it
+    """Refuse to start over if a run had checkpoints and has none now: it would silently lose its progress."""
+    saved = 0  # in this attempt: its first save may be incomplete, and a second starts only after the first
     for event in _events(folder):
         saved = 0 if event.name in BEGINNINGS else saved + (event.name == "checkpoint")
         if saved > 1 or (event.name == "resume" and event.step):
@@ -118,7 +118,7 @@ def _check_same(decision: Decision, job: Job) -> None:
 
 
 def flat(toml: str) -> dict[str, Any]:
-    """`a.b` for each setting of a file; empty for one that cannot be read."""
+    """Each setting of a file as `a.b`; empty if the file cannot be parsed."""
     try:
         return _flat(tomllib.loads(toml), "")
     except tomllib.TOMLDecodeError:
@@ -133,7 +133,7 @@ def _flat(values: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What differs, with what it was and is; `unset` where one of them does not say."""
+    """The settings that differ, with old and new values; `unset` if one side has none."""
     names = [*before, *(name for name in now if name not in before)]
     pairs = {name: (before.get(name, "unset"), now.get(name, "unset")) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

@@ -1,4 +1,4 @@
-"""Steps that cannot be right: found by the norm of their gradient, which all ranks have to the bit, and skipped by all."""
+"""Skips implausible steps on all ranks, recognised by their gradient norm, which is bit-equal on all ranks."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ WINDOW = 32  # norms that a spike is compared with
 
 
 class Guard:
-    """`norms` are those of the last steps, which a checkpoint keeps."""
+    """`norms`: those of the last steps, which a checkpoint stores."""
 
     def __init__(self, settings: GuardSettings, norms: Iterable[float] = ()) -> None:
         self._settings = settings
         self.norms = deque(norms, WINDOW)
-        self._skipped = 0  # in a row
+        self._skipped = 0  # consecutive skips
 
     @property
     def limit(self) -> float:
-        """The largest norm with which the next step may update anything."""
+        """The largest gradient norm with which the next step may update weights."""
         spike = self._settings.spike
         if spike is None or len(self.norms) < WINDOW:
             return sys.float_info.max
         return min(spike * median(self.norms), sys.float_info.max)
 
     def objection(self, norm: float) -> str | None:
-        """Why a step with a gradient of this norm must not have updated anything; None if it may have.
+        """Why a step with this gradient norm must be skipped; None if it may update.
 
-        A loss that is no number has a gradient that is none either, so that the norm alone tells.
+        A NaN loss also has a NaN gradient, so the norm is sufficient.
         """
         found = self._find(norm)
         self._skipped = self._skipped + 1 if found else 0

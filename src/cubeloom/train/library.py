@@ -1,4 +1,4 @@
-"""A training from values instead of a settings file, inside a program of the user's own.
+"""A training from Python values instead of a settings file, inside your own program.
 
 mesh = cubeloom.init(data=2, z=2)
 trainer = Trainer("path/to/folder", mesh, ["tokens"], batch=(64, 1024), steps=1000, checkpoints="runs/mine")
@@ -40,7 +40,7 @@ Given = Samples | Mapping[Literal["training", "validation"], Samples]
 
 @dataclass(frozen=True, kw_only=True)
 class _GivenJob(Job):
-    """A job of which a program gave the model and the samples as values, beside all that settings say."""
+    """A job whose model and samples are values from a program, and whose other settings are as usual."""
 
     def source(self) -> ModelSource:
         return cast(ModelSource, vars(self)["_source"])
@@ -56,16 +56,16 @@ class _GivenJob(Job):
 
 
 class Trainer:
-    """`fit` trains: from the newest checkpoint, if the folder has one. Made and called by all ranks of the mesh.
+    """`fit` trains, from the newest checkpoint if the folder has one. Created and called by all ranks of the mesh.
 
-    - `model`: a preset, a Hugging Face folder, `file.py:function`, a `ModelSource`, or a function that gives a module whose
-      forward takes a batch by keyword and returns the loss;
-    - `data`: folders that `cubeloom data prepare` wrote, or with images; or an object with `sequence` and
-      `batch(numbers)`, which gives the samples of these numbers, always the same, as `tokens` and `targets` or, where it
-      has `as_forward = True`, as the forward names them; one for each of training and validation, or one for both. None:
-      random samples;
-    - `batch`: samples of a step over the whole mesh, and tokens of each;
-    - `schedule` of the learning rate; `pipeline` where the mesh has one;
+    - `model`: a preset, a Hugging Face folder, `file.py:function`, a `ModelSource`, or a function that returns a module
+      whose forward takes a batch by keyword and returns the loss;
+    - `data`: folders that `cubeloom data prepare` wrote, or folders of images; or an object with `sequence` and
+      `batch(numbers)`, which returns the samples of these numbers, always the same, as `tokens` and `targets` or, if it
+      has `as_forward = True`, with the names of the forward; one for each of training and validation, or one for both.
+      None: random samples;
+    - `batch`: samples of a step over the whole mesh, and tokens per sample;
+    - `schedule` of the learning rate; `pipeline` if the mesh has a pipe axis;
     - `checkpoints`: the folder of the run, with its metrics and report;
     - `callbacks`: see `Callback`.
     """
@@ -88,7 +88,7 @@ class Trainer:
         dtype: Literal["float64", "float32", "bfloat16"] = "float32",
         seed: int = 0,
     ) -> None:
-        """Raises UserError for what cannot work."""
+        """Raises UserError for invalid arguments."""
         source = _source(model, data)
         folders = data if isinstance(data, Sequence) else ()
         self.mesh, self.callbacks = mesh, tuple(callbacks)
@@ -111,7 +111,7 @@ class Trainer:
         check(self.job)
 
     def fit(self) -> Ended:
-        """Train until the last step, or until somebody asks to stop."""
+        """Train until the last step, or until a signal asks to stop."""
         return train(self.job, callbacks=self.callbacks, network=self.mesh)
 
 
@@ -124,6 +124,6 @@ def _source(model: str | ModelSource | Callable[[], nn.Module], data: object) ->
 
 
 def _first(samples: Any, count: int, sequence: int, seed: int) -> dict[str, Tensor]:
-    """What the model is looked at with."""
+    """The samples with which the model is checked."""
     found: dict[str, Tensor] = samples.batch(torch.arange(count))
     return found

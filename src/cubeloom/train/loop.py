@@ -1,4 +1,4 @@
-"""The training loop, on one rank of a job that has been joined."""
+"""The training loop, on one rank of a job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cubeloom.train.run_metadata import write_run_metadata
 from cubeloom.train.stop import Stop
 from cubeloom.train.trainer import StepResult, Trainer
 
-_WARM = 3  # the step after so many is drawn: the first ones are slower than the rest
+_WARM = 3  # the timeline is drawn after this many steps, because the first ones are slower
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,10 @@ class Ended:
 
 
 Callback = Callable[[int, StepResult, Trainer], Mapping[str, float] | None]
-"""Called on every rank after each step, with its number, what it did and the trainer; metrics that it gives are written down.
+"""Called on every rank after each step, with its number, its result and the trainer. The metrics it returns are written
+down.
 
-Those of rank 0 are kept. It may read parameters, and communicate where all ranks do.
+Rank 0's metrics are kept. A callback may read parameters, and may communicate if all ranks do.
 """
 
 
@@ -48,11 +49,11 @@ def train(
     callbacks: Sequence[Callback] = (),
     network: Network | None = None,
 ) -> Ended:
-    """Train until the last step, or until validation gets no better, or until somebody asks us to stop.
+    """Train until the last step, until validation stops improving, or until a signal asks to stop.
 
-    Goes on from the newest checkpoint of the job's folder that rank 0 sees. `restart` counts how often the launcher of rank 0
-    started the job again; large collectives go over so many `lanes`, unless the job says otherwise. `stop` says when somebody
-    asks, by default from now on. Where no step is left to train, no file changes.
+    Resumes from the newest checkpoint in the job's folder that rank 0 sees. `restart`: how often rank 0's launcher
+    restarted the job. Large collectives are split over `lanes` communicators, unless the job sets this. `stop` reports
+    signals; by default from now on. If no step is left to train, no file changes.
     """
     if job.deterministic:
         devices.repeat_exactly()
@@ -67,14 +68,14 @@ def train(
         )
         with locked(job.folder, network):
             trainer = Trainer(job, network, decision)
-            # Asked to stop while weights were loaded: there is nothing to keep.
+            # Asked to stop while weights were loaded: there is nothing to save.
             if asked := _asked(network, stop):
                 trainer.close()
                 return Ended(trainer.done, "asked to stop", None, asked)
             changes: dict[str, str] = {}
             if network.rank == 0:
                 changes = changes_since(job) if decision.checkpoint is not None else {}
-                write_run_metadata(job)  # only now: what the folder has, may have been refused
+                write_run_metadata(job)  # only now: the job may have been refused because of what the folder has
             return _train(trainer, stop, decision, changes, callbacks)
 
 
@@ -124,7 +125,7 @@ def _steps(job: Job, trainer: Trainer, stop: Stop, pages: MetricsLogger, callbac
     while trainer.done < job.steps:
         step, began = trainer.done, time.perf_counter()
         stepped = trainer.step()
-        seconds = time.perf_counter() - began  # of the step alone: validation and checkpoints are not its work
+        seconds = time.perf_counter() - began  # of the step alone, without validation and checkpoints
         loss = stepped.loss
         validation, enough = _evaluate(job, trainer)
         own = {name: float(value) for each in callbacks for name, value in (each(step, stepped, trainer) or {}).items()}
@@ -151,7 +152,7 @@ def _asked(network: Network, stop: Stop) -> tuple[str, ...]:
 
 
 def _evaluate(job: Job, trainer: Trainer) -> tuple[float | None, bool]:
-    """The loss on validation, where one is due, and whether to stop."""
+    """The validation loss, if an evaluation is due, and whether to stop."""
     every = job.evaluation.every
     if every is None or (trainer.done % every and trainer.done < job.steps):
         return None, False

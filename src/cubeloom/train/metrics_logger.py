@@ -1,4 +1,4 @@
-"""What a training writes down: each step's record from what all ranks measured, and the timeline of a step."""
+"""Writes down a training: each step's record, from measurements of all ranks, and the timeline of a step."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from cubeloom.train.trainer import StepResult, Trainer
 
 
 class MetricsLogger:
-    """On all ranks, since measurements are of all; rank 0 writes."""
+    """On all ranks, because all are measured; rank 0 writes."""
 
     def __init__(self, trainer: Trainer, stack: ExitStack) -> None:
         self._job: Job = trainer.job
         self._network: Network = trainer.network
         self._schedule = str(trainer.pipeline.schedule)
         self._flops = flops_per_token(self._job)
-        self._tokens = self._job.batch.samples * tokens_of(self._job.source(), self._job.batch)  # of a step
+        self._tokens = self._job.batch.samples * tokens_of(self._job.source(), self._job.batch)  # per step
         self._peak = peak_of(devices.name(self._network.device), self._job.dtype)
-        self._own_memory = 0  # bytes that this rank had held at most when any last held more than before
-        self._memory = 0  # of the rank that held most
+        self._own_memory = 0  # this rank's peak at the last update of the global peak
+        self._memory = 0  # the largest peak of all ranks
         self._metrics: Metrics | None = None
         if self._network.rank == 0:
             self._metrics = stack.enter_context(Metrics(self._job.folder, self._job.metrics, trainer.done))
@@ -48,9 +48,9 @@ class MetricsLogger:
         validation: float | None = None,
         own: Mapping[str, float] | None = None,
     ) -> bool:
-        """Note a step; gives whether any rank was asked to stop."""
+        """Write down a step; return whether any rank was asked to stop."""
         waiting = Waiting.of(stepped.waits)
-        # Each rank has its own clock: of a step's parts and of the whole only means of the same ranks add up.
+        # Each rank has its own clock: the parts of a step add up to the whole only as means over the same ranks.
         seconds, exposed, bubble, asked = self._together(
             seconds, waiting.for_collectives, waiting.for_stages, asked_to_stop
         )
@@ -77,13 +77,13 @@ class MetricsLogger:
         return asked
 
     def _together(self, seconds: float, exposed: float, bubble: float, asked: bool) -> tuple[float, float, float, bool]:
-        """Means over all ranks, and whether any was asked; the most memory that any has held is noted."""
+        """Means over all ranks, and whether any was asked to stop. Also updates the largest memory of any rank."""
         everybody, device = self._network.everybody, self._network.device
         peak = devices.peak_memory(device)
         told = [seconds, exposed, bubble, asked, peak > self._own_memory]
         mine = torch.tensor(told, dtype=torch.float64, device=device)
         *times, any_asked, any_grew = everybody.all_reduce(mine, "times").wait().tolist()
-        if any_grew:  # seldom, once a training is in full swing: most steps need one sum, and not a largest besides
+        if any_grew:  # rare in steady state: most steps need one sum and no maximum
             self._own_memory = peak
             own = torch.tensor(peak, dtype=torch.float64, device=device)
             self._memory = int(everybody.all_reduce(own, "memory", largest=True).wait().item())
@@ -91,14 +91,14 @@ class MetricsLogger:
         return seconds, exposed, bubble, any_asked > 0
 
     def event(self, name: str, words: str = "", /, **fields: Any) -> None:
-        """`words` are shown, too."""
+        """`words` are also shown."""
         if self._metrics is not None:
             self._metrics.event(name, **fields)
             if words:
                 self._shown.say(words)
 
     def draw(self, step: int, stepped: StepResult) -> None:
-        """Keep when each worker did what in this step."""
+        """Store the timeline of this step: when each worker ran which action."""
         here = self._network.coordinates
         first = all(place == 0 for axis, place in here.items() if axis != "pipe")
         spans = [asdict(span) for span in stepped.times.spans(stepped.waits)] if first else None
@@ -118,7 +118,7 @@ def diary(trainer: Trainer) -> Iterator[MetricsLogger]:
 
 
 def _report(job: Job) -> None:
-    """The training has ended well, whatever becomes of its page."""
+    """Write the report. The training has ended well, so a failure here is not an error."""
     try:
         write_report(job.folder)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The optimizer that a job asks for, on what this rank updates of each parameter."""
+"""The optimizer of a job, on the parts of parameters that this rank updates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def optimizer_of(
 
 
 def fused(settings: OptimizerSettings, parts: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Updates all parts in a few kernels, which also clip and skip where they are told to."""
+    """Updates all parts in a few kernels, which also clip and skip if told to."""
     groups = [
         {"params": [part for part in parts if part.dim() > 1], "weight_decay": settings.weight_decay},
         {"params": [part for part in parts if part.dim() <= 1], "weight_decay": 0.0},
@@ -40,7 +40,7 @@ def fused(settings: OptimizerSettings, parts: list[nn.Parameter]) -> torch.optim
     )
     made = KINDS[settings.name](groups, **own, fused=True)
     if own.get("momentum"):
-        # torch makes room in the first step, and leaves it unfilled if that step is skipped.
+        # torch allocates this state in the first step, and leaves it uninitialised if that step is skipped.
         for part in parts:
             made.state[part]["momentum_buffer"] = torch.zeros_like(part)
     return made

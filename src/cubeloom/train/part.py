@@ -1,4 +1,4 @@
-"""What this rank updates of a parameter."""
+"""The part of a parameter that this rank updates."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cubeloom.parallel.parameter import local_of
 class Part:
     """Some rows of this rank's block of a parameter, or all.
 
-    `tensor` is what the optimizer updates. It shares memory with the rows of the block; or, where those are of few digits and
-    `masters` are wanted, it is their float32 master, whose updates are not lost in rounding.
+    The optimizer updates `tensor`. It shares memory with the rows of the block. If these have a low precision and
+    `masters` are wanted, it is their float32 master copy, whose updates are not lost in rounding.
     """
 
     tensor: nn.Parameter
@@ -27,12 +27,10 @@ class Part:
     def of(cls, parameter: nn.Parameter, rows: slice, masters: bool = True) -> Part:
         own = local_of(parameter)[rows]
         few_digits = own.dtype.itemsize < torch.float32.itemsize
-        # nn.Parameter takes the same memory; `float` makes a copy of what has fewer digits, and only of that.
+        # nn.Parameter shares memory; `float` copies a lower precision, and only that.
         part = cls(nn.Parameter(own.float() if masters and few_digits else own), rows, own)
         if part.master:
-            parameter.grad_dtype = (
-                part.tensor.dtype
-            )  # what was summed in float32 is not rounded on its way to the master
+            parameter.grad_dtype = part.tensor.dtype  # so that a float32 sum is not rounded on its way to the master
         return part
 
     @property
@@ -40,7 +38,7 @@ class Part:
         return self.tensor.dtype != self.block.dtype
 
     def take_gradient(self, parameter: nn.Parameter) -> None:
-        """Before a step: add the part's rows of the parameter's gradient, where the parameter has one."""
+        """Before a step: take the part's rows of the parameter's gradient, if there is one."""
         if local_of(parameter)[self.rows].data_ptr() != self.block.data_ptr():
             raise UserError(
                 f"a parameter of shape {list(parameter.shape)} was moved or cast after its optimizer was made, which would "
@@ -51,6 +49,6 @@ class Part:
             self.tensor.grad = found if self.tensor.grad is None else self.tensor.grad.add_(found)
 
     def publish(self) -> None:
-        """Give the block what the optimizer made."""
+        """Copy the optimizer's result to the block."""
         if self.master:
             self.block.copy_(self.tensor.detach())

@@ -1,4 +1,4 @@
-"""One training at a time writes to a folder: two would take each other's checkpoints away."""
+"""Allows one training at a time in a folder: two would delete each other's checkpoints."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cubeloom.comm import Network
 
 _LOCK = ".lock"
 LEASE = 120.0
-"""Seconds that a file server keeps the locks of a machine that has died, and more: NFS 4 usually has 90."""
+"""Seconds that a file server keeps the locks of a machine that has died, with a margin: NFS 4 usually has 90."""
 _LOOK = 1.0
 
 
 @contextmanager
 def locked(folder: Path, network: Network) -> Iterator[None]:
-    """Rank 0 claims the folder for as long as this is entered, or all ranks are refused."""
+    """Rank 0 locks the folder while this context is entered, or all ranks are refused."""
     held = network.host_group.agree(lambda: _hold(folder) if network.rank == 0 else None)
     try:
         yield
@@ -32,13 +32,13 @@ def locked(folder: Path, network: Network) -> Iterator[None]:
 
 
 def check_unlocked(folder: Path) -> None:
-    """Before any process starts."""
+    """Check before any process starts."""
     if (folder / _LOCK).exists():
         os.close(_hold(folder))
 
 
 def _hold(folder: Path) -> int:
-    """The open file that claims the folder: the system ends the claim with the process that has it open."""
+    """The open lock file. The system releases the lock when the process that has it open ends."""
 
     def opened() -> int:
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def _hold(folder: Path) -> int:
         os.close(file)
         raise
     except OSError:
-        return file  # a disk without locks: then nobody is kept out
+        return file  # a file system without locks: then there is no protection
     os.ftruncate(file, 0)
     os.pwrite(file, f"process {os.getpid()}{_here()}".encode(), 0)
     return file
@@ -65,7 +65,7 @@ def _lock(file: int, folder: Path) -> None:
             return
         except BlockingIOError:
             who = os.pread(file, 200, 0).decode(errors="replace")
-            # Whoever is on another machine may have died with it, and its claim lives on for a while.
+            # The holder may have died with another machine, whose lock then persists for a while.
             if who.endswith(_here()) or time.monotonic() > patience:
                 raise UserError(
                     f"folder = {str(folder)!r}: {who or 'somebody'} is training there; wait for its end, or choose another "

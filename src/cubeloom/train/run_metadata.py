@@ -1,4 +1,4 @@
-"""What is kept beside a run: the settings as they were resolved, and with what it ran."""
+"""What is stored with a run: its resolved settings and its environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_run_metadata(job: Job) -> None:
         job.folder.mkdir(parents=True, exist_ok=True)
         replace_text(job.folder / SETTINGS, write(job))
         replace_text(job.folder / ENVIRONMENT, json.dumps(environment(job), indent=1) + "\n")
-        for source in job.data.sources[:1]:  # all have one tokenizer
+        for source in job.data.sources[:1]:  # all have the same tokenizer
             if (found := _tokenizer(source)) is not None:
                 kept_tokenizer.keep(*found, job.folder)
 
@@ -41,7 +41,7 @@ def write_run_metadata(job: Job) -> None:
 
 
 def settings_before(folder: Path) -> str:
-    """Those of the attempt before; nothing where there was none, or it left nothing that can be read."""
+    """The settings of the previous attempt; empty if there was none or it left nothing readable."""
     with suppress(OSError, ValueError):
         return (folder / SETTINGS).read_text(encoding="utf-8")
     return ""
@@ -55,7 +55,7 @@ def environment_before(folder: Path) -> dict[str, Any]:
 
 
 def from_run(run: Path, path: Path) -> Path:
-    """A path of a run's settings, which begins where the run was begun; or here, where that is not known or has moved away."""
+    """A path of a run's settings, relative to where the run was started; or to here, if that is unknown or has moved."""
     with suppress(KeyError, TypeError):
         there = Path(environment_before(run)["directory"]) / path
         if there.exists():
@@ -78,13 +78,13 @@ def environment(job: Job) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": platform.platform(),
         **code_versions(),
-        # The tokens' own hashes: another text under the same name is another run.
+        # The tokens' own hashes: another text under the same name makes another run.
         "data": {str(each.folder or each.stream): _data(each) for each in job.data.sources},
     }
 
 
 def _data(source: Source) -> dict[str, str]:
-    """The hashes of its files; of a stream, that of its tokenizer is all that is known."""
+    """The hashes of its files; of a stream only the tokenizer's is known."""
     if source.stream is not None:
         return {"tokenizer": tokenizer_of(source)[0].fingerprint}
     images = sorted(source.tokens.glob(f"*{SUFFIX}"))
@@ -92,7 +92,7 @@ def _data(source: Source) -> dict[str, str]:
 
 
 def _tokenizer(source: Source) -> tuple[Tokenizer, Mapping[str, str]] | None:
-    """None of images."""
+    """None for images."""
     if source.stream is not None:
         return tokenizer_of(source)
     if not (source.tokens / META).is_file():

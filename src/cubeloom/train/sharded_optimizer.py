@@ -1,8 +1,9 @@
 """An optimizer whose state is sharded over the replicas of each parameter (ZeRO-1).
 
-Ranks that sum a parameter's gradient hold the same block of it: those along the data axis, and in a bidirectional pipeline
-the workers of the other replicas of the stage. Each updates only its part, so that a replica costs weights and no state.
-Gradients are reduce-scattered and updated weights gathered: as many bytes as the all-reduce they replace.
+Ranks that reduce a parameter's gradient together hold the same block of it: those along the data axis, and in a
+bidirectional pipeline the workers of the stage's other replicas. Each updates only its part, so a replica costs weights
+and no optimizer state. Gradients are reduce-scattered and updated weights all-gathered: as many bytes as the all-reduce
+they replace.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from cubeloom.train.part import Part
 
 
 class ShardedOptimizer:
-    """`make` builds any optimizer that treats elements one by one (AdamW, SGD), on the parts.
+    """`make` builds any element-wise optimizer (AdamW, SGD) on the parts.
 
-    Blocks whose first dimension does not divide by the number of replicas are updated by everybody.
+    Blocks whose first dimension the number of replicas does not divide are updated by every replica.
     """
 
     def __init__(
@@ -40,14 +41,14 @@ class ShardedOptimizer:
 
     def step(self) -> None:
         for parameter, part in self.parts.items():
-            part.take_gradient(parameter)  # unless it was scattered, and has come to the part already
+            part.take_gradient(parameter)  # unless a reduce-scatter has already brought it to the part
         self.optimizer.step()
         for part in self.parts.values():
             part.publish()
         self._gather()
 
     def replicas(self, parameter: nn.Parameter) -> int:
-        """Over how many ranks a parameter's state is cut."""
+        """The number of ranks over which a parameter's state is sharded."""
         return self._gradients.axis(parameter).size if self._gradients.scatters(parameter) else 1
 
     def zero_grad(self) -> None:
@@ -74,7 +75,7 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def _gather(self) -> None:
-        """Everybody's parts, in one message for each axis and dtype; all under way before the first is awaited."""
+        """All-gather the parts, one message per axis and dtype; all are started before the first is awaited."""
         alike: dict[tuple[Axis, torch.dtype], list[nn.Parameter]] = {}
         for parameter in self.parts:
             if self._gradients.scatters(parameter):

@@ -1,4 +1,6 @@
-"""Beginning a training: as a rank of the job that is there, or as the agent that starts its ranks on this machine."""
+"""Starts a training: as a rank of the job that this process belongs to, or as the agent that starts ranks on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,17 @@ from cubeloom.train.stop import Stop
 
 
 def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | None:
-    """Train the job; everything that can be refused is, before a process starts or a file is written.
+    """Train the job. Every check that can be made before a process starts or a file is written is made before.
 
-    `spare`: in a job with more ranks than the grid has, those beyond do nothing, and get None. `share_gpu`: where this starts
-    the ranks, they may be more than the machine's GPUs.
+    `spare`: in a job with more ranks than the grid has, the remaining ranks do nothing and get None. `share_gpu`: ranks
+    started here may be more than the machine's GPUs.
     """
     tell_where_on_signal()
     check(job)
     check_sinks(job.metrics)
     here = membership(current())
     if here is None:
-        check_begin(job)  # else rank 0 does
+        check_begin(job)  # otherwise rank 0 does this
         check_startable(job.grid.world)
         have = devices.count(job.device)
         if job.device != devices.CPU and job.grid.world > have and not share_gpu:
@@ -70,36 +72,36 @@ def _steps_done(job: Job) -> int:
 
 
 def _rank_of_launcher(job: Job, here: Membership) -> Ended:
-    """The life of a process that torchrun, srun or another launcher started."""
+    """A process that torchrun, srun or another launcher started."""
     try:
-        # Its agent may be killed; other launchers end their ranks themselves, or none is there.
+        # An agent may be killed. Other launchers end their ranks themselves, or there is no agent.
         return _join_and_train(job, here, lanes=1, agent=os.getppid() if here.agent else None)
     except UserError as error:
         sys.stderr.write(f"cubeloom: {error}\n")
         _end(2)
     except Exception as error:
         _tell(here, error)
-        if not (blames_others(error) or isinstance(error, FilesFailed)):  # else a trace would say nothing more
+        if not (blames_others(error) or isinstance(error, FilesFailed)):  # otherwise a traceback adds nothing
             traceback.print_exc()
         _end(1)
 
 
 def _end(code: int) -> NoReturn:
-    """At once: the end of Python destroys process groups, and waits there for ranks that are gone or stopped."""
+    """At once: when Python ends normally it destroys process groups, and waits for ranks that are gone or stopped."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _rank_of_agent(refusals: elastic.Refusals, job: Job) -> Ended:
-    """The life of a process that our own agent started."""
+    """A process that our own agent started."""
     tell_where_on_signal()
     elastic.refused(refusals)
     here = membership(current())
     assert here is not None
     make_ready(here.local_rank, job.device, here.world)
     try:
-        # All ranks are of this machine.
+        # All ranks are on this machine.
         ended = _join_and_train(job, here, devices.lanes(job.device, here.world))
     except UserError as error:
         elastic.refuse(refusals, error)
@@ -113,18 +115,18 @@ def _rank_of_agent(refusals: elastic.Refusals, job: Job) -> Ended:
 
 
 def _tell(here: Membership, error: Exception) -> None:
-    """One line: of many ranks, all may fail."""
-    what = f"{type(error).__name__}: {error}".splitlines()[0]  # some have no words
+    """One line, because all ranks may fail."""
+    what = f"{type(error).__name__}: {error}".splitlines()[0]  # some errors have no message
     sys.stderr.write(f"{name_of_rank(here.rank, here.world)}: {what}\n")
 
 
 def _join_and_train(job: Job, here: Membership, lanes: int, agent: int | None = None) -> Ended:
     name = name_of_rank(here.rank, here.world)
     with Minder(name, job.grace, agent):
-        join(here, job.device, job.patience)  # where a SIGTERM ends us: there is nothing to keep
+        join(here, job.device, job.patience)  # a SIGTERM here ends the process: there is nothing to save
         with Stop() as stop:
             ended = train(job, here.restart, lanes, stop)
-            if agent is not None and ended.asked:  # of several machines each should say why it ended
+            if agent is not None and ended.asked:  # with several machines each should say why it ended
                 sys.stderr.write(
                     f"{name}: stopped after {counted(ended.steps, 'step')}: {ended.asked[0]} was asked to\n"
                 )

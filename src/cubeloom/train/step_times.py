@@ -1,4 +1,4 @@
-"""Where the time of a step went on this rank, measured."""
+"""Measures where the time of a step went on this rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cubeloom.comm.recorder import Waits
 
 @dataclass(frozen=True)
 class Span:
-    """An action, in seconds from the step's begin."""
+    """An action, in seconds from the start of the step."""
 
     action: str
     start: float
@@ -20,7 +20,7 @@ class Span:
 
 
 class StepTimes:
-    """Hears of every action of a step. On a GPU its times are the stream's, and can be read once the device has settled."""
+    """Observes every action of a step. On a GPU the times are the stream's and can be read after `settle`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -35,12 +35,12 @@ class StepTimes:
         self._ends.append((action, Instant(self._device)))
 
     def spans(self, waits: Waits) -> list[Span]:
-        """What was done when. An action begins when what it waited for has come, so that a bubble is seen as a gap."""
+        """The start and end of each action. An action starts when its input has arrived, so a bubble shows as a gap."""
         received = [wait[2] for wait in waits if wait[0].startswith("receive")]
         found = []
         for start, (action, end) in zip(self._starts, self._ends, strict=True):
             begin, last = start.since(self._begin), end.since(self._begin)
-            # The wait for an action's input is the first thing that the action does.
+            # An action first waits for its input.
             came = [at for at in (each.since(self._begin) for each in received) if begin <= at <= last]
             found.append(Span(action, max([begin, *came]), last))
         return found
@@ -48,9 +48,9 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Seconds of a step in which this rank did nothing but wait."""
+    """Seconds of a step in which this rank only waited."""
 
-    for_stages: float  # other stages of the pipeline: its bubble, and messages that came late
+    for_stages: float  # for other stages of the pipeline: bubbles, and late messages
     for_collectives: float
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Being asked to stop: a rank notes the signal, and all ranks stop together behind the step that is under way."""
+"""Stopping on a signal: a rank records the signal, and all ranks stop together after the current step."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 class Stop:
-    """While it is entered, `asked` says whether a signal has come: an end of time from Slurm, a Ctrl-C, a closed terminal.
+    """While it is entered, `asked` says whether a signal has come: Slurm's time limit, Ctrl-C, a closed terminal.
 
-    A rank that does not get to the end of its step is the minder's to end.
+    A rank that does not finish its step is ended by the minder.
     """
 
     def __init__(self) -> None:
@@ -21,8 +21,8 @@ class Stop:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # others cannot hear signals
-            heard = [each for each in _SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]  # nohup's is not
+        if threading.current_thread() is threading.main_thread():  # only the main thread can handle signals
+            heard = [each for each in _SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]  # nohup ignores SIGHUP
             self._before = {each: signal.signal(each, self._hear) for each in heard}
         return self
 

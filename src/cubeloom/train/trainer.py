@@ -1,4 +1,4 @@
-"""One rank of a training: what a job asks for, built, and taken up where its last checkpoint left it."""
+"""One rank of a training: builds a job's model, optimizer and data, and resumes them from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from cubeloom.train.step_times import StepTimes
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step did. Losses and norms are those of the whole batch and the whole model, on every rank."""
+    """The result of one step. Losses and norms are those of the whole batch and the whole model, on every rank."""
 
     loss: float
-    norm: float | None  # none where weights change within the step
+    norm: float | None  # None if weights are updated within the step
     rate: float
     skipped: str | None
     times: StepTimes
@@ -50,7 +50,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class PendingStep:
-    """A step that a device has been given; losses and norms are there."""
+    """A step that was launched on the device; losses and norms stay there."""
 
     loss: Tensor
     norm: Tensor | None
@@ -60,10 +60,10 @@ class PendingStep:
 
 
 class Trainer:
-    """`step` trains on the next batch. Called in the same order by all ranks."""
+    """`step` trains on the next batch. All ranks call methods in the same order."""
 
     def __init__(self, job: Job, network: Network, decision: Decision | None = None) -> None:
-        """Goes on from what rank 0 decided; by default it decides here."""
+        """Starts from what rank 0 decided; by default it decides here."""
         self.job = job
         self.network = network
         self._rate = job.learning_rate
@@ -74,10 +74,10 @@ class Trainer:
         self.optimizer = optimizer_of(job.optimizer, self.parameters, self.pipeline.gradients)
         self._share = job.grid.share(network.coordinates, job.batch.samples)
         self.done, progress = self._take_up(decision or decide(job, network.host_group))
-        # The best loss on validation, and how many since were no better.
+        # The best validation loss, and how many evaluations since were no better.
         self._best: list[float] = progress.get("best", [])
         self.best_step: int | None = progress.get(BEST)
-        """After how many steps it was, if anything was evaluated."""
+        """The number of steps before the best evaluation, if there was any."""
         self._guard = Guard(job.guard, progress.get("norms", ()))
         samples = samples_of(job, "training", progress.get("stream"))
         if getattr(samples, "as_forward", False):
@@ -86,7 +86,7 @@ class Trainer:
         self._writer = CheckpointWriter(job.checkpoints, network, job.checkpoint.keep)
 
     def _take_up(self, decision: Decision) -> tuple[int, dict[str, Any]]:
-        """Fill the weights; how many steps are done, and what was in progress."""
+        """Load the weights; return the number of completed steps, and the stored progress."""
         if decision.checkpoint is not None:
             return load_checkpoint(decision.checkpoint, self.parameters, self.optimizer, self.network)
         if decision.start is not None:
@@ -102,7 +102,9 @@ class Trainer:
         return StepResult(under_way.loss.item(), norm, under_way.rate, skipped, under_way.times, under_way.waits)
 
     def launch(self) -> PendingStep:
-        """All that a step computes; on a GPU it is then under way, and nothing was waited for. `step` reads it, and counts."""
+        """Launch all computation of a step. On a GPU the host does not wait. `step` reads the result and counts the
+        step.
+        """
         data = self._given(next(self._loader))
         rate = self._rate(self.done)
         for group in self.optimizer.optimizer.param_groups:
@@ -118,7 +120,7 @@ class Trainer:
         return PendingStep(loss, norm, rate, times, waits)
 
     def _update(self) -> Tensor:
-        """Unless the guard objects, which the device finds out; gives the norm of the gradients."""
+        """Update, unless the guard objects, which the device decides; return the norm of the gradients."""
         sharded = self.optimizer if isinstance(self.optimizer, ShardedOptimizer) else None
         found = pieces(self.parameters.items(), self.network, sharded, self.pipeline.layout.holders)
         size = norm_of(found, self.network)
@@ -136,13 +138,13 @@ class Trainer:
         return samples_of(self.job, "validation")
 
     def evaluate(self) -> float:
-        """The mean loss of the first batches of validation."""
+        """The mean loss of the first batches of the validation data."""
         samples, size = self._validation, self.job.batch.samples
         shares = (read(samples, number * size, self._share) for number in range(self.job.evaluation.batches))
         return mean_loss(self.pipeline, self.network, map(self._given, shares), self._source.naming.targets)[0]
 
     def judge(self, loss: float) -> bool:
-        """Note a loss on validation; whether there have been enough in a row that were no better than the best."""
+        """Record a validation loss; return whether enough in a row were no better than the best."""
         best, worse = self._best or [float("inf"), 0]
         self._best = [loss, 0] if loss < best else [best, worse + 1]
         if loss < best:
@@ -175,17 +177,17 @@ class Trainer:
 
     @property
     def waited(self) -> float:
-        """Seconds that steps have waited for their data, in all."""
+        """Total seconds that steps have waited for their data."""
         return self._loader.waited
 
     def close(self, failure: BaseException | None = None) -> None:
-        """The checkpoint that is being written gets its time, unless the training failed because another rank is gone."""
+        """Finish the checkpoint being written, unless the training failed because another rank is gone."""
         self._loader.close()
         if failure is None or not blames_others(failure):
             self._writer.wait()
 
     def _given(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
-        """To the model: on the device, named as its forward names it."""
+        """The model's inputs: on the device, with the names of its forward."""
         return {name: devices.put(tensor, self.network.device) for name, tensor in self._naming(data).items()}
 
 
