@@ -1,6 +1,6 @@
-"""3-D tensor parallelism from one matmul: cuts, and the layers that they make of a plain model.
+"""3-D tensor parallelism from one matmul: cuts, and the sharded layers that they create from a plain model.
 
-What needs torch is imported when it is first asked for: the planner reads the specs of layers without it.
+Names that need torch are imported when they are first used: the planner reads the specs of layers without torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""All ranks agree on what a backward used, by name: modules may be chosen by each rank's own samples."""
+"""Ranks agree by name on the parameters that a backward used: each rank's own samples may choose modules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cubeloom.parallel.weight import PrefetchOrder
 
 
 def agreement(network: Network, prefetch_order: PrefetchOrder) -> AnyRank | None:
-    """Called by all ranks at the end of a backward; None where there is nobody to agree with."""
+    """Called by all ranks at the end of a backward. None if there is only one rank."""
     if network.grid.world == 1 or network.rehearsed:
         return None
     prefetch_order.begin_log()
@@ -36,7 +36,7 @@ class _Agreement:
 
 
 def _check(first: list[str], other: list[str], rank: int) -> None:
-    """Weights that are sharded over z are gathered by all ranks together, each time the same."""
+    """Weights that are sharded over z are gathered by all ranks together, in the same order."""
     if first != other:
         place = next((n for n, pair in enumerate(zip(first, other, strict=False)) if pair[0] != pair[1]), None)
         place = min(len(first), len(other)) if place is None else place

@@ -1,6 +1,7 @@
-"""Parameters whose rows are not those of the whole tensor: their blocks are filled from it, and read back as parts of it.
+"""Parameters whose rows differ from those of the whole tensor: their blocks are filled from it and written as parts of
+it.
 
-Where a weight is stored transposed the rows that are arranged are its columns: `Arrangement.dim` says so.
+If a weight is stored transposed, its columns are arranged: see `Arrangement.dim`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ class Arranged:
     """How the rows of a parameter are arranged."""
 
     arrangement: Arrangement
-    network: Network  # knows who to ask of what is cut over it
-    first: int  # of what is held this rank's block begins with this row
+    network: Network  # can find the arrangement of tensors on its grid
+    first: int  # the first row of this rank's block, of the arranged rows
     copies: Axis | None = None  # the ranks that have copies of the same rows
 
     def copied(self, gradient: Tensor, rows: slice) -> list[Tensor]:
-        """Of the gradient of these rows of the block: the parts of which other ranks have summands, in memory of its own."""
+        """The parts of the gradient of these rows for which other ranks also have partial sums, in their own memory."""
         dim = self.arrangement.dim
         first = self.first + (rows.start if dim == 0 else 0)
         runs = self.arrangement.runs(first, first + gradient.shape[dim])
@@ -34,10 +35,10 @@ class Arranged:
 
 
 def arrangement_of(tensor: Tensor, network: Network) -> Arrangement | None:
-    """How the rows of a parameter are arranged; None where they are those of the whole tensor, as of every buffer.
+    """How the rows of a parameter are arranged; None if they are those of the whole tensor, as for every buffer.
 
-    It is asked of who sums the parameter's gradients, by identity: an attribute of a parameter would be lost by `model.to`,
-    which puts another tensor into it, and a weak reference to one forbids that.
+    The reducer of the parameter's gradient knows it, by identity. An attribute of a parameter would be lost by
+    `model.to`, which puts another tensor into it, and a weak reference to a parameter forbids that.
     """
     if not isinstance(tensor, nn.Parameter):
         return None
@@ -47,29 +48,29 @@ def arrangement_of(tensor: Tensor, network: Network) -> Arrangement | None:
 
 @dataclass(frozen=True)
 class Lie:
-    """Where what this rank holds of a parameter, or some rows of it, lies in the whole tensor."""
+    """The position in the whole tensor of this rank's part of a parameter, or of some of its rows."""
 
     whole: tuple[int, ...]
-    offset: tuple[int, ...]  # of the rows, in what is held
-    runs: tuple[Run, ...]  # by row of what is looked at
-    dim: int = 0  # that these rows are
+    offset: tuple[int, ...]  # of the rows, in the arranged tensor
+    runs: tuple[Run, ...]  # by row of the part
+    dim: int = 0  # the dimension of these rows
 
     def offset_of(self, run: Run) -> tuple[int, ...]:
-        """Of a run that is no padding, in the whole tensor."""
+        """The offset in the whole tensor of a run that is not padding."""
         assert run.first is not None
         return (*self.offset[: self.dim], run.first, *self.offset[self.dim + 1 :])
 
     def parts(self, local: Tensor) -> Iterator[tuple[Run, Tensor]]:
-        """The runs, and what each is of the tensor that lies so."""
+        """The runs, each with its part of a tensor of this layout."""
         for run in self.runs:
             yield run, local.narrow(self.dim, run.start, run.length)
 
 
 def lie_of(tensor: Tensor, network: Network, rows: slice | None = None) -> Lie:
-    """Of this rank's block, or of some of its rows."""
+    """The position of this rank's block, or of some of its rows."""
     block = block_of(tensor, network)
     if not block.shape:
-        return Lie((), (), ())  # a single number
+        return Lie((), (), ())  # a scalar
     first, length = (0, block.local[0]) if rows is None else (rows.start, rows.stop - rows.start)
     offset, local = (block.offset[0] + first, *block.offset[1:]), (length, *block.local[1:])
     arrangement = arrangement_of(tensor, network)
@@ -85,7 +86,7 @@ def _with(sizes: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
 
 
 def block_values(fill: Callable[[str, Block], Tensor], name: str, block: Block, arrangement: Arrangement) -> Tensor:
-    """The values of a block of what is held; `fill` is asked for blocks of the whole tensor."""
+    """The values of a block of the arranged tensor. `fill` is called for blocks of the whole tensor."""
     dim = arrangement.dim
     whole = _with(block.shape, dim, arrangement.whole)
 
@@ -94,6 +95,6 @@ def block_values(fill: Callable[[str, Block], Tensor], name: str, block: Block, 
 
     runs = arrangement.runs(block.offset[dim], block.offset[dim] + block.local[dim])
     parts = {run: rows(run.first, run.length) for run in runs if run.first is not None}
-    like = next(iter(parts.values())) if parts else rows(0, 1)  # of a block that is only padding the dtype is wanted
+    like = next(iter(parts.values())) if parts else rows(0, 1)  # for the dtype of a block that is only padding
     padding = (like.new_zeros(_with(block.local, dim, run.length)) for run in runs if run not in parts)
     return torch.cat([parts[run] if run in parts else next(padding) for run in runs], dim)

@@ -1,9 +1,10 @@
-"""How the outputs of a tensor are arranged before a grid cuts them, where those of the whole would not do. Values only.
+"""How the outputs of a tensor are arranged before a grid cuts them, if the whole tensor cannot be cut directly. Values
+only.
 
-Outputs are the rows of a weight, and where it is stored transposed its columns: read columns for rows then.
+Outputs are the rows of a weight, or its columns if it is stored transposed; then read columns for rows.
 
-A grid cuts rows evenly. Users, checkpoints and the serial model know a *whole* tensor; what the ranks of a cube *hold*
-together may have other rows: some of the whole's, some copies of them, and padding, which is zero and stays zero.
+A grid cuts rows evenly. Users, checkpoints and the serial model have a *whole* tensor. The tensor that the ranks of a
+cube *hold* together may have other rows: rows of the whole, copies of some, and padding, which is zero and stays zero.
 
     whole  [383, K]                    on y=2·z=2
     held   [384, K]                    383 rows of the whole, one of padding; each rank has 96 of the 384
@@ -11,7 +12,7 @@ together may have other rows: some of the whole's, some copies of them, and padd
     whole  [q | k | v, K]              on y=2, of three sections
     held   [q0 | k0 | v0 | q1 | k1 | v1, K]    each rank has its half of every section
 
-What a rank's block means in the whole tensor is a short list of `Run`s.
+A short list of `Run`s maps a rank's block to the whole tensor.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Run:
-    """Rows one behind another, from `start` on in what is held: from `first` on in the whole, or padding if that is None.
+    """Consecutive rows, from `start` on in the held tensor and from `first` on in the whole; padding if `first` is
+    None.
 
-    Of rows that have several `copies` one is what is saved: the one that `counts`.
+    If rows have several `copies`, the one that `counts` is saved.
     """
 
     start: int
@@ -40,15 +42,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Of a tensor with so many rows in the `whole`: what is held, from its first row to its last."""
+    """The held rows of a tensor with `whole` rows, from first to last."""
 
     whole: int
     segments: tuple[Run, ...]
-    dim: int = 0  # of the tensor, that these rows are
+    dim: int = 0  # the dimension of these rows
 
     @classmethod
     def of(cls, whole: int, segments: Iterator[Run]) -> Arrangement:
-        """Segments in their order; where each starts is found here."""
+        """From segments in order. Their starts are computed here."""
         placed, start = [], 0
         for each in segments:
             placed.append(replace(each, start=start))
@@ -57,16 +59,16 @@ class Arrangement:
 
     @property
     def held(self) -> int:
-        """Rows that the ranks have together, copies and padding included."""
+        """The number of rows of all ranks together, with copies and padding."""
         return self.segments[-1].stop
 
     @property
     def copies(self) -> int:
-        """Of each row that is copied; 1 where none is."""
+        """The number of copies of each copied row; 1 if there are none."""
         return max(segment.copies for segment in self.segments)
 
     def runs(self, start: int, stop: int) -> list[Run]:
-        """What the held rows from `start` to before `stop` are; their own starts are counted from `start`."""
+        """The held rows from `start` to before `stop`. The starts of the runs are counted from `start`."""
         found = []
         for segment in self.segments:
             low, high = max(start, segment.start), min(stop, segment.stop)
@@ -76,20 +78,20 @@ class Arrangement:
         return found
 
     def filled(self, start: int, stop: int) -> int:
-        """How many of these held rows are not padding."""
+        """The number of these held rows that are not padding."""
         return sum(run.length for run in self.runs(start, stop) if run.first is not None)
 
 
 def padded(rows: int, parts: int) -> Arrangement | None:
-    """Padded at the end, so that it can be cut into so many parts; None where it can be cut as it is."""
+    """Padding at the end, so that the rows can be cut into equal parts; None if none is needed."""
     missing = -rows % parts
     return Arrangement.of(rows, iter([Run(0, rows, 0), Run(0, missing, None)])) if missing else None
 
 
 def sectioned(sizes: Sequence[int], parts: int, copies: Sequence[int]) -> Arrangement | None:
-    """Of sections one behind another: each of so many parts is a part of every section, in order; None where that is the whole.
+    """Concatenated sections: each of the parts has a part of every section, in order. None if that is the whole tensor.
 
-    Of a section with copies as many parts, one behind another, have the same rows. The first of them counts.
+    Of a section with copies, that many consecutive parts have the same rows. The first of them counts.
     """
     if parts == 1 or len(sizes) == 1:
         return None
@@ -106,9 +108,9 @@ def sectioned(sizes: Sequence[int], parts: int, copies: Sequence[int]) -> Arrang
 
 
 def exchanged(rows: int, outer: int, inner: int, of: Arrangement | None = None) -> Arrangement | None:
-    """For two axes of so many ranks that cut the rows, the outer one first, where a grid's blocks have the inner one first.
+    """For two axes that cut the rows, the outer one first, although a grid's blocks have the inner one first.
 
-    `of`: how the rows are arranged before; None where the order of the axes makes no difference.
+    `of`: the arrangement of the rows before. None if the order of the axes makes no difference.
     """
     if outer == 1 or inner == 1:
         return of

@@ -1,9 +1,9 @@
-"""Gradients on their way to be reduced, several in one message.
+"""Buckets of gradients that are reduced in one message.
 
-All ranks send the same buckets in the same order, whichever parameters they used and whenever those were ready: parameters
-are put into buckets in the reverse of the order in which they were registered, about that of a backward. A bucket is sent once
-all of its parameters are ready and the buckets before it are sent; what is left goes at the end of the backward, with zeros
-for what only other ranks used.
+All ranks send the same buckets in the same order, whichever parameters they used and whenever these became ready.
+Parameters are put into buckets in the reverse order of their registration, roughly the order of a backward. A bucket is
+sent once all of its parameters are ready and the buckets before it are sent. The rest is sent at the end of the
+backward, with zeros for parameters that only other ranks used.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ BUCKET_BYTES = 25 * 2**20
 
 @dataclass(frozen=True)
 class Reduction:
-    """How a parameter's gradient becomes whole: summed over `axis`, and divided by `ranks`, whose losses are averaged."""
+    """How a parameter's gradient is reduced: summed over `axis`, and divided by `ranks`, whose losses are averaged."""
 
     name: str
     axis: Axis
     ranks: int = 1
-    arranged: Arranged | None = None  # where its rows are not those of the whole tensor
+    arranged: Arranged | None = None  # if its rows are not those of the whole tensor
 
     @property
     def copies(self) -> Axis | None:
-        """The ranks that have copies of some of its rows, and summands of their gradient."""
+        """The ranks that have copies of some of its rows, and partial sums of their gradient."""
         return None if self.arranged is None else self.arranged.copies
 
     @property
     def alone(self) -> bool:
-        """The gradient is whole as soon as this rank has computed it."""
+        """Whether the gradient is final as soon as this rank has computed it."""
         return self.axis.size == 1 and self.copies is None
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """The gradient of some rows of this rank's block, reduced; copies of rows are not summed yet.
+    """The reduced gradient of some rows of this rank's block; copies of rows are not summed yet.
 
-    A part of the block where each rank updates its own (`scattered`).
+    It is a part of the block if each rank updates its own part (`scattered`).
     """
 
     parameter: nn.Parameter
@@ -54,13 +54,13 @@ class Arrival:
     scattered: bool = False
 
 
-# Takes what this rank gets of a parameter's gradient, instead of the whole (ZeRO-1).
+# Takes this rank's part of a parameter's gradient, instead of the whole (ZeRO-1).
 Receiver = Callable[[nn.Parameter, Tensor], None]
 
 
 @dataclass(frozen=True)
 class _Alike:
-    """What the parameters of a bucket have in common."""
+    """The common properties of the parameters of a bucket."""
 
     axis: Axis
     ranks: int
@@ -76,9 +76,9 @@ class _Bucket:
 
 
 def sum_copies(arrivals: Iterable[Arrival], how: Mapping[nn.Parameter, Reduction]) -> None:
-    """Sum the gradients of copied rows over the ranks that have copies, in one message for each axis and dtype.
+    """Sum the gradients of copied rows over the ranks that have copies, in one message per axis and dtype.
 
-    All ranks of an axis have the same rows, in one order: they hold them at the same places of their blocks.
+    All ranks of an axis have the same rows, in the same order and at the same places of their blocks.
     """
     alike: dict[tuple[Axis, torch.dtype], list[Tensor]] = {}
     for arrival in arrivals:
@@ -104,11 +104,11 @@ class Buckets:
     ) -> None:
         self.limit = limit  # bytes
         self.receiver: Receiver | None = None
-        self.sent: set[nn.Parameter] = set()  # by the running backward
+        self.sent: set[nn.Parameter] = set()  # by the current backward
         self._reductions = reductions
         self._dtype_of = dtype_of
         self._ready: set[nn.Parameter] = set()
-        self._rest: Iterator[_Bucket] | None = None  # of a backward, in the order in which they go
+        self._rest: Iterator[_Bucket] | None = None  # the remaining buckets of a backward, in order
         self._next: _Bucket | None = None
         self._under_way: list[_Bucket] = []
 
@@ -118,7 +118,7 @@ class Buckets:
         return axis.size > 1 and local_of(parameter).shape[0] % axis.size == 0
 
     def ready(self, parameter: nn.Parameter, sums: dict[nn.Parameter, Tensor]) -> None:
-        """The parameter's sum is complete: send the buckets that now can go."""
+        """The parameter's sum is complete: send the buckets that are now ready."""
         self._ready.add(parameter)
         if self._rest is None:
             self._rest = iter(self._partition(reversed(self._reductions)))
@@ -128,23 +128,23 @@ class Buckets:
             self._next = next(self._rest, None)
 
     def send_rest(self, used: Iterable[nn.Parameter], sums: dict[nn.Parameter, Tensor]) -> None:
-        """The backward ends, and some rank used these: send what `ready` has not."""
+        """The backward ends, and some rank used these parameters: send what `ready` has not sent."""
         used = set(used)
         rest = self._partition(reversed(self._reductions)) if self._rest is None else self._rest
         for bucket in ([] if self._next is None else [self._next]) + list(rest):
-            # A bucket that another rank has sent already is of parameters that are all used.
+            # All parameters of a bucket that another rank has sent already are used.
             bucket.parameters = [each for each in bucket.parameters if each in used]
             if bucket.parameters:
                 self._send(bucket, sums)
         self._begin_anew()
 
     def send(self, parameters: Iterable[nn.Parameter], sums: dict[nn.Parameter, Tensor]) -> None:
-        """Send these, whatever is ready."""
+        """Send these, even if the bucket is not complete."""
         for bucket in self._partition(parameters):
             self._send(bucket, sums)
 
     def finish(self) -> Iterator[Arrival]:
-        """Await all."""
+        """Await all buckets."""
         under_way, self._under_way = self._under_way, []
         for bucket in under_way:
             assert bucket.pending is not None
@@ -162,7 +162,7 @@ class Buckets:
                 yield Arrival(parameter, found.view(shape), rows, scattered)
 
     def abandon(self) -> None:
-        """Wait for what is under way, for nobody."""
+        """Wait for pending buckets and discard them."""
         for bucket in self._under_way:
             assert bucket.pending is not None
             bucket.pending.wait()
@@ -202,7 +202,7 @@ class Buckets:
         self._under_way.append(bucket)
 
     def _join(self, bucket: _Bucket, sums: dict[nn.Parameter, Tensor]) -> Tensor:
-        """All gradients of a bucket, flat; or by rows, of which row i is what rank i gets: its part of each gradient."""
+        """All gradients of a bucket, flattened; or by rows, where row i is what rank i gets: its part of each gradient."""
         alike = bucket.alike
         found = (self._take(parameter, alike.dtype, sums) for parameter in bucket.parameters)
         shape = (alike.axis.size, -1) if alike.scattered else (-1,)

@@ -1,18 +1,18 @@
 """Collectives inside autograd, each as two nodes: one that starts it and one that awaits it.
 
-What lies between the two nodes in the forward runs while the collective is under way; autograd runs nodes in the reverse
-of their creation, so in the backward the same holds for the nodes made between them. A layer puts there what does not
-depend on the result: the node of its weight gradient.
+Code between the two nodes in the forward runs while the collective is in progress. Autograd runs nodes in the reverse
+order of their creation, so the same holds in the backward for nodes created between them. A layer creates there the
+nodes that do not depend on the result: the node of its weight gradient.
 
 | kind    | forward        | backward       | for |
 |---------|----------------|----------------|-----|
-| gather  | all-gather     | reduce-scatter | an operand that rests sharded |
-| scatter | reduce-scatter | all-gather     | a result that rests sharded |
-| copy    | nothing        | all-reduce     | an operand that rests replicated |
-| reduce  | all-reduce     | nothing        | a result that rests replicated |
-| sum     | all-reduce     | all-reduce     | statistics that every rank goes on to use |
+| gather  | all-gather     | reduce-scatter | an operand that is stored sharded |
+| scatter | reduce-scatter | all-gather     | a result that is stored sharded |
+| copy    | nothing        | all-reduce     | an operand that is stored replicated |
+| reduce  | all-reduce     | nothing        | a result that is stored replicated |
+| sum     | all-reduce     | all-reduce     | statistics that every rank uses |
 
-In a weave a strand pauses between the two nodes, and another one computes.
+In a weave a strand yields between the two nodes, and another one computes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KINDS: dict[tuple[str | None, str | None], Kind] = {
 
 @dataclass(frozen=True)
 class Collective:
-    """What to do along an axis, in both passes. `dim` is the tensor's dimension that is gathered or scattered.
+    """The communication along an axis in both passes. `dim` is the tensor's dimension that is gathered or scattered.
 
     `inplace`: the caller owns the buffer, in both passes; the all-reduce may overwrite it.
     """
@@ -58,7 +58,7 @@ class Collective:
         dims: Mapping[str, int],
         inplace: bool = False,
     ) -> Collective:
-        """The one that connects two layouts; `dims` are the tensor's dimensions by their names in a layout."""
+        """The collective between two layouts. `dims`: the tensor's dimensions by their names in a layout."""
         source, target = layouts
         forward, backward = redistribute(source, target), redistribute(target.gradient, source.gradient)
         (move, *more) = forward or backward
@@ -68,7 +68,7 @@ class Collective:
         return cls(kind, network.axis(*move.axes), origin, dims[move.dim] if move.dim else 0, inplace)
 
     def start(self, tensor: Tensor) -> Started:
-        """Begin; the result comes from `finish`."""
+        """Start the collective; `finish` returns the result."""
         started = Started(self)
         if self.axis.size == 1:
             started.token = tensor
@@ -92,7 +92,7 @@ class Collective:
         return self._begin(_BACKWARD.get(self.kind), gradient, "backward")
 
     def again(self, shard: Tensor) -> Pending:
-        """Gather once more in the backward what the forward gathered and did not keep."""
+        """Gather again in the backward what the forward gathered and did not keep."""
         return self.axis.all_gather(shard, self.dim, f"{self.origin} again")
 
     def _begin(self, operation: str | None, tensor: Tensor, direction: str) -> Pending | None:
@@ -124,13 +124,14 @@ class Started:
             strand = weave.strand()
             if strand is not None:
                 del strand.loom.under_way[id(self)]
-        # Let go of the token: it holds its node, whose context holds this object, and no collector sees that circle.
+        # Drop the token: it holds its node, whose context holds this object, and the garbage collector does not see the
+        # cycle.
         token, self.token = self.token, None
         assert token is not None
         return token if self.collective.axis.size == 1 else _Await.apply(token, self)
 
     def settle(self) -> None:
-        """Of a strand that was given up: the result is for nobody."""
+        """Await the collective of a strand that was abandoned, and discard the result."""
         pending, self.pending, self.token = self.pending, None, None
         if pending is not None:
             pending.wait()

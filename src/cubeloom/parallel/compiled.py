@@ -1,8 +1,8 @@
-"""Local computation compiled by torch: norms, activations, biases and residual sums in few kernels.
+"""Compiles local computation with torch: norms, activations, biases and residual sums in few kernels.
 
-Where the cube is one device a block has no collectives: it is compiled as a whole, as the plain model has it, but for its
-weight gradients (`parallel.tapped`). Elsewhere what lies between collectives is: modules that the cut does not name, and the
-losses of a head.
+On a cube of one device a block has no collectives. It is compiled as a whole, as in the plain model, except for its
+weight gradients (`parallel.deferred_wgrad`). On other grids the code between collectives is compiled: modules that the
+cut does not name, and the losses of a head.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ BACKEND = "inductor"
 def whole_blocks(model: nn.Module, specs: Sequence[LayerSpec], grid: Grid) -> dict[str, nn.Module]:
     """Plain copies, by name, of the blocks that can be compiled as a whole; taken before layers are replaced.
 
-    Blocks are what lies in a list of modules, and a norm that lies in none. Every layer in one must be the plain one on a
-    cube of one device.
+    Blocks are the members of a list of modules, and norms outside of one. Every layer in a block must be the plain
+    layer on a cube of one device.
     """
     if grid.x * grid.y * grid.z > 1:
         return {}
@@ -76,7 +76,7 @@ def _is_plain(spec: LayerSpec) -> bool:
 
 
 def compile_local(model: nn.Module, plain: Mapping[str, nn.Module], state: CubeState) -> None:
-    """Compile the blocks of which there is a plain copy, and what is local in the rest of a model that has been cut."""
+    """Compile the blocks that have a plain copy, and the local computation in the rest of a parallelized model."""
     for name, block in plain.items():
         own = model.get_submodule(name)
         own.forward = _Block(block, dict(own.named_parameters()), state)
@@ -90,13 +90,13 @@ def compile_local(model: nn.Module, plain: Mapping[str, nn.Module], state: CubeS
 
 
 def _is_unnamed_leaf(module: nn.Module) -> bool:
-    """A layer that the cut left alone, but torch's own, which are one kernel as they are."""
+    """A layer that the cut does not name, except torch's own layers, which are one kernel already."""
     ours = type(module).__module__.startswith(("torch.nn", __name__.rpartition(".")[0]))
     return not ours and next(module.children(), None) is None and type(module).forward is not nn.Module.forward
 
 
 class _Block:
-    """Calls a plain block, compiled, with this rank's parameters in the place of its own."""
+    """Calls a compiled plain block with this rank's parameters in place of its own."""
 
     def __init__(self, plain: nn.Module, parameters: Mapping[str, nn.Parameter], state: CubeState) -> None:
         self._plain = plain
@@ -116,7 +116,7 @@ class _Block:
 
 
 def _kind(given: Any) -> Any:
-    """What calls must have in common to come through the same layers with the same shapes."""
+    """What calls must have in common to pass through the same layers with the same shapes."""
     if isinstance(given, Tensor):
         return given.shape, given.dtype
     if isinstance(given, dict):
@@ -136,12 +136,12 @@ def _run(
 
 @dataclass(frozen=True)
 class _Call:
-    """What a tapped block is called with in the place of its parameters: their values, and the tokens of tapped weights."""
+    """The arguments of a compiled block in place of its parameters: their values, and tokens of deferred weights."""
 
     tapped: DeferredWgradBlock
-    weights: Mapping[str, nn.Parameter]  # by tapped layer
+    weights: Mapping[str, nn.Parameter]  # deferred, by layer
     others: Mapping[str, nn.Parameter]  # by name
-    names: tuple[str, ...]  # of what it is called with
+    names: tuple[str, ...]  # of the arguments
     state: CubeState
 
     @classmethod
@@ -154,7 +154,7 @@ class _Call:
         return cls(tapped, weights, others, (*names, *others, *tokens), state)
 
     def values(self) -> tuple[Tensor, ...]:
-        """In the order of the names."""
+        """The values in the order of the names."""
         weights = map(self.value, self.weights.values())
         return *weights, *_Wanted.apply(self, *self.others.values(), *self.weights.values())
 
@@ -164,7 +164,7 @@ class _Call:
 
 
 class _Wanted(torch.autograd.Function):
-    """The values and tokens of which gradients are wanted, inside autograd; in the backward all parameters' gradients."""
+    """Values and tokens that need gradients, inside autograd; the backward gives all parameters' gradients."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *parameters: nn.Parameter) -> tuple[Tensor, ...]:
@@ -172,7 +172,7 @@ class _Wanted(torch.autograd.Function):
         gradients = call.state.gradients
         ctx.uses = [gradients.use(each) for each in parameters]
         ctx.versions = [] if call.state.updates_under_way else [version_of(each) for each in parameters]
-        # Nobody reads tokens: they are memory that is there already, over and over.
+        # Tokens are never read: they are existing memory, expanded.
         tokens = (
             local_of(weight).as_strided(shape, (0,) * len(shape))
             for layer, weight in call.weights.items()

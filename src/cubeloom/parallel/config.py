@@ -1,8 +1,8 @@
-"""How a model lies on a grid and what a micro-batch is: one decomposition, or arrays of a million.
+"""The decomposition of a model on a grid, and the size of a micro-batch: one decomposition, or arrays of a million.
 
-Every closed form is written once, for either. Arrays broadcast against each other, so that a search gives each setting an axis
-of its own and every formula is computed over the settings that it depends on and no others. Numbers are floats, or, to be
-compared with the ledger, exact fractions.
+Every closed form is written once for both. Arrays broadcast against each other: a search gives each setting its own
+array axis, so every formula is computed only over the settings that it depends on. Numbers are floats, or exact
+fractions when they are compared with the ledger.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ Activations = Literal["sharded", "replicated"]
 Weights = Literal["freed", "kept", "replicated"]
 Inputs = Literal["kept", "regathered"]
 GradientDtype = Literal["float32", "model"]
-FREED, KEPT, REPLICATED = range(3)  # how weights rest along z
+FREED, KEPT, REPLICATED = range(3)  # how weights are stored along z
 Element = Literal["item", "statistic", "gradient"]
 WEIGHTS: tuple[Weights, ...] = ("freed", "kept", "replicated")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingPolicy:
-    """How operands are kept while nobody computes with them.
+    """How operands are stored between their uses.
 
-    Over forward and backward, sharded and replicated move the same bytes; freeing what was gathered costs one gather more.
+    Over forward and backward, sharded and replicated move the same bytes. Freeing a gathered copy costs one more
+    gather.
 
     - `activations`: cut further along the axis that does not index them, or replicated along it;
-    - `weights`, along z: sharded, and the gathered copy freed after the forward (gathered once more in the backward) or
+    - `weights`, along z: sharded, and the gathered copy freed after the forward (and gathered again in the backward) or
       kept until the backward; or replicated, as in data parallelism;
-    - `inputs` of linears for the weight gradient: the gathered copy kept, or only the shard, gathered once more;
-    - `gradients` of weights with fewer digits than float32: accumulated and reduced in float32, or in the model's dtype.
+    - `inputs` of linears for the weight gradient: the gathered copy kept, or only the shard, which is gathered again;
+    - `gradients` of weights with a lower precision than float32: accumulated and reduced in float32, or in the model's
+      dtype.
     """
 
     activations: Activations = "sharded"
@@ -45,42 +47,42 @@ class ShardingPolicy:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one step trains on, over the whole grid."""
+    """The batch of one step, over the whole grid."""
 
     samples: int
-    """Sequences, or images, of a step."""
+    """Sequences, or images, per step."""
     sequence: int
-    """Tokens of a sequence; 1 for images."""
+    """Tokens per sequence; 1 for images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """The grid, how operands rest on it, and what one micro-batch is."""
+    """The grid, how operands are stored on it, and the size of one micro-batch."""
 
     data: Any
     z: Any
     y: Any
     x: Any
-    samples: Any  # of a micro-batch, over the whole grid
+    samples: Any  # per micro-batch, over the whole grid
     sequence: int
-    sharded: Any = True  # activations at rest
+    sharded: Any = True  # activations between layers
     weights: Any = FREED
     regathered: Any = False  # inputs of linears
     ways: Any = 1
-    item: int = 2  # bytes of a number
-    gradients: GradientDtype = "float32"  # how those of weights of fewer digits are accumulated and reduced
-    record: Any = False  # stages are recorded wherever the grid lets them
+    item: int = 2  # bytes per element
+    gradients: GradientDtype = "float32"  # in which gradients of lower-precision weights are accumulated and reduced
+    record: Any = False  # stages are recorded wherever the grid allows it
     coordinates: Mapping[str, Any] = field(default_factory=lambda: {"pipe": 0, "data": 0, "z": 0, "y": 0, "x": 0})
-    """Of the rank: a turn moves different bytes on each of x and y, and copies of keys and values lie on some ranks of z."""
-    rank_stride: dict[str, Any] = field(
-        default_factory=dict
-    )  # for each axis how many ranks lie between neighbours on it
+    """The rank's coordinates: a turn moves different bytes on each of x and y, and copies of keys and values are on
+    some z ranks.
+    """
+    rank_stride: dict[str, Any] = field(default_factory=dict)  # for each axis, the distance between neighbouring ranks
 
     @classmethod
     def exact(
         cls, grid: Grid, rest: ShardingPolicy, batch: Batch, item: int, coordinates: Mapping[str, int] | None = None
     ) -> ParallelConfig:
-        """One decomposition, in fractions; of the rank at these coordinates, or the first."""
+        """One decomposition, in fractions, for the rank at these coordinates, or for the first."""
         here = coordinates or grid.coordinates(0)
         return cls(
             data=Fraction(grid.data),
@@ -98,7 +100,9 @@ class ParallelConfig:
         )
 
     def size(self, *axes: str) -> Any:
-        """How many parts these axes have together, in the arithmetic of the rest: an exact one of none."""
+        """The number of parts that these axes make together, in the arithmetic of the configuration; exactly 1 for
+        none.
+        """
         return prod((getattr(self, axis) for axis in axes), start=Fraction(1) if isinstance(self.x, Fraction) else 1)
 
     def rows(self, per_sample: int | None = None) -> Any:
@@ -111,22 +115,22 @@ class ParallelConfig:
         return self.samples / (self.data * self.z)
 
     def own_samples(self, side: str, always: bool = False) -> Any:
-        """Of one rank, of an activation whose features lie on this side of the plane."""
+        """Samples of one rank, for an activation whose features are on this side of the plane."""
         return self.samples_of / self.row_parts("y" if side == "x" else "x", always)
 
     @property
     def recorded(self) -> Any:
-        """Where a stage's actions are recordings, which the host starts as one: no collective and no strand is in them."""
+        """Where a stage's actions are recorded and launched as one: without collectives and strands."""
         return self.record & (self.x * self.y * self.z == 1) & (self.ways == 1)
 
     @property
     def statistic(self) -> int:
-        """Bytes of a number that is summed over features: at least those of float32."""
+        """Bytes of an element that is summed over features: at least those of float32."""
         return max(self.item, 4)
 
     @property
     def gradient(self) -> int:
-        """Bytes of a number of a weight's gradient."""
+        """Bytes of an element of a weight's gradient."""
         return max(self.item, 4) if self.gradients == "float32" else self.item
 
     @property
@@ -135,19 +139,19 @@ class ParallelConfig:
 
     @property
     def gathers(self) -> Any:
-        """Where weights are gathered along z for their use."""
+        """Where weights are all-gathered along z for their use."""
         return self.weights_cut & (self.z > 1)
 
     def bytes_of(self, what: Element) -> int:
-        """Of one number of an activation or weight, of a sum over features, of a weight's gradient."""
+        """Bytes of one element: of an activation or weight, of a statistic, or of a weight's gradient."""
         return {"item": self.item, "statistic": self.statistic, "gradient": self.gradient}[what]
 
     def row_parts(self, axis: str, always: bool = False) -> Any:
-        """In how many parts an axis cuts the rows of an activation at rest that it does not index."""
+        """The number of parts into which an axis that does not index an activation cuts its stored rows."""
         size = getattr(self, axis)
         return size if always else choose(self.sharded, size, 1)
 
 
 def choose(condition: Any, first: Any, second: Any) -> Any:
-    """Element by element: as numpy's `where`, but that fractions stay fractions."""
+    """Element-wise, as numpy's `where`, but fractions stay fractions."""
     return condition * first + (1 - condition) * second

@@ -1,8 +1,8 @@
-"""Matmuls on a GPU that apply GELU, or its slope, to what they are about to write: cuBLASLt's epilogues.
+"""GPU matmuls that apply GELU, or multiply with its derivative, before they write their output: cuBLASLt's epilogues.
 
-torch calls none that keeps what a backward needs. The library is the one that torch itself has loaded, and its interface is
-plain C; names and numbers below are those of its header. Matrices there lie by columns, so that ours, which lie by rows, are
-its transposed ones: `out[m, n] = x[m, k] · W` is `outᵀ[n, m] = Wᵀ · xᵀ`.
+torch has no call for the ones that keep what a backward needs. We use the library that torch has loaded, through its C
+interface; the names and numbers below are those of its header. cuBLASLt's matrices are column-major, so our row-major
+ones are its transposed ones: `out[m, n] = x[m, k] · W` is `outᵀ[n, m] = Wᵀ · xᵀ`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ALIGNED = 256  # bytes, as kernels are chosen for by default
-WHOLE = 8  # numbers that a row must be made of, so that each begins where kernels may read many at once
-ROOM = 32 << 20  # bytes that a kernel may ask for besides
-# With fewer rows the matmul that applies GELU's slope takes longer than a plain one and a pass behind it: on an H200 up to a
-# fifth longer with 1,024 rows, a third less with 16,384 (docs/performance.md).
+ALIGNED = 256  # bytes; the alignment that kernels are chosen for by default
+WHOLE = 8  # row lengths are multiples of this, so that each row starts where kernels may use vector loads
+ROOM = 32 << 20  # bytes of workspace that a kernel may use
+# With fewer rows the matmul with GELU's derivative takes longer than a plain one followed by an element-wise kernel: on
+# an H200 up to a fifth longer with 1,024 rows, a third less with 16,384 (docs/performance.md).
 MANY_ROWS = 2048
 
 BFLOAT16, FLOAT32 = 14, 0  # cudaDataType
@@ -34,7 +34,7 @@ MAX_WORKSPACE_BYTES = 1  # cublasLtMatmulPreferenceAttributes
 
 @cache
 def available() -> bool:
-    """Whether this process has the library."""
+    """Whether this process has loaded the library."""
     try:
         _library()
     except OSError:
@@ -43,18 +43,18 @@ def available() -> bool:
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor] | None:
-    """`gelu(x · weightᵀ + bias)`, and what GELU was taken of; None where there is no kernel for it.
+    """`gelu(x · weightᵀ + bias)`, and the input of GELU; None if there is no kernel for it.
 
-    `[m, k]`, `[n, k]` and `[n]`, of bfloat16, to twice `[m, n]`.
+    `[m, k]`, `[n, k]` and `[n]`, in bfloat16, to twice `[m, n]`.
     """
     after, before = (x.new_empty(len(x), len(weight)) for _ in range(2))
     return (after, before) if _multiply(GELU_AUX_BIAS, x, weight, after, before, bias) else None
 
 
 def gelu_gradient(gradient: Tensor, weight: Tensor, before: Tensor) -> Tensor | None:
-    """`gradient · weight` times the slope of GELU at `before`; None where there is no kernel for it that is worth it.
+    """`gradient · weight` times the derivative of GELU at `before`; None if no kernel is worth using.
 
-    `[m, k]`, `[k, n]` and `[m, n]`, of bfloat16, to `[m, n]`.
+    `[m, k]`, `[k, n]` and `[m, n]`, in bfloat16, to `[m, n]`.
     """
     if len(gradient) < MANY_ROWS:
         return None
@@ -63,7 +63,7 @@ def gelu_gradient(gradient: Tensor, weight: Tensor, before: Tensor) -> Tensor | 
 
 
 def _multiply(epilogue: int, x: Tensor, weight: Tensor, out: Tensor, aux: Tensor, bias: Tensor | None = None) -> bool:
-    """Whether there is a kernel for it, which has then been given to the GPU."""
+    """Launch the kernel; return whether there is one."""
     tensors = [x, weight, out, aux, *([] if bias is None else [bias])]
     if not (available() and all(_fits(each) for each in tensors)):
         return False
@@ -95,7 +95,7 @@ class _Choice(ctypes.Structure):
 
 @dataclass
 class _Plan:
-    """A product of some shape. Its operation holds addresses, so that only one thread may use it at a time."""
+    """A matmul of one shape. Its operation stores addresses, so only one thread may use it at a time."""
 
     handle: c_void_p
     operation: c_void_p
@@ -135,7 +135,9 @@ class _Plan:
 
 @cache
 def _plan(device: int, epilogue: int, m: int, k: int, n: int) -> _Plan | None:
-    """Of `out[m, n]` from `x[m, k]` and a weight, `[n, k]` in a forward and `[k, n]` in a backward; None without a kernel."""
+    """For `out[m, n]` from `x[m, k]` and a weight, `[n, k]` in a forward and `[k, n]` in a backward; None without a
+    kernel.
+    """
     forward = epilogue == GELU_AUX_BIAS
     operation = _made("cublasLtMatmulDescCreate", c_int(COMPUTE_32F), c_int(FLOAT32))
     _describe(operation, TRANSA, c_int(forward))
@@ -157,8 +159,8 @@ def _plan(device: int, epilogue: int, m: int, k: int, n: int) -> _Plan | None:
     except OSError:
         return None
     if not found.value or (epilogue == DGELU and choice.waves > 1):
-        # With few multiprocessors, such as a part of a GPU has, the library's choice for DGELU is a plain matmul and a kernel
-        # behind it, twice as slow as ours. Where it has one that does both, that runs in a single wave.
+        # With few multiprocessors, as on a part of a GPU, the library implements DGELU as a plain matmul and a second
+        # kernel, twice as slow as ours. A kernel that does both runs in a single wave.
         return None
     return _Plan(_handle(device), operation, weight, x, out, choice)
 
@@ -172,7 +174,7 @@ def _describe(operation: c_void_p, attribute: int, value: Any) -> None:
 
 
 def _made(function: str, *arguments: object) -> c_void_p:
-    """What the library makes. It is kept for good, as plans are: there are few."""
+    """An object created by the library. It is never freed, like plans: there are few."""
     found = c_void_p()
     _call(function, byref(found), *arguments)
     return found

@@ -1,4 +1,4 @@
-"""A cut: how each layer of a model lies on the cube, declared as data beside the model.
+"""A cut: how each layer of a model is sharded over the cube, declared as data beside the model.
 
     cut = {
         "embed": Embedding(),
@@ -8,9 +8,10 @@
         ...
     }
 
-Keys are module names, `*` standing for a number. A layer that *expands* takes features that lie on x and gives features
-that lie on y; one that *contracts* takes them back. Between a contract and the next expand (the residual stream) features
-lie on x and, where activations rest sharded, rows on z and y; between expand and contract it is y, and z and x.
+Keys are module names, in which `*` stands for a number. A layer that *expands* takes features cut by x and returns
+features cut by y; one that *contracts* does the reverse. Between a contract and the next expand (the residual stream)
+features are cut by x, and rows by z and, if activations are sharded, y. Between expand and contract features are cut by
+y, and rows by z and x.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class CutError(UserError):
 
 
 class LayerError(CutError):
-    """A layer that the cut does not name, or cannot take for what it names it. `resolve` adds where the layer is called."""
+    """A layer that the cut does not name, or names as the wrong kind. `resolve` adds where the layer is called."""
 
     def __init__(self, layer: str, message: str) -> None:
         super().__init__(message)
@@ -37,10 +38,10 @@ class LayerError(CutError):
 
 
 def pattern_of(name: str) -> str:
-    """A module's name with its numbers as `*`."""
+    """A module's name with its numbers replaced by `*`."""
     return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name)
 
 
 def lookup(cut: Mapping[str, Said], name: str) -> Said | None:
-    """What the cut says of this module."""
+    """The cut's entry for this module."""
     return cut.get(name) or cut.get(pattern_of(name))

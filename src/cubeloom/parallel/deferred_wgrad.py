@@ -1,9 +1,9 @@
-"""Linear layers of a compiled block whose weight gradients are left to us.
+"""Computes the weight gradients of a compiled block's linear layers outside of the compiled code.
 
-The compiler makes one backward of a block, with all of its gradients. Of a tapped layer's weight it gives, in the place of a
-gradient, what that is the product of: two tokens stand for the weight among the inputs of the compiled function, and what it
-takes for their gradients are the layer's input and the gradient of its output. So the product can add itself to that of
-earlier micro-batches, in one pass, and it can be put off.
+The compiler creates one backward of a block, with all of its gradients. For a deferred weight it returns the operands
+of the gradient's matmul instead: two tokens stand for the weight among the inputs of the compiled function, and their
+"gradients" are the layer's input and the gradient of its output. The matmul can then accumulate into the sum of earlier
+micro-batches in one pass, and can be deferred.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn import functional
 from cubeloom.base import torch_private
 
 TOKENS = ("of_input", "of_output")
-Shapes = tuple[torch.Size, torch.Size]  # of a layer's input and of its output: those of its tokens
+Shapes = tuple[torch.Size, torch.Size]  # of a layer's input and output, which are those of its tokens
 
 
 class DeferredWgradLinear(nn.Linear):
@@ -36,7 +36,7 @@ class DeferredWgradLinear(nn.Linear):
 
 
 def seen_by(token: Tensor, y: Tensor) -> Tensor:
-    """`y`, whose gradient is taken for the token's, too."""
+    """Returns `y`; its gradient also becomes the token's."""
     found: Tensor = _SeenBy.apply(y, token)
     return found
 
@@ -52,7 +52,7 @@ class _SeenBy(torch.autograd.Function):
 
 
 def handing_out(what: Tensor, token: Tensor, y: Tensor) -> Tensor:
-    """`y`; when its gradient comes by, `what` is taken for the token's."""
+    """Returns `y`; when its gradient is computed, `what` becomes the token's gradient."""
     found: Tensor = _HandingOut.apply(what, token, y)
     return found
 
@@ -71,7 +71,7 @@ class _HandingOut(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class DeferredWgradBlock:
-    """A plain block with kernel_numel in some of its layers, for calls of one kind."""
+    """A plain block with deferred weight gradients in some of its layers, for calls of one kind."""
 
     block: nn.Module
     shapes: Mapping[str, Shapes]  # by layer
@@ -84,7 +84,7 @@ class DeferredWgradBlock:
         arguments: tuple[Any, ...],
         named: Mapping[str, Any] | None = None,
     ) -> DeferredWgradBlock:
-        """With a tap in each linear layer that such a call comes through just once, and whose weight no other layer has."""
+        """Defers each linear layer that such a call passes through exactly once and whose weight no other layer shares."""
         block = deepcopy(plain)
         shapes = _shapes(block, parameters, arguments, dict(named or {}))
         for name in shapes:
@@ -96,14 +96,14 @@ class DeferredWgradBlock:
 
 
 def within(layer: str, name: str) -> str:
-    """The name that something of a layer has in its block; the layer may be the block itself."""
+    """The name in the block of something inside a layer; the layer may be the block itself."""
     return f"{layer}.{name}" if layer else name
 
 
 def _shapes(
     block: nn.Module, parameters: Mapping[str, Tensor], arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> dict[str, Shapes]:
-    """What goes into the layers that can be tapped, and what comes out; from a call that computes nothing."""
+    """The input and output shapes of the layers that can be deferred, from a call without computation."""
     uses = Counter(id(each) for _, each in block.named_parameters(remove_duplicate=False))
     calls: dict[str, list[Shapes]] = defaultdict(list)
 

@@ -1,7 +1,7 @@
-"""Two linear layers with GELU between them; in compiled code on a GPU, GELU is computed within their matmuls.
+"""Two linear layers with GELU between them. In compiled code on a GPU, GELU is fused into their matmuls.
 
-What is between the layers is the widest of a block. As a kernel of its own GELU reads and writes it once more in the forward,
-and twice in the backward.
+The activation between the layers is the widest of a block. A separate GELU kernel reads and writes it once more in the
+forward, and twice in the backward.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from cubeloom.parallel.deferred_wgrad import DeferredWgradLinear, handing_out, s
 
 @cache
 def fused_class(kind: Any, layers: tuple[str, str, str], then: tuple[str, ...]) -> type[nn.Module]:
-    """Modules of this kind call three layers of these names in turn, and then others; those of the class, all three as one.
+    """A class of modules of this kind that calls the three layers with these names as one, and then the others.
 
-    One class for all blocks: what differed from block to block, such as a forward of their own, would be compiled for each.
+    All blocks share one class: anything that differs between blocks, such as their own forward, would be compiled per
+    block.
     """
 
     def forward(self: nn.Module, x: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ def feed_forward(x: Tensor, up: nn.Module, between: nn.Module, down: nn.Module) 
 
 
 def _fits(x: Tensor, up: nn.Module, between: nn.Module, down: nn.Module) -> bool:
-    """Whether a GPU has these layers whole, and its matmuls that GELU."""
+    """Whether the layers are whole on a GPU and its matmuls can apply their GELU."""
     return (
         type(up) is type(down) in (nn.Linear, DeferredWgradLinear)
         and up.bias is not None
@@ -68,7 +69,7 @@ def _available() -> bool:
     return cublaslt.available()
 
 
-# What the compiler calls as it is; around it, and in the backward, it fuses what it likes.
+# The compiler calls this as it is and fuses the code around it, also in the backward.
 @torch.library.custom_op(
     "cubeloom::up_gelu_down",
     mutates_args=(),
@@ -78,9 +79,9 @@ def _available() -> bool:
 def up_gelu_down(
     x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, token: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Two linear layers with GELU between them, and for the backward what came out of GELU and what went into it.
+    """Two linear layers with GELU between them. Also returns the output and input of GELU, for the backward.
 
-    For the gradient of the token, if there is one, the gradient of what went into GELU is taken (see `parallel.tapped`).
+    If there is a token, its gradient is that of GELU's input (see `parallel.deferred_wgrad`).
     """
     found = cublaslt.linear_gelu(x, up, up_bias)
     if found is None:
@@ -101,7 +102,7 @@ def _(
     "cubeloom::gelu_gradient", mutates_args=(), schema="(Tensor gradient, Tensor weight, Tensor before) -> Tensor"
 )
 def gelu_gradient(gradient: Tensor, weight: Tensor, before: Tensor) -> Tensor:
-    """The gradient of what went into GELU, from that of the linear layer behind it."""
+    """The gradient of GELU's input, from that of the second linear layer's output."""
     found = cublaslt.gelu_gradient(gradient, weight, before)
     if found is None:
         found = torch.ops.aten.gelu_backward(gradient @ weight, before, approximate="tanh")
@@ -122,7 +123,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     x, up, down, after, before = ctx.saved_tensors
     wide = gelu_gradient(gradient, down, before)
-    # Of these the compiler leaves out what nobody wants: gradients of weights, where the layers are tapped.
+    # The compiler drops the unused ones: gradients of weights that are deferred.
     layers = wide.t() @ x, wide.sum(0), gradient.t() @ after, gradient.sum(0)
     return wide @ up, *layers, wide if ctx.tapped else None
 

@@ -1,16 +1,18 @@
-"""Gradients of one model on one rank: accumulated by our own backward, reduced over replicas behind it in buckets.
+"""The gradients of one model on one rank: accumulated by our own backward, reduced over replicas in buckets.
 
-A layer's node takes a `Use` of its parameter in the forward. In the backward it hands over this rank's summand of the
-gradient with `add`, or with `weight_gradient` how to compute it, and says that the use is done. Once no use of a parameter is
-left in the graph, its bucket can be all-reduced while the backward goes on. When `backward()` returns, every `parameter.grad`
-is whole.
+A layer's node takes a `Use` of its parameter in the forward. In the backward it passes this rank's partial gradient to
+`add`, or passes `weight_gradient` the means to compute it, and marks the use as done. Once no use of a parameter is
+left in the graph, its bucket can be all-reduced while the backward continues. When `backward()` returns, every
+`parameter.grad` is final.
 
-Each rank's loss is the mean over its own samples, and the loss of the batch is the mean of these over the ranks of data and
-z: so every sum is divided by their number. `parameter.grad` never holds a partial sum. What autograd itself adds to it, such
-as the gradient of a penalty on the parameter, is whole on every rank and is left as it is.
+Each rank's loss is the mean over its own samples, and the loss of the batch is the mean of these over the ranks of data
+and z. Every sum is therefore divided by the number of these ranks. `parameter.grad` never holds a partial sum.
+Gradients that autograd itself adds to it, such as that of a penalty on the parameter, are equal on every rank and are
+left unchanged.
 
-Inside `accumulating()` the reduction is left to a later pass, or to `reduce`. Inside `defer_weight_grads()` weight gradients
-are only noted: `run_deferred` computes them, `reduce` reduces them (or `start_reduce` for some, and `finish_reduce` for all).
+Inside `accumulating()` the reduction is left to a later backward, or to `reduce`. Inside `defer_weight_grads()` weight
+gradients are deferred: `run_deferred` computes them, `reduce` reduces them (or `start_reduce` for some, and
+`finish_reduce` for all).
 """
 
 from __future__ import annotations
@@ -37,10 +39,9 @@ from cubeloom.parallel.products import add_to
 
 @dataclass(frozen=True)
 class WeightGradient:
-    """How to get a parameter's gradient: its matmul, and the scatter of the result where a weight is sharded over z.
+    """How to compute a parameter's gradient: its matmul, and the reduce-scatter of the result if z shards the weight.
 
-    The product is given what there is already, and adds to it. Of several strands of a weave the products are summed before
-    they are scattered, once.
+    The matmul adds to an earlier gradient. The strands of a weave sum their products before one reduce-scatter.
     """
 
     parameter: nn.Parameter
@@ -50,14 +51,14 @@ class WeightGradient:
     strands: int = 1
 
 
-# Weight gradients that were put off.
+# Weight gradients that were deferred.
 DeferredWeightGrads = deque[WeightGradient]
 # From sets of names on this rank to their unions over all ranks.
 AnyRank = Callable[[list[set[str]]], list[set[str]]]
 
 
 class Use:
-    """One use of a parameter in a forward. Its node's backward ends it; so does the end of a graph that nobody ran back."""
+    """One use of a parameter in a forward. Its node's backward ends it; so does deleting a graph without a backward."""
 
     __slots__ = ("_counted", "_gradients", "_parameter")
 
@@ -66,7 +67,7 @@ class Use:
         gradients._uses[parameter] += counted
 
     def done(self) -> None:
-        """The backward has handed over this use's gradient. A graph that is run back once more ends no use."""
+        """The backward has delivered this use's gradient. A second backward through the same graph ends no use."""
         if self._counted:
             self._counted = False
             self._gradients._end_use(self._parameter)
@@ -79,8 +80,8 @@ class Use:
 class Gradients:
     """`dtype`: gradients of bfloat16 weights are summed in float32, or in the model's own dtype.
 
-    `any_rank` lets ranks agree on which parameters a backward used; without it they use the same. `observer` sees every
-    buffer in which a gradient is summed.
+    With `any_rank` ranks agree on the parameters that a backward used; without it all ranks use the same. `observer` is
+    told of every buffer in which a gradient is summed.
     """
 
     def __init__(
@@ -92,24 +93,24 @@ class Gradients:
         self._reductions: dict[nn.Parameter, Reduction] = {}
         self.buckets = Buckets(self._reductions, self.dtype_of, bucket_bytes)
         self._sums: dict[nn.Parameter, Tensor] = {}  # this rank's, not reduced yet
-        self._expected: set[nn.Parameter] | None = None  # those that steps of a pipeline use on any rank
-        self._uses: Counter[nn.Parameter] = Counter()  # in graphs that have not been run back
+        self._expected: set[nn.Parameter] | None = None  # the parameters that steps of a pipeline use on any rank
+        self._uses: Counter[nn.Parameter] = Counter()  # in graphs without a backward so far
         self._seen_in_forward: set[str] | None = None
-        self._noted: DeferredWeightGrads | None = None  # where weight gradients are put off to
+        self._noted: DeferredWeightGrads | None = None  # where deferred weight gradients are stored
         self._accumulating = False
         self._reset()
 
     def _reset(self) -> None:
         """Forget a backward that failed."""
         self._arriving: deque[tuple[nn.Parameter, Pending]] = deque()
-        self._strands: dict[tuple[nn.Parameter, str], tuple[Tensor, int]] = {}  # products, and how many they are of
+        self._strands: dict[tuple[nn.Parameter, str], tuple[Tensor, int]] = {}  # sums of products, and their numbers
         self._owed: Counter[nn.Parameter] = Counter()  # gradients still arriving
-        self._waiting: set[nn.Parameter] = set()  # no use is left, but a gradient is owed
-        self._backward = -1  # the running backward pass whose end we have asked to hear of
+        self._waiting: set[nn.Parameter] = set()  # parameters without a use, but with a gradient still arriving
+        self._backward = -1  # the current backward, at whose end `_end` is called
         self._end_of: weakref.ref[_End] | None = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> Gradients:
-        """For a copy of the model: the same reductions for its parameters. Nothing that is under way is copied."""
+        """For a copy of the model: the same reductions for its parameters. Pending work is not copied."""
         any_rank = deepcopy(self._any_rank, memo)
         made = Gradients("float32" if self._wide else "model", any_rank, self.buckets.limit)
         memo[id(self)] = made
@@ -123,15 +124,15 @@ class Gradients:
             reduction.arranged.network.gradients.add(self)
 
     def arranged(self, parameter: nn.Parameter) -> Arranged | None:
-        """How the rows of a parameter are arranged, where they are not those of the whole tensor."""
+        """How the rows of a parameter are arranged, if they are not those of the whole tensor."""
         return self._reductions[parameter].arranged if parameter in self._reductions else None
 
     def dtype_of(self, parameter: nn.Parameter) -> torch.dtype:
-        """In which a parameter's gradient is accumulated and reduced."""
+        """The dtype in which a parameter's gradient is accumulated and reduced."""
         return torch.promote_types(parameter.dtype, torch.float32) if self._wide else parameter.dtype
 
     def use(self, parameter: nn.Parameter) -> Use:
-        """A node of the forward uses the parameter. Raises UserError if it is none that this model was cut with."""
+        """A node of the forward uses the parameter. Raises UserError if the parameter was not part of the model."""
         if parameter not in self._reductions:
             if not parameter.requires_grad:
                 return Use(self, parameter, counted=False)
@@ -142,7 +143,7 @@ class Gradients:
             )
         if self._seen_in_forward is not None and parameter.requires_grad:
             self._seen_in_forward.add(self._reductions[parameter].name)
-        # In a recomputation no backward comes through the nodes that are made.
+        # In a recomputation no backward passes through the created nodes.
         return Use(self, parameter, counted=not torch_private.in_backward())
 
     @contextmanager
@@ -155,15 +156,15 @@ class Gradients:
             self._seen_in_forward = None
 
     def expect(self, names: Collection[str]) -> None:
-        """`reduce` is to reduce just these, of which this rank gives zeros where it did not use one."""
+        """Make `reduce` reduce exactly these. A rank that did not use one contributes zeros."""
         self._expected = {each for each, reduction in self._reductions.items() if reduction.name in names}
 
     def scatter_to(self, receiver: Receiver) -> None:
-        """From now on each rank that reduces a gradient gets its part of it, where it can be cut (ZeRO-1)."""
+        """From now on each rank that reduces a gradient gets its part of it, if it can be divided (ZeRO-1)."""
         self.buckets.receiver = receiver
 
     def scatters(self, parameter: nn.Parameter) -> bool:
-        """Whether the parameter's gradient can be cut over the ranks that reduce it."""
+        """Whether the parameter's gradient can be divided over the ranks that reduce it."""
         return self.buckets.divides(parameter)
 
     def axis(self, parameter: nn.Parameter) -> Axis:
@@ -171,7 +172,7 @@ class Gradients:
         return self._reductions[parameter].axis
 
     def clear(self) -> None:
-        """Drop what was accumulated and not reduced."""
+        """Discard gradients that were accumulated and not reduced."""
         self._sums.clear()
 
     def sums(self) -> dict[nn.Parameter, Tensor]:
@@ -179,7 +180,7 @@ class Gradients:
         return dict(self._sums)
 
     def accumulate_in(self, sums: dict[nn.Parameter, Tensor]) -> None:
-        """Let the coming passes add to these tensors."""
+        """Let the following backwards add to these tensors."""
         self._sums = dict(sums)
 
     @contextmanager
@@ -199,7 +200,7 @@ class Gradients:
             self._noted = outer
 
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Add this rank's gradient of one use, unless the parameter is frozen; the tensor stays the caller's."""
+        """Add this rank's gradient of one use, unless the parameter is frozen. The tensor is not modified."""
         if not parameter.requires_grad:
             return
         self._hear_of_the_end()
@@ -217,14 +218,14 @@ class Gradients:
                 self.observer(found)
 
     def _whole_already(self, parameter: nn.Parameter) -> Tensor | None:
-        """The gradient of earlier passes, where there is nothing to reduce: then products add to it in one pass."""
+        """The gradient of earlier backwards, if there is nothing to reduce: then matmuls add to it in one pass."""
         how, grad = self._reductions[parameter], parameter.grad
         if grad is None or not how.alone or how.ranks > 1 or grad.dtype != self.dtype_of(parameter):
             return None
         return local_of(grad)
 
     def weight_gradient(self, wanted: WeightGradient) -> None:
-        """Compute a gradient now, or note it for `run_deferred`; of a frozen parameter do neither."""
+        """Compute a gradient now, or defer it for `run_deferred`. Does nothing for a frozen parameter."""
         if not wanted.parameter.requires_grad:
             return
         if self._noted is not None:
@@ -235,7 +236,7 @@ class Gradients:
 
     @torch.no_grad()
     def run_deferred(self, noted: DeferredWeightGrads) -> None:
-        """Compute weight gradients that were put off."""
+        """Compute deferred weight gradients."""
         while noted:
             self._compute(noted.popleft())
         while self._arriving:
@@ -253,7 +254,7 @@ class Gradients:
             return
         self._owed[wanted.parameter] += 1
         self._arriving.append((wanted.parameter, wanted.scatter(product)))
-        # One may still be scattering behind the next layer's computation.
+        # One reduce-scatter may still overlap the next layer's computation.
         while len(self._arriving) > 1:
             self._arrive()
 
@@ -276,7 +277,7 @@ class Gradients:
             self._ready(parameter)
 
     def _ready(self, parameter: nn.Parameter) -> None:
-        """Nothing more comes for this parameter, unless a graph is run back once more."""
+        """No more gradients come for this parameter, unless there is a second backward through a graph."""
         if parameter not in self._sums:
             return
         if self._reductions[parameter].alone:
@@ -285,7 +286,7 @@ class Gradients:
             self.buckets.ready(parameter, self._sums)
 
     def _hear_of_the_end(self) -> None:
-        """Have `_end` called when the running backward ends. Outside a backward there is nothing to hear of."""
+        """Have `_end` called when the current backward ends. Does nothing outside of a backward."""
         running = torch_private.running_backward()
         if running in (-1, self._backward):
             return
@@ -296,7 +297,7 @@ class Gradients:
         torch_private.when_backward_ends(end)
 
     def abandon(self) -> None:
-        """Drop all of a backward that failed: autograd has let go of the callback that would have ended it."""
+        """Discard everything of a failed backward: autograd has dropped the callback that would have ended it."""
         for _, pending in self._arriving:
             pending.wait()
         self.buckets.abandon()
@@ -310,7 +311,7 @@ class Gradients:
         if self._accumulating or self._noted is not None:
             return
         sent = self.buckets.sent
-        # Late is what a part of the graph gave that had been run back before, so that nobody waited for it.
+        # Late gradients come from a part of the graph that had a backward before and was not expected again.
         used, late = self._agreed(sent.union(self._sums), sent.intersection(self._sums))
         self.buckets.send_rest(used, self._sums)
         self.buckets.send(late, self._sums)
@@ -318,14 +319,14 @@ class Gradients:
         self.finish_reduce()
 
     def _join_copies(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Give zeros for those of which this rank has copies only, and whose gradient others have."""
+        """Give zeros for parameters of which this rank has only copies, and whose gradient other ranks have."""
         for parameter in parameters:
             how = self._reductions[parameter]
             if how.axis.size == 1 and how.copies is not None and parameter not in self._sums:
                 self._sums[parameter] = torch.zeros_like(local_of(parameter), dtype=self.dtype_of(parameter))
 
     def _agreed(self, *sets: set[nn.Parameter]) -> list[list[nn.Parameter]]:
-        """Of each set what any rank has in its own, in the order of registration."""
+        """For each set, the union over all ranks, in the order of registration."""
         names = [{self._reductions[each].name for each in some} for some in sets]
         if self._any_rank is not None:
             names = self._any_rank(names)
@@ -351,9 +352,9 @@ class Gradients:
         self._join_copies(chosen)
 
     def finish_reduce(self) -> None:
-        """Await all reductions that were started; what needs none is delivered now.
+        """Await all started reductions. Gradients that need none are delivered now.
 
-        Copies are summed last: of all layers in one message, and where state is sharded only of what this rank updates.
+        Copies are summed last: in one message for all layers, and with a sharded optimizer only this rank's part.
         """
         copied: list[Arrival] = []
         for arrival in self._arrivals():
@@ -379,7 +380,7 @@ class Gradients:
             self._deliver(arrival.parameter, arrival.gradient, scale=False)
 
     def _deliver(self, parameter: nn.Parameter, whole: Tensor, scale: bool) -> None:
-        """Add a whole gradient to what the parameter has."""
+        """Add a final gradient to the parameter's `.grad`."""
         ranks = self._reductions[parameter].ranks
         if scale and ranks > 1:
             whole.mul_(1 / ranks)
@@ -390,7 +391,7 @@ class Gradients:
 
 
 class _End:
-    """Called by autograd when a backward ends. It lives as long as autograd's own task does."""
+    """Called by autograd when a backward ends. It exists as long as autograd's own task."""
 
     def __init__(self, gradients: Gradients) -> None:
         self._gradients = gradients

@@ -1,4 +1,4 @@
-"""Parameters cut over the cube: DTensors of which each rank holds, and ever had, only its own block."""
+"""Parameters sharded over the cube: DTensors of which each rank only ever holds its own block."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Block:
 
     @classmethod
     def of(cls, network: Network, shape: tuple[int, ...], cuts: Mapping[str, int]) -> Block:
-        """`cuts` says which dimension each axis cuts: x and y first, z within what they leave, data within that."""
+        """`cuts`: the dimension that each axis cuts: x and y first, z within their parts, data within z's."""
         offset, local = [0] * len(shape), list(shape)
         for axis in MESH_AXES:
             if axis in cuts:
@@ -43,7 +43,7 @@ class Block:
         return tuple(slice(start, start + size) for start, size in zip(self.offset, self.local, strict=True))
 
     def draw(self, initial: Initial, key: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Initial values, which depend on the key and the place in the whole tensor alone."""
+        """Initial values, which depend only on the key and the index in the whole tensor."""
         if isinstance(initial, Constant):
             return torch.full(self.local, initial.value, dtype=dtype, device=device)
         return (initial.std * counter.normal(key, self.shape, self.offset, self.local, device)).to(dtype)
@@ -53,12 +53,12 @@ def distribute(network: Network, local: Tensor, shape: tuple[int, ...], cuts: Ma
     _watch_optimizers()
     placements: list[Placement] = [Shard(cuts[axis]) if axis in cuts else Replicate() for axis in CUBE]
     whole = torch.empty(shape, device="meta")
-    # A block cut out of a stored tensor may lie scattered in memory, where a fused optimizer would update the wrong numbers.
+    # A block of a stored tensor may be non-contiguous, and a fused optimizer would then update the wrong elements.
     local = local.contiguous()
     if local.untyped_storage().nbytes() > local.numel() * local.element_size():
         local = (
             local.clone()
-        )  # a view would keep the whole tensor in memory, and `deepcopy` fails on one with an offset
+        )  # a view would keep the whole tensor in memory, and `deepcopy` fails on a view with an offset
     return nn.Parameter(
         DTensor.from_local(
             local, network.cube_mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
@@ -67,7 +67,7 @@ def distribute(network: Network, local: Tensor, shape: tuple[int, ...], cuts: Ma
 
 
 def block_of(tensor: Tensor, network: Network) -> Block:
-    """Which block of a parameter, or of what is distributed like one, this rank holds."""
+    """The block of a parameter, or of a tensor distributed like one, that this rank holds."""
     assert isinstance(tensor, DTensor)
     axes = tensor.device_mesh.mesh_dim_names or ()
     cuts = {axis: place.dim for axis, place in zip(axes, tensor.placements, strict=True) if isinstance(place, Shard)}
@@ -75,16 +75,16 @@ def block_of(tensor: Tensor, network: Network) -> Block:
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """The block that this rank holds of a parameter or a gradient, outside autograd.
+    """This rank's block of a parameter or gradient, outside of autograd.
 
-    `to_local` would make a node and check the mesh, 20 us each time; the attribute is what it wraps.
+    `to_local` would create a node and check the mesh, 20 us per call; this attribute is the tensor that it wraps.
     """
     assert isinstance(tensor, DTensor)
     return torch_private.local_tensor(tensor).detach()
 
 
 def exchange(parameter: nn.Parameter, block: Tensor) -> Tensor:
-    """Put another block in the place of this rank's, behind autograd's back; gives the one that was there."""
+    """Replace this rank's block without autograd noticing; return the previous one."""
     assert isinstance(parameter, DTensor)
     local = torch_private.local_tensor(parameter)
     before = local.data
@@ -93,27 +93,27 @@ def exchange(parameter: nn.Parameter, block: Tensor) -> Tensor:
 
 
 def like(parameter: nn.Parameter, local: Tensor) -> Tensor:
-    """A local block as a tensor distributed as the parameter is, in the dtype of its gradients: its gradient.
+    """The gradient of a parameter from its local block: distributed as the parameter, in the dtype of its gradients.
 
-    `from_local` would make a node and check anew what holds for the parameter, 90 us each time, for each of them in each step.
+    `from_local` would create a node and repeat the parameter's checks, 90 us for each parameter in each step.
     """
     assert isinstance(parameter, DTensor)
     return torch_private.distributed_like(local.to(parameter.grad_dtype or local.dtype), parameter)
 
 
-# How often a parameter was changed, as its DTensor and its block count it, and where the block lies.
+# The change counters of a parameter's DTensor and of its block, and the block's address.
 Version = tuple[int, int, int]
 
 
 def version_of(parameter: nn.Parameter) -> Version:
-    """Changes with every update by a torch optimizer, `load_state_dict`, or an assignment under `no_grad`."""
+    """Changes at every update by a torch optimizer, `load_state_dict`, or an assignment under `no_grad`."""
     assert isinstance(parameter, DTensor)
     local = torch_private.local_tensor(parameter)
     return torch_private.version(parameter), torch_private.version(local), local.data_ptr()
 
 
 def check_unchanged(parameter: nn.Parameter, at_forward: Version, name: str) -> None:
-    """Raise, as torch does, if a parameter that a backward needs is not what it was in the forward."""
+    """Raise, as torch does, if a parameter that a backward needs has changed since the forward."""
     now = version_of(parameter)
     if now != at_forward:
         raise RuntimeError(
@@ -124,7 +124,7 @@ def check_unchanged(parameter: nn.Parameter, at_forward: Version, name: str) -> 
 
 @cache
 def _watch_optimizers() -> None:
-    """Let the steps of torch's optimizers count as changes: foreach and fused ones on DTensors do not, by themselves."""
+    """Make steps of torch's optimizers count as changes: foreach and fused ones on DTensors do not by themselves."""
     register_optimizer_step_post_hook(_count_updates)
 
 
@@ -134,7 +134,7 @@ def _count_updates(optimizer: Optimizer, *_: Any) -> None:
 
 
 def own_part(axis: Axis) -> Callable[[Tensor], Tensor]:
-    """Of rows that all ranks of an axis have, those that are this rank's."""
+    """This rank's rows of rows that all ranks of an axis have."""
 
     def part(rows: Tensor) -> Tensor:
         size = rows.shape[0] // axis.size

@@ -1,7 +1,7 @@
-"""What a linear layer computes on local blocks: a matmul, or a convolution with features as its inner dimension.
+"""The local operation of a linear layer: a matmul, or a convolution with features as its inner dimension.
 
-Both are linear in the input and in the weight, so that sums over parts of the inner dimension and over samples are those of
-the whole.
+Both are linear in the input and in the weight, so sums over parts of the inner dimension and over samples give the
+whole result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Convolution = torch_private.AnyConvolution
 
 
 class Product(Protocol):
-    """Y of X, W and perhaps a bias, and their gradients."""
+    """Y from X, W and an optional bias, and their gradients."""
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
 
@@ -30,13 +30,13 @@ class Product(Protocol):
     def weight_gradient(
         self, gradient: Tensor, x: Tensor, shape: torch.Size, into: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
-        """In this dtype; added to `into`, where there is an earlier one."""
+        """The weight gradient in this dtype, added to `into` if there is an earlier one."""
         ...
 
     def bias_gradient(self, gradient: Tensor, dtype: torch.dtype) -> Tensor: ...
 
     def bias(self, bias: Tensor) -> Tensor:
-        """A bias, shaped so that it can be added to Y."""
+        """A bias, reshaped so that it can be added to Y."""
         ...
 
 
@@ -46,10 +46,10 @@ def add_to(into: Tensor | None, found: Tensor) -> Tensor:
 
 
 def add_product(into: Tensor | None, left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """`left @ right` in this dtype, added to an earlier gradient by the matmul itself, in one pass over it.
+    """`left @ right` in this dtype. The matmul itself adds it to an earlier gradient, in one pass.
 
-    Where the dtype has more digits than the operands nothing is rounded to theirs: GPUs have matmuls with wider results, and
-    a CPU widens the operands.
+    If the dtype is wider than the operands', the result is not rounded to theirs: GPUs have matmuls with wider outputs,
+    and on a CPU the operands are widened.
     """
     if left.dtype == dtype:
         return left @ right if into is None else into.addmm_(left, right)
@@ -63,7 +63,7 @@ def add_product(into: Tensor | None, left: Tensor, right: Tensor, dtype: torch.d
     return into
 
 
-# One operation, so that a rehearsal does not count the widened operands, which no GPU has.
+# One operation, so that a rehearsal does not count the widened operands, which do not exist on a GPU.
 @torch.library.custom_op(
     "cubeloom::add_widened", mutates_args=("into",), schema="(Tensor(a!) into, Tensor left, Tensor right) -> ()"
 )
@@ -80,7 +80,7 @@ class Matmul:
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = functional.linear(x, weight, bias)
-        # With a bias and more than two dimensions it is a view, which a model could not change in place.
+        # With a bias and more than two dimensions torch returns a view, which a model could not change in place.
         return y if y.dim() <= 2 else torch_private.same_values(y)
 
     def input_gradient(self, gradient: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
@@ -115,7 +115,7 @@ class MatmulByInput(Matmul):
 
 @dataclass(frozen=True)
 class Convolve:
-    """`X[samples, K, …]` with `W[N, K, …]`, or `W[K, N, …]` where it is transposed."""
+    """`X[samples, K, …]` with `W[N, K, …]`, or `W[K, N, …]` if it is transposed."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -175,7 +175,7 @@ class Convolve:
 
 
 def _padding(layer: Convolution) -> tuple[int, ...]:
-    """In numbers. "same" pads alike on both sides where the kernel is odd; others are refused."""
+    """Padding as numbers. "same" pads both sides equally if the kernel is odd; other kernels are refused."""
     if layer.padding_mode != "zeros":
         raise CutError(f"a convolution with padding_mode={layer.padding_mode!r} has no form here; only 'zeros' has")
     if layer.padding == "valid":
@@ -192,23 +192,23 @@ def _padding(layer: Convolution) -> tuple[int, ...]:
 
 
 def product_of(layer: nn.Module, groups: int = 1) -> Product:
-    """What a linear or a convolution computes on local blocks."""
+    """The local operation of a linear or a convolution."""
     if isinstance(layer, Convolution):
         return Convolve.like(layer, groups)
     return MatmulByInput() if is_conv1d(layer) else Matmul()
 
 
 def is_conv1d(module: nn.Module) -> bool:
-    """GPT-2's linear in Hugging Face, which stores its weight [K, N]."""
+    """Hugging Face's linear of GPT-2, which stores its weight as [K, N]."""
     kind = type(module)
     return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
 
 
 def sizes(name: str, module: nn.Linear | Convolution) -> tuple[int, int, int]:
-    """Input features, output features, and the numbers that a weight has for each pair."""
+    """Input features, output features, and the weight's elements per pair of features."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features, 1
-    Convolve.like(module)  # refuses what it cannot do
+    Convolve.like(module)  # refuses unsupported options
     if module.groups > 1:
         raise CutError(f"layer {name} is a convolution in {module.groups} groups; the cut can take it as Grouped")
     return module.in_channels, module.out_channels, math.prod(module.kernel_size)

@@ -1,4 +1,4 @@
-"""Replace the layers of a plain model by those of the cube."""
+"""Replaces the layers of a plain model by sharded ones."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from cubeloom.parallel.specs import FeedForwardSpec, LayerSpec, Parameter, Trace
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.weight import Weight
 
-# Fills a rank's block of a parameter: from the name and the block to its values.
+# Returns the values of a rank's block of a parameter, given its name and block.
 Fill = Callable[[str, Block], Tensor]
 
 
 class Initialised(Protocol):
-    """A model that says how its parameters start."""
+    """A model that says how its parameters are initialised."""
 
     def initial(self, name: str) -> Initial: ...
 
 
 def initial_values(model: Initialised, seed: int, dtype: torch.dtype, device: torch.device | None = None) -> Fill:
-    """Values that depend on seed, name and place alone: any two grids start from the same model, bit for bit."""
+    """Values that depend only on seed, name and index: any two grids start from the same model, bit for bit."""
 
     def fill(name: str, block: Block) -> Tensor:
         return block.draw(model.initial(name), counter.key(seed, name), dtype, device or torch.device("cpu"))
@@ -46,8 +46,8 @@ def initial_values(model: Initialised, seed: int, dtype: torch.dtype, device: to
 
 
 def materialise(model: nn.Module, fill: Fill, modules: Iterable[str] = ("",)) -> nn.Module:
-    """The serial model: give a model built on the meta device whole parameters; or only some of its modules, by name."""
-    names: dict[int, str] = {}  # the first of each parameter
+    """The serial model: create whole parameters for a model on the meta device, or for some of its modules, by name."""
+    names: dict[int, str] = {}  # the first name of each parameter
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), name)
     made: dict[int, nn.Parameter] = {}
@@ -72,7 +72,7 @@ def materialise(model: nn.Module, fill: Fill, modules: Iterable[str] = ("",)) ->
 
 
 def _start_running(norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, like: Tensor) -> None:
-    """Running statistics, as torch starts them."""
+    """Initialise running statistics as torch does."""
     for name in ("running_mean", "running_var"):
         setattr(norm, name, torch.empty(norm.num_features, dtype=like.dtype, device=like.device))
     norm.num_batches_tracked = torch.zeros((), dtype=torch.long, device=like.device)
@@ -90,11 +90,11 @@ def apply(
     example: Example | None = None,
     unchecked: bool = False,
 ) -> CubeState:
-    """AnyCut a model, built on the meta device, over the cube, in place. Gives what its layers share: clock and gradients.
+    """Shard a model on the meta device over the cube, in place. Returns what its layers share: clock and gradients.
 
-    `compile`: let torch compile what is computed between collectives. Raises CutError, before anything is allocated, if the
-    model cannot be cut on this grid, or would compute something else than the serial one: see `resolve`, also for `example`
-    and `unchecked`.
+    `compile`: torch compiles the code between collectives. Raises CutError, before anything is allocated, if the model
+    cannot be cut on this grid, or would compute something else than the serial model. For this, `example` and
+    `unchecked` see `resolve`.
     """
     rest = rest or ShardingPolicy()
     if compile and isinstance(cut, FoundCut):
@@ -113,7 +113,7 @@ def apply(
     return state
 
 
-# The places on the pipe axis that hold a parameter of this name.
+# The workers of the pipe axis that hold a parameter of this name.
 Holders = Callable[[str], tuple[int, ...]]
 
 
@@ -125,23 +125,23 @@ def replace_layers(
     known: dict[str, nn.Parameter] | None = None,
     holders: Holders | None = None,
 ) -> None:
-    """Put the layers of these specs in the model's place of each: frozen and evaluating where the plain ones are.
+    """Replace modules by the layers of these specs: frozen and in evaluation mode where the plain ones are.
 
-    `known` has the parameters that this rank holds already, by name, and takes the new ones: a name is one parameter.
+    `known`: the parameters that this rank holds already, by name. New ones are added: each name is one parameter.
     """
     maker = _Maker(dict(model.named_modules()), state, fill, {} if known is None else known, holders)
-    places: dict[int, list[str]] = {}  # where each module is
+    places: dict[int, list[str]] = {}  # the names of each module
     for name, each in model.named_modules(remove_duplicate=False):
         places.setdefault(id(each), []).append(name)
     for spec in specs:
         if isinstance(spec, FeedForwardSpec | TracedLossSpec):
-            continue  # its layers are replaced one by one; a loss between layers is none
+            continue  # its layers are replaced one by one; a loss between layers is not a module
         plain = model.get_submodule(spec.name)
         made = maker.make(spec)
         if made is plain:
             continue
         made.train(plain.training)
-        # The model around it may ask for `in_features` and the like.
+        # The surrounding model may read `in_features` and similar attributes.
         for attribute, value in vars(plain).items():
             if not attribute.startswith("_") and not hasattr(made, attribute):
                 setattr(made, attribute, value)
@@ -161,7 +161,7 @@ class _Maker:
     known: dict[str, nn.Parameter]
     holders: Holders | None
     weights: dict[str, Weight] = field(default_factory=dict)
-    replaced: dict[int, nn.Parameter] = field(default_factory=dict)  # by the id of the plain one
+    replaced: dict[int, nn.Parameter] = field(default_factory=dict)  # by the id of the plain parameter
 
     def make(self, spec: LayerSpec) -> nn.Module:
         plain, stated = self.plain[spec.name], parameters(spec, self.state.config)

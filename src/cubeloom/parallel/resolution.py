@@ -1,4 +1,4 @@
-"""From a model, its cut and a grid to the spec of every layer; or to a clear refusal, before anything starts."""
+"""From a model, its cut and a grid to the spec of every layer; or to a clear error, before anything starts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from cubeloom.parallel.cut import CutError, LayerError, lookup, pattern_of
 from cubeloom.parallel.layers.declared import AnyCut, Declared, FoundCut, Seen, written
 from cubeloom.parallel.specs import AttentionSpec, LayerSpec, LinearSpec, LossSpec
 
-# What decides what a layer of torch's computes, and where hooks are kept.
+# The attributes that decide what a torch layer computes, and those that hold hooks.
 _COMPUTES = ("forward", "__call__", "_conv_forward")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-_TRIED = 300  # grids near one that is refused: a large number of ranks has tens of thousands
+_TRIED = 300  # grids near a refused one: for a large number of ranks there are tens of thousands
 
 
 def resolve(
@@ -39,10 +39,10 @@ def resolve(
 ) -> list[LayerSpec]:
     """The spec of each layer, in the order of the modules. Raises CutError if the model cannot be cut on this grid.
 
-    `batch` is one of so many equal `portions` that a step trains on; a refusal names batches of a whole step that work. The
-    model is run once without values, on what `example` makes of a number of samples, and refused where it would compute
-    something else on parts than on the whole. `unchecked`: the caller answers for that, such as for code that depends on
-    values.
+    `batch` is one of `portions` equal parts of a step's batch; an error names batches of a whole step that work. The
+    model is run once without values, on what `example` returns for a number of samples, and refused if it would compute
+    something else on shards than on the whole. `unchecked`: skip this check, for example for code that depends on
+    values; the caller is then responsible.
     """
     if isinstance(cut, FoundCut):
         return cut.specs(model, grid, batch)
@@ -60,7 +60,7 @@ def resolve(
 
 
 def specs_of(model: nn.Module, cut: Mapping[str, Declared]) -> list[LayerSpec]:
-    """As `resolve`, without asking whether the sizes divide: the same on every grid."""
+    """As `resolve`, without checking that sizes divide: the same on every grid."""
     _refuse_unknown(model, cut)
     pixels = pixels_of_layers(model)
     owners: dict[int, str] = {}
@@ -85,7 +85,7 @@ def specs_of(model: nn.Module, cut: Mapping[str, Declared]) -> list[LayerSpec]:
 
 
 def _refuse_shared_sections(specs: list[LayerSpec]) -> None:
-    """A weight whose outputs lie in sections for one layer would lie so for the other, too."""
+    """If a weight's outputs are sections for one layer, they would be for a layer that shares it, too."""
     known = {spec.name: spec for spec in specs}
     for spec in specs:
         owner = known.get(getattr(spec, "shares", None) or "")
@@ -98,7 +98,7 @@ def _refuse_shared_sections(specs: list[LayerSpec]) -> None:
 
 
 def _with_heads(specs: list[LayerSpec]) -> list[LayerSpec]:
-    """Losses know how many classes there are; the heads that they name, and that lead to y, can be padded."""
+    """Losses get the number of classes. The heads that they name, if they lead to y, can be padded."""
     linears = {spec.name: spec for spec in specs if isinstance(spec, LinearSpec)}
     found = list(specs)
     for place, loss in enumerate(specs):
@@ -114,7 +114,7 @@ def _with_heads(specs: list[LayerSpec]) -> list[LayerSpec]:
             raise CutError(f"layer {head.name} is the head of {loss.name}: its outputs are classes, without sections")
         found[place] = replace(loss, classes=head.n)
         if head.n_axis == "y" and not head.turn and not loss.whole:
-            # The head's logits may be computed together with the loss.
+            # The head can be fused with the loss.
             found[specs.index(head)] = replace(head, padded=True, with_loss=not head.bias)
         else:
             found[place] = replace(loss, classes=head.n, head=None)
@@ -122,7 +122,7 @@ def _with_heads(specs: list[LayerSpec]) -> list[LayerSpec]:
 
 
 def _refuse_untold_attention(specs: list[LayerSpec], grid: Grid) -> None:
-    """Where a key has fewer queries on a rank than in the serial model, attention must be told."""
+    """If a key has fewer queries on a rank than in the serial model, the attention module must be told."""
     config = ParallelConfig.exact(grid, ShardingPolicy(), Batch(1, 1), item=1)
     attentions = [spec for spec in specs if isinstance(spec, AttentionSpec)]
     told = {here for spec in attentions if (here := spec.queries_here(config)) != spec.queries}
@@ -138,9 +138,9 @@ def _refuse_untold_attention(specs: list[LayerSpec], grid: Grid) -> None:
 
 
 def pixels_of_layers(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Where rows are not tokens: the pixels of a sample that go into and come out of each layer.
+    """For models whose rows are not tokens: the pixels per sample of each layer's input and output.
 
-    Seen in a run on the meta device of a model that has an `example` of its inputs; others have tokens.
+    They are seen in a run on the meta device, if the model has an `example` of its inputs. Other models have tokens.
     """
     if not hasattr(model, "example"):
         return {}
@@ -177,7 +177,7 @@ def _refuse_unknown(model: nn.Module, cut: Mapping[str, Declared]) -> None:
 
 
 def _refuse_undeclared(name: str, module: nn.Module) -> None:
-    """What would compute something else on a part than on the whole is never left serial in silence."""
+    """Refuse layers that would compute something else on a shard than on the whole and that the cut does not name."""
     title = f"layer {name} ({type(module).__name__})"
     if next(module.parameters(recurse=False), None) is not None:
         raise LayerError(name, f"{title} has parameters but the cut does not say how it lies")
@@ -190,7 +190,7 @@ def _refuse_undeclared(name: str, module: nn.Module) -> None:
 
 
 def _refuse_options(name: str, module: nn.Module) -> None:
-    """Options of torch's layers that have no form on the cube."""
+    """Refuse options of torch's layers that are not supported on the cube."""
     plain: dict[str, object] = {}
     if isinstance(module, nn.Embedding):
         plain = {"padding_idx": None, "max_norm": None, "scale_grad_by_freq": False, "sparse": False}
@@ -205,13 +205,13 @@ def _refuse_options(name: str, module: nn.Module) -> None:
 
 
 def _refuse_own_code(spec: LayerSpec, module: nn.Module) -> None:
-    """What a user added to a layer of torch's would be gone with the layer."""
+    """Refuse code that a user added to a torch layer: it would be lost with the layer."""
     title = f"layer {spec.name} ({type(module).__name__})"
     known = next(kind for kind in type(module).__mro__ if kind.__module__.startswith("torch.nn."))
     own = next(
         (each for each in _COMPUTES if getattr(type(module), each, None) is not getattr(known, each, None)), None
     )
-    tried = getattr(spec, "joined", None) is not None  # on a few numbers: `check.probes`
+    tried = getattr(spec, "joined", None) is not None  # `check.probes` compares it on a few numbers
     if known is not nn.Module and (own or "forward" in vars(module)) and not tried:
         raise CutError(
             f"{title} has a {own or 'forward'} of its own, which would be lost: only {known.__name__} as torch has it can be"
@@ -227,7 +227,7 @@ def _refuse_own_code(spec: LayerSpec, module: nn.Module) -> None:
 
 
 def problems(specs: list[LayerSpec], grid: Grid, rest: ShardingPolicy, batch: Batch) -> Iterator[str]:
-    """What the sizes do not divide, in words."""
+    """Messages about sizes that do not divide."""
     parts = grid.data * grid.z
     if batch.samples % parts:
         yield f"the batch of {batch.samples} samples cannot be cut over data={grid.data}·z={grid.z}"
@@ -240,12 +240,12 @@ def problems(specs: list[LayerSpec], grid: Grid, rest: ShardingPolicy, batch: Ba
 
 
 def nearest(specs: list[LayerSpec], grid: Grid, rest: ShardingPolicy, batch: Batch, most: int = 3) -> list[Grid]:
-    """Those near a grid that work."""
+    """Grids near this one that work."""
     return list(islice((each for each in near(grid) if not any(problems(specs, each, rest, batch))), most))
 
 
 def near(grid: Grid) -> list[Grid]:
-    """Other grids, those with as many devices first, then by how little their axes differ."""
+    """Other grids: first those with as many devices, then by how little their axes differ."""
 
     def distance(candidate: Grid) -> tuple[float, float]:
         ratios = [math.log2(candidate.size(axis) / grid.size(axis)) for axis in AXES]
@@ -261,7 +261,7 @@ def _refusal(found: list[LayerSpec], grid: Grid, rest: ShardingPolicy, batch: Ba
     complaints, advice = list(problems(found, grid, rest, batch)), []
     of_sizes = list(problems(found, grid, rest, replace(batch, samples=grid.data * grid.z * grid.x * grid.y)))
     if of_sizes:
-        complaints = of_sizes  # no batch would help
+        complaints = of_sizes  # another batch would not help
     else:
         working = [f"{samples * portions}" for samples in _nearest_batches(found, grid, rest, batch)]
         noun = "batches that work" if len(working) > 1 else "batch that works"
@@ -273,8 +273,8 @@ def _refusal(found: list[LayerSpec], grid: Grid, rest: ShardingPolicy, batch: Ba
 
 
 def _nearest_batches(found: list[LayerSpec], grid: Grid, rest: ShardingPolicy, batch: Batch) -> list[int]:
-    """Samples of the batches next below and above that work, where some do. Rows always divide in a multiple of all axes."""
-    unlike = list({replace(spec, name=""): spec for spec in found}.values())  # layers with equal sizes are asked once
+    """The nearest smaller and larger batches that work, if there are any. Rows always divide in a multiple of all axes."""
+    unlike = list({replace(spec, name=""): spec for spec in found}.values())  # layers of equal sizes are checked once
     parts, sure = grid.data * grid.z, grid.data * grid.z * grid.x * grid.y
     first, last = batch.samples // parts, batch.samples // sure * grid.x * grid.y + grid.x * grid.y
     ways_down_and_up = (range(first, max(first - _TRIED, 0), -1), range(first + 1, min(last, first + _TRIED)))

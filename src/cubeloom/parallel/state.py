@@ -19,12 +19,12 @@ from cubeloom.parallel.weight import PrefetchOrder
 
 @dataclass
 class Clock:
-    """Where training stands, for random numbers that must not depend on the grid."""
+    """The position in the training, for random numbers that must not depend on the grid."""
 
     seed: int = 0
-    step: int | None = None  # to be set before each step of a model with dropout
+    step: int | None = None  # must be set before each step of a model with dropout
     first_row: int = 0  # of this micro-batch, among this z rank's rows of the whole batch
-    rows: int | None = None  # of one z rank in the whole batch, where it is cut into micro-batches
+    rows: int | None = None  # of one z rank in the whole batch, if it is divided into micro-batches
 
 
 @dataclass
@@ -34,29 +34,30 @@ class CubeState:
     gradients: Gradients
     prefetch_order: PrefetchOrder = field(default_factory=PrefetchOrder)
     clock: Clock = field(default_factory=Clock)
-    inputs: dict[str, Any] = field(default_factory=dict)  # that several layers use, gathered once, by who gathers it
-    # Of each loss in the whole batch's mean, where that is cut up.
+    # shared by several layers, gathered once, by the gathering layer
+    inputs: dict[str, Any] = field(default_factory=dict)
+    # The share of each loss in the whole batch's mean, if the batch is divided.
     shares: dict[str, Tensor] = field(default_factory=dict)
-    portioned: bool = False  # a step's batch is cut up, also where only losses between layers can tell
-    counting: list[Tensor] | None = None  # where the targets of such losses are counted, instead of computing them
-    hides_weight_gradients: bool = True  # behind the input gradient's collective; not, only to see what that is worth
-    # Weights change between a forward and its backward, so that what the forward saved must not share memory with a parameter.
+    portioned: bool = False  # a step's batch is divided, even if only losses between layers are affected
+    counting: list[Tensor] | None = None  # if set, such losses only count their targets
+    hides_weight_gradients: bool = True  # overlaps them with the input gradient's collective; off only for measurements
+    # Weights change between a forward and its backward, so saved tensors must not share memory with a parameter.
     updates_under_way: bool = False
 
     @classmethod
     def of(cls, network: Network, rest: ShardingPolicy) -> CubeState:
-        """For a model in a training loop of the user's own, where ranks may use different modules in a step."""
+        """For a model in a user's own training loop, in which ranks may use different modules in a step."""
         prefetch_order = PrefetchOrder()
         return cls(network, rest, Gradients(rest.gradients, agreement(network, prefetch_order)), prefetch_order)
 
     @cached_property
     def config(self) -> ParallelConfig:
-        """The grid and how operands rest on it, as specs read it; of no batch in particular."""
+        """The grid and how operands are stored, for specs; without a batch."""
         return ParallelConfig.exact(self.network.grid, self.rest, Batch(1, 1), item=1)
 
     @property
     def staggers(self) -> bool:
-        """Strands start one after the other: gathers and scatters of rows in the plane follow each other closely."""
+        """Whether strands start one turn apart: gathers and scatters of rows in the plane follow each other closely."""
         grid = self.network.grid
         return self.rest.activations == "sharded" and grid.x * grid.y > 1
 

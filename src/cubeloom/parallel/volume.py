@@ -1,4 +1,4 @@
-"""Bytes that a rank receives along each axis in one training step, from layouts alone."""
+"""The bytes that a rank receives along each axis in one training step, from layouts alone."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cubeloom.parallel.config import ParallelConfig, choose
 from cubeloom.parallel.layout import Axes, Layout, redistribute
 from cubeloom.parallel.specs import LayerSpec, Parameter, collectives
 
-Volume = dict[str, Fraction]  # by axis, or by several as one group, as the ledger names them
-Received = tuple[Axes, Any]  # along these axes, so many bytes
+Volume = dict[str, Fraction]  # by axis, or by several as one process group, with the ledger's names
+Received = tuple[Axes, Any]  # axes, and the bytes received along them
 
 
 def step_volume(layers: Iterable[LayerSpec], c: ParallelConfig, zero: bool = False) -> Volume:
     """One forward and backward of all layers, with the reduction of their gradients.
 
-    All ranks receive the same, except in a turn on a plane x × y that is not square: `c.place` says which rank. `zero`:
+    All ranks receive the same, except in a turn on a plane x × y that is not square: `c.place` gives the rank. `zero`:
     optimizer states are sharded over replicas, which gather the weights that each has updated.
     """
     layers = list(layers)
@@ -30,7 +30,7 @@ def step_volume(layers: Iterable[LayerSpec], c: ParallelConfig, zero: bool = Fal
 
 
 def layer_volume(layer: LayerSpec, c: ParallelConfig) -> Volume:
-    """One layer's part of a step; a shared weight's gradient is its owner's."""
+    """One layer's part of a step. The gradient of a shared weight belongs to its owner."""
     own = [each for each in layer.parameters(c) if each.when and each.name.startswith(f"{layer.name}.")]
     return named(
         [*pass_volume(layer, c), *(some(each, c) for each in own for some in (gradient_volume, copies_volume))], c
@@ -40,17 +40,17 @@ def layer_volume(layer: LayerSpec, c: ParallelConfig) -> Volume:
 def pass_volume(layer: LayerSpec, c: ParallelConfig, kept_gathers: Any = 1) -> Iterator[Received]:
     """One forward and backward of a layer, without the reduction of gradients over replicas.
 
-    `kept_gathers`: how often, in the mean over passes, a weight that is kept until the backward is gathered.
+    `kept_gathers`: the mean number of gathers per pass of a weight that is kept until the backward.
     """
     for each in collectives(layer, c):
         yield each.axes, each.received * (kept_gathers if each.gathered_to_keep else 1)
 
 
 def gradient_volume(parameter: Parameter, c: ParallelConfig, workers: Any = 1, zero: Any = False) -> Received:
-    """A gradient reduced over its replicas and, in a pipeline, over the workers that hold the stage, as one group.
+    """A gradient reduced over its replicas and, in a pipeline, over the workers of the stage, as one process group.
 
-    An all-reduce is a reduce-scatter of the gradient and an all-gather of the sum; with ZeRO-1 what is gathered are the updated
-    weights, where the block's rows divide over the group.
+    An all-reduce is a reduce-scatter of the gradient and an all-gather of the sum. With ZeRO-1 the updated weights are
+    gathered instead, if the block's rows divide over the group.
     """
     axes = ("pipe", *parameter.partial)
 
@@ -76,9 +76,10 @@ def gradient_volume(parameter: Parameter, c: ParallelConfig, workers: Any = 1, z
 def copies_volume(
     parameter: Parameter, c: ParallelConfig, workers: Sequence[int] = (0,), zero: bool = False
 ) -> Received:
-    """The gradients of rows that several ranks hold copies of, summed over these ranks; on one decomposition.
+    """The gradients of rows that several ranks have copies of, summed over these ranks; on one decomposition.
 
-    A rank may have none of them: z and, with ZeRO-1, replicas cut rows further. `workers`: those that hold the parameter.
+    A rank may have none of them: z and, with ZeRO-1, replicas cut rows further. `workers`: those that hold the
+    parameter.
     """
     arranged = parameter.arranged()
     if arranged is None or arranged.copies == 1:
@@ -107,7 +108,7 @@ def copies_volume(
 
 
 def sum_volume(elements: Any, axes: Axes, nbytes: int, c: ParallelConfig, workers: int = 1) -> Received:
-    """An all-reduce of so many numbers."""
+    """An all-reduce of this many elements."""
     parts = c.size(*(axis for axis in axes if axis != "pipe")) * (workers if "pipe" in axes else 1)
     return axes, 2 * ((parts - 1) / parts) * elements * nbytes
 
@@ -120,7 +121,7 @@ def add(received: Iterable[Received]) -> dict[Axes, Any]:
 
 
 def named(received: Iterable[Received], c: ParallelConfig) -> Volume:
-    """Of one decomposition: the bytes along each axis, or along several as one group, as the ledger names it."""
+    """For one decomposition: the bytes along each axis, or along several as one process group, with the ledger's names."""
     found: dict[str, Any] = {}
     for axes, size in received:
         label = "+".join(axis for axis in axes if axis == "pipe" or c.size(axis) > 1)

@@ -1,9 +1,9 @@
-"""A weight that rests sharded, gathered for use, its gradient scattered back.
+"""A sharded weight that is all-gathered for use, and whose gradient is reduce-scattered.
 
-The gather of the next layer's weight starts before it is needed: a `PrefetchOrder` remembers in which order layers used
-weights.
+The gather of the next layer's weight starts before it is needed: a `PrefetchOrder` records the order in which layers
+use weights.
 
-A gathered copy never outlives an update: one that is kept until the backward lives in the graph and nowhere else, and any copy
+A gathered copy never outlives an update. A copy that is kept until the backward exists only in the graph, and any copy
 is used only if the weight has not changed since it was gathered.
 """
 
@@ -26,16 +26,17 @@ Direction = Literal["forward", "backward"]
 
 
 class PrefetchOrder:
-    """The order in which the layers of one model use weights in a forward, learned from the last one."""
+    """The order in which the layers of one model use weights in a forward, learned from the previous one."""
 
     def __init__(self) -> None:
-        self._order: list[tuple[str, Weight]] = []  # by layer: two may share a weight
+        self._order: list[tuple[str, Weight]] = []  # by layer, because two may share a weight
         self._needed: dict[str, bool] = {}  # whether the layer's backward needs the weight
         self._place = 0
-        self._log: list[str] | None = None  # layers that used sharded weights since ranks last compared, if they do
+        # layers that used sharded weights since ranks last compared, if they compare
+        self._log: list[str] | None = None
 
     def forward(self, layer: str, weight: Weight, backward_needs_it: bool | None) -> None:
-        """`weight` is being used: start gathering the one that came after it last time."""
+        """`weight` is being used: start to gather the one that followed it last time."""
         if self._log is not None:
             self._log.append(layer)
         if backward_needs_it is not None:
@@ -50,7 +51,7 @@ class PrefetchOrder:
             self._order[self._place][1].prefetch("forward")
 
     def backward(self, layer: str, weight: Weight) -> None:
-        """The same in the backward, where the one before comes next."""
+        """The same in the backward, where the order is reversed."""
         place = self._order.index((layer, weight))
         if place > 0:
             before, its_weight = self._order[place - 1]
@@ -58,25 +59,25 @@ class PrefetchOrder:
                 its_weight.prefetch("backward")
 
     def begin_log(self) -> None:
-        """From now on remember which layers used sharded weights; somebody takes it from time to time."""
+        """From now on record which layers use sharded weights, until `take_log`."""
         self._log = []
 
     def take_log(self) -> list[str]:
-        """The layers that used sharded weights since this was last asked, in their order."""
+        """The layers that used sharded weights since the last call, in order."""
         assert self._log is not None
         log, self._log = self._log, []
         return log
 
 
 class Weight:
-    """A parameter cut over `axis` in its first dimension, if it is sharded at all; gathered, it is whole over that axis."""
+    """A parameter whose first dimension is cut over `axis`, if it is sharded. Gathered, it is whole over that axis."""
 
     def __init__(
         self, parameter: nn.Parameter, axis: Axis, mode: Weights, prefetch_order: PrefetchOrder, origin: str
     ) -> None:
         self.parameter = parameter
         self.sharded = mode != "replicated" and axis.size > 1
-        self.keeps = self.sharded and mode == "kept"  # the caller holds the gathered copy until the backward
+        self.keeps = self.sharded and mode == "kept"  # the caller keeps the gathered copy until the backward
         self._axis = axis
         self._prefetch_order = prefetch_order
         self._origin = origin
@@ -84,15 +85,15 @@ class Weight:
         self._full: Tensor | None = None
         self._kept: weakref.ref[Tensor] | None = None
         self._gathered_from: Version | None = None
-        self._reads = {"forward": 0, "backward": 0}  # by strands, of what all of them read
+        self._reads = {"forward": 0, "backward": 0}  # by strands, of the copy that all of them read
 
     @property
     def parts(self) -> int:
-        """How many shards make the whole."""
+        """The number of shards."""
         return self._axis.size if self.sharded else 1
 
     def __deepcopy__(self, memo: dict[int, object]) -> Weight:
-        """For a copy of the model; what was gathered is not copied."""
+        """For a copy of the model. A gathered copy is not copied."""
         made = copy(self)
         memo[id(self)] = made
         made.parameter, made._prefetch_order = deepcopy(self.parameter, memo), deepcopy(self._prefetch_order, memo)
@@ -103,14 +104,14 @@ class Weight:
     def forward(self, layer: str, backward_needs_it: bool | None) -> Tensor:
         """The whole weight, for a layer's forward; `read` must follow. Gathered once for all strands of a weave.
 
-        `backward_needs_it` is unknown where no graph is made.
+        `backward_needs_it` is None if no graph is created.
         """
         if not self.sharded:
             return local_of(self.parameter)
         if self._held is not None:
-            return self._held  # another strand has asked for it
+            return self._held  # another strand has gathered it
         full = self._gathered("forward")
-        # A recomputation inside a backward runs one block forward: the next block's weights are not wanted then.
+        # A recomputation in a backward runs one block's forward: the next block's weights are not needed then.
         if not torch_private.in_backward():
             self._prefetch_order.forward(layer, self, backward_needs_it)
         return full
@@ -127,11 +128,11 @@ class Weight:
 
     @property
     def _held(self) -> Tensor | None:
-        """The whole weight as it is now, if it has been gathered and not all strands have read it."""
+        """The gathered weight, if it is up to date and not all strands have read it."""
         return self._full if self._gathered_from == version_of(self.parameter) else None
 
     def read(self, direction: Direction, ways: int) -> None:
-        """The computation that asked for the whole weight is done with it: one of so many strands."""
+        """One of the strands has finished the computation for which it requested the whole weight."""
         self._reads[direction] += 1
         strand = weave.strand()
         if self._reads[direction] < ways:
@@ -144,7 +145,7 @@ class Weight:
         self._full = None
 
     def settle(self) -> None:
-        """Drop what was gathered and not read: strands were given up, or the weight has changed."""
+        """Discard a gathered copy that was not read: strands were abandoned, or the weight has changed."""
         self._reads = {"forward": 0, "backward": 0}
         if self._pending is not None:
             self._pending.wait()
@@ -152,14 +153,14 @@ class Weight:
 
     @property
     def scatter(self) -> Callable[[Tensor], Pending] | None:
-        """Takes the gradient of the whole weight on its way to be this rank's part of the sum over the axis."""
+        """Starts the reduce-scatter of the whole weight's gradient over the axis."""
         return self._scatter if self.sharded else None
 
     def _scatter(self, gradient: Tensor) -> Pending:
         return self._axis.reduce_scatter(gradient, 0, f"{self._origin} weight gradient")
 
     def prefetch(self, direction: Direction) -> None:
-        """Start gathering, unless that is done or under way for the values that the shard has now."""
+        """Start to gather, unless the current values are gathered already or being gathered."""
         now = version_of(self.parameter)
         if self._gathered_from != now:
             self.settle()
