@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import tempfile
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,21 @@ def test_of_a_single_text_file_validation_is_the_end(tmp_path: Path, share: floa
     assert file.meta.training.documents == 1 and file.meta.validation.documents == (tokens > 0)
     assert bytes(file.tokens[:-1].astype("u1")) == b"x" * 900 + b"y" * 99
     assert [int(end) for end in file.documents[:]] == ([900, 1000] if tokens else [1000])
+
+
+def test_of_a_few_text_files_validation_is_the_end_of_the_text(tmp_path: Path) -> None:
+    for name, count in (("a", 299), ("b", 499), ("c", 199)):
+        (tmp_path / f"{name}.txt").write_text(name * count, "utf-8")
+    request = Request(inputs=tuple(tmp_path / f"{name}.txt" for name in "abc"), validation=0.1)
+    file = prepare(request, tmp_path / "out").file
+    assert (file.meta.training.tokens, file.meta.validation.tokens) == (900, 100)
+    assert (file.meta.training.documents, file.meta.validation.documents) == (3, 1)
+    assert [int(end) for end in file.documents[:]] == [300, 800, 900, 1000]
+    more = prepare(replace(request, validation=0.25), tmp_path / "more").file
+    assert [int(end) for end in more.documents[:]] == [300, 750, 800, 1000]
+    assert (more.meta.training.documents, more.meta.validation.documents) == (2, 2)
+    few = prepare(replace(request, validation=0.05), tmp_path / "few").file
+    assert few.meta.validation.documents == 0  # fifty tokens are not worth a cut
 
 
 def test_an_error_of_the_disk_keeps_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

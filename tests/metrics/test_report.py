@@ -238,7 +238,7 @@ def test_a_broken_timeline_is_said_and_the_rest_is_reported(tmp_path: Path, word
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no folder"):
         write_report(tmp_path / "nothing")
-    with pytest.raises(UserError, match=r"is no run: it has no settings.toml"):
+    with pytest.raises(UserError, match=r"is not the folder of a run: it has no settings.toml"):
         write_report(tmp_path)
     (tmp_path / "settings.toml").write_text("colour = 'red'\n")
     with pytest.raises(UserError, match="unknown setting colour"):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from cubeloom.train.data.sources import Progress
 
 _SECONDS_A_LINE = 10.0
+_FEW = 4096
+"""Tokens of validation whose loss says little: it swings by a few hundredths from one text to the next."""
 _INTERRUPTED = 130  # as shells have it
 
 
@@ -50,7 +52,8 @@ class Prepare:
     separator: str | None = None
     """In text files, a line that is exactly this ends a document; '' for a blank line."""
     validation: float = 0.01
-    """The share of documents that is kept for validation."""
+    """The share of documents that is kept for validation; of so few text files that it is none, this share of the tokens, from
+    the end."""
     force: bool = False
     """Replace tokens of another request."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
@@ -78,6 +81,8 @@ class Prepare:
             return _INTERRUPTED
         console.print(f"{self.output}: {done.how}", highlight=False)
         tell(console, done.file)
+        if self.validation and done.file.meta.validation.tokens < _FEW:
+            console.print(_few(done.file), highlight=False, soft_wrap=True)
         if self.json:
             print(json.dumps({"how": done.how, **as_json(done.file)}))
         return 0
@@ -117,6 +122,14 @@ def tell(console: Console, file: TokenFile) -> None:
     console.print(f"a vocabulary of {meta.vocabulary:,} ({kind}), kept as {meta.dtype}", highlight=False)
     if meta.counted:
         console.print("conversations: only answers count as targets", highlight=False)
+
+
+def _few(file: TokenFile) -> str:
+    meta = file.meta
+    return (
+        f"WARNING: validation has {meta.validation.tokens:,} of {meta.tokens:,} tokens, so few that its loss says little; "
+        "a larger share, as --validation 0.1 --force, gives more"
+    )
 
 
 def as_json(file: TokenFile) -> dict[str, Any]:

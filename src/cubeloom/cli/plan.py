@@ -20,7 +20,16 @@ from cubeloom.base.grid import Grid
 from cubeloom.plan.cost_model.recompute import RECOMPUTE
 from cubeloom.plan.hardware import Dtype
 from cubeloom.plan.model import Model, names
-from cubeloom.plan.search import Answer, configuration, explain, on_devices, planned_dtype, search, why
+from cubeloom.plan.search import (
+    Answer,
+    configuration,
+    counts_that_work,
+    explain,
+    on_devices,
+    planned_dtype,
+    search,
+    why,
+)
 
 if TYPE_CHECKING:
     from cubeloom.models import ModelSource
@@ -257,13 +266,21 @@ def _words(answer: Answer) -> list[str]:
     refused = ", ".join(f"{count:,} {reason}" for reason, count in answer.refused.items())
     lines = [f"{answer.considered:,} decompositions in {answer.seconds:.2f} s; refused: {refused or 'none'}"]
     if not answer.plans:
-        return [*lines, "none can run: more devices, a smaller batch or a smaller model may"]
+        return [*lines, _none_can_run(answer)]
     best = answer.plans[0]
     room = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in best.memory.items())
     moved = ", ".join(f"{axis} {float(size) / 1e9:.3g}" for axis, size in sorted(answer.bytes(best).items()))
     if len(answer.plans) > 1:
         lines.append(f"the first beats the second by {why(best, answer.plans[1])}")
     return [*lines, f"its memory, GB: {room}", f"its bytes received by rank 0, GB: {moved}"]
+
+
+def _none_can_run(answer: Answer) -> str:
+    devices = counted(answer.task.devices, "device")
+    found = counts_that_work(answer)
+    if found:
+        return f"none can run on {devices}: the nearest numbers that work are {' and '.join(f'{n:,}' for n in found)}"
+    return f"none can run on {devices}: more devices, a smaller batch or a smaller model may"
 
 
 def within_reach(positions: int, name: str) -> int:

@@ -49,7 +49,11 @@ class Network:
         host_group: HostGroup | None = None,
     ) -> None:
         if not dist.is_initialized():
-            raise UserError("join a process group first: run under `cubeloom`, torchrun, or cubeloom.launch.run")
+            sizes = ", ".join(f"{axis}={grid.size(axis)}" for axis in AXES if grid.size(axis) > 1)
+            raise UserError(
+                f"torch.distributed has no process group yet: `cubeloom.init({sizes})` makes one of the ranks that torchrun,"
+                " srun or mpirun started and gives their Network; or call torch.distributed.init_process_group before"
+            )
         if dist.get_world_size() != grid.world:
             raise UserError(
                 f"the grid {grid} needs {counted(grid.world, 'rank')} and this job has {dist.get_world_size()}; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import ipaddress
+import os
 import socket
 from datetime import timedelta
 
@@ -13,6 +14,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined] #
 from torch.distributed import TCPStore as TCPStore  # type: ignore[attr-defined]
 
 from cubeloom.base import torch_private
+from cubeloom.base.errors import UserError, first_line
 from cubeloom.comm.devices import BACKENDS, Kind
 from cubeloom.comm.failure import failed
 
@@ -32,9 +34,20 @@ def host(port: int = 0) -> TCPStore:
 
     torch itself would listen on every interface, whatever address it is given.
     """
-    listening = socket.create_server((LOCAL, port))
+    try:
+        listening = socket.create_server((LOCAL, port))
+    except OSError as error:
+        raise _cannot_listen(port, error) from None
     port = listening.getsockname()[1]
     return TCPStore(LOCAL, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+
+
+def _cannot_listen(port: int, error: OSError) -> UserError:
+    why = os.strerror(error.errno or 0)
+    return UserError(
+        f"ranks cannot meet at port {port} of this machine: {why}; give all ranks another MASTER_PORT, or unset RANK to start"
+        " the ranks here"
+    )
 
 
 def visit(port: int, address: str = LOCAL, timeout: float = 300) -> TCPStore:
@@ -65,7 +78,12 @@ def join(store: Store, job: str, rank: int, world: int, kind: Kind, timeout: flo
 
 def join_by_environment(kind: Kind, timeout: float) -> None:
     """Join as the rank given by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
-    dist.init_process_group(BACKENDS[kind], init_method="env://", timeout=timedelta(seconds=timeout))
+    try:
+        dist.init_process_group(BACKENDS[kind], init_method="env://", timeout=timedelta(seconds=timeout))
+    except dist.DistNetworkError as error:
+        raise UserError(
+            f"the ranks cannot meet: {first_line(error)}; if the port is taken, give all ranks another MASTER_PORT"
+        ) from None
 
 
 def barrier() -> None:

@@ -65,9 +65,7 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
             # What is ignored, as nohup does, stays so: the agent would take it for a wish.
             signals_to_handle=",".join(e.name for e in _SIGNALS if signal.getsignal(e) is not signal.SIG_IGN),
         )
-        # Ranks say themselves what befell them, in one line each.
-        for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+        _silence_torch()
         try:
             with _giving_signals_back(), _ranks_that_may_be_killed():
                 return dict(elastic_launch(config, _live)(end, function, refusals, *arguments))
@@ -80,6 +78,13 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
             raise JobFailed(
                 f"rank {rank} of {ranks} failed with {how}, and the job had been begun again {counted(restarts, 'time')}"
             ) from None
+
+
+def _silence_torch() -> None:
+    """Ranks say themselves what befell them, in one line each. Each of torch's loggers has a level of its own."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing.spawn")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _live(end: Gate, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -17,7 +17,7 @@ from cubeloom.base.errors import UserError
 from cubeloom.base.file_errors import retried
 from cubeloom.base.settings import write
 from cubeloom.comm import HostGroup
-from cubeloom.train.checkpoint import check_fits, newest, read_manifest
+from cubeloom.train.checkpoint import OtherModel, check_fits, newest, read_manifest
 from cubeloom.train.job import Job
 from cubeloom.train.metrics.log import NAME as METRICS
 from cubeloom.train.metrics.log import Event, read_log
@@ -64,7 +64,10 @@ def check_begin(job: Job) -> None:
     if found is None:
         _check_not_lost(job.folder)
     if found is not None:
-        check_fits(found, shapes, KINDS[job.optimizer.name].__name__)
+        try:
+            check_fits(found, shapes, KINDS[job.optimizer.name].__name__)
+        except OtherModel as error:
+            raise OtherModel(f"{error}; train this one in another folder, as --folder {job.folder}-2") from None
     elif start is not None:
         check_fits(newest(start) or start, shapes)
 

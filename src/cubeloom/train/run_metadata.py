@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from cubeloom.base.errors import UserError
 from cubeloom.base.file_errors import retried
 from cubeloom.base.files import replace_text
 from cubeloom.base.host import version
@@ -38,6 +39,21 @@ def write_run_metadata(job: Job) -> None:
                 kept_tokenizer.keep(*found, job.folder)
 
     retried(f"folder = {str(job.folder)!r} cannot be written to", keep)
+
+
+def settings_of(run: Path) -> Path:
+    """The settings file of a run. Raises UserError that says what a run is."""
+    if run.is_file():
+        raise UserError(
+            f"{run} is a file, and a run is a folder: give the `folder` of its settings, such as runs/quick"
+        )
+    if not run.is_dir():
+        raise UserError(
+            f"there is no folder {run}: `cubeloom train FILE` writes a run into the `folder` of its settings"
+        )
+    if not (run / SETTINGS).exists():
+        raise UserError(f"{run} is not the folder of a run: it has no {SETTINGS}")
+    return run / SETTINGS
 
 
 def settings_before(folder: Path) -> str:

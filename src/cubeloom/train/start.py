@@ -59,6 +59,8 @@ def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | Non
     if spare and here.world > job.grid.world:
         here = replace(here, world=job.grid.world)
     if here.world != job.grid.world:
+        if here.rank:  # rank 0 says it for all
+            _end(2)
         raise UserError(
             f"the grid {job.grid} needs {counted(job.grid.world, 'rank')}, and {here.by} started {here.world}; "
             f"change the grid, start {job.grid.world}, or let --replan choose"

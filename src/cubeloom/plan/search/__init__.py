@@ -1,6 +1,7 @@
 """The search: every decomposition in closed form, the best simulated, and what is to be said of them."""
 
 from cubeloom.plan.search.answer import Answer as Answer
+from cubeloom.plan.search.answer import counts_that_work as counts_that_work
 from cubeloom.plan.search.answer import on_devices as on_devices
 from cubeloom.plan.search.answer import search as search
 from cubeloom.plan.search.configuration import configuration as configuration

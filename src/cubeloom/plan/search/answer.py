@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import islice
 from typing import Any
 
 from cubeloom.base.errors import UserError
@@ -157,3 +158,20 @@ def on_devices(answer: Answer, devices: int) -> Answer:
     sequence = task.sequence if answer.model.tokens else None
     asked = answer.model, answer.cluster, devices, task.samples, sequence, answer.dtype
     return search(*asked, reserve=task.reserve, record=task.record)
+
+
+def counts_that_work(answer: Answer, most: int = 2) -> list[int]:
+    """Of an answer without plans: the nearest numbers of devices, of those with many divisors, on which the model can run."""
+    devices = answer.task.devices
+    round_numbers = {factor << power for factor in (1, 3) for power in range(answer.cluster.devices.bit_length())}
+    near = sorted(
+        (count for count in round_numbers if devices // 4 <= count <= min(4 * devices, answer.cluster.devices)),
+        key=lambda count: abs(count - devices),
+    )
+    found = (count for count in near if count != devices and _runs(answer, count))
+    return list(islice(found, most))
+
+
+def _runs(answer: Answer, devices: int) -> bool:
+    task = replace(answer.task, devices=devices)
+    return bool(find(answer.model, answer.cluster, task, answer.dtype, 1, None)[0])

@@ -14,7 +14,7 @@ from cubeloom.train.checkpoint import best, newest, read_manifest
 from cubeloom.train.data.documents import HUB
 from cubeloom.train.job import Job
 from cubeloom.train.job.settings import ModelSettings, Source
-from cubeloom.train.run_metadata import SETTINGS, from_run
+from cubeloom.train.run_metadata import SETTINGS, from_run, settings_of
 
 
 def checkpoint_of(given: Path, of_best: bool = False) -> Path:
@@ -24,7 +24,7 @@ def checkpoint_of(given: Path, of_best: bool = False) -> Path:
             raise UserError(f"--best is for a run, and {given} is a checkpoint")
         return given
     if not given.is_dir():
-        raise UserError(f"no folder {given}")
+        settings_of(given)
     found = best(given) if of_best else newest(given)
     if found is not None:
         return found

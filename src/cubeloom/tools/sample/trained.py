@@ -27,7 +27,7 @@ from cubeloom.train.checkpoint import check_fits
 from cubeloom.train.data import TokenFile, Tokenizer
 from cubeloom.train.data.kept_tokenizer import kept
 from cubeloom.train.job import Job
-from cubeloom.train.run_metadata import from_run
+from cubeloom.train.run_metadata import from_run, settings_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Trained:
 
         `named`: the `file.py:function` of a run whose model is one: what a checkpoint names is not executed.
         """
-        job = load(Job, run / "settings.toml")
+        job = load(Job, settings_of(run))
         if not job.data.sources:
             raise UserError(f"{run} was trained on random tokens: there is no text in it")
         checkpoint = checkpoint_of(run, best)

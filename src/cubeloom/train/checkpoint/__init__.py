@@ -16,6 +16,7 @@ from cubeloom.train.checkpoint.index import Index as Index
 from cubeloom.train.checkpoint.index import files_of as files_of
 from cubeloom.train.checkpoint.index import index_of as index_of
 from cubeloom.train.checkpoint.index import read_index as read_index
+from cubeloom.train.checkpoint.load import OtherModel as OtherModel
 from cubeloom.train.checkpoint.load import check_fits as check_fits
 from cubeloom.train.checkpoint.load import load_checkpoint as load_checkpoint
 from cubeloom.train.checkpoint.load import load_weights as load_weights

@@ -34,6 +34,10 @@ from cubeloom.train.checkpoint.shard import Shard
 Shapes = Mapping[str, Sequence[int]]
 
 
+class OtherModel(UserError):
+    """A checkpoint whose tensors are not those of the model."""
+
+
 def check_fits(checkpoint: Path, shapes: Shapes, optimizer: str | None = None) -> None:
     """That a training whose parameters have these shapes can begin with it; with this optimizer, if it is to go on."""
     manifest = read_manifest(checkpoint)
@@ -138,8 +142,8 @@ def _check_shapes(checkpoint: Path, shapes: Shapes, stored: Index) -> None:
     for name, shape in shapes.items():
         entry = stored.get(f"{WEIGHTS}{name}")
         if entry is None:
-            raise UserError(f"the checkpoint {checkpoint} is of another model: it has no {name}")
+            raise OtherModel(f"the checkpoint {checkpoint} is of another model: it has no {name}")
         if entry.shape != tuple(shape):
-            raise UserError(
+            raise OtherModel(
                 f"the checkpoint {checkpoint} is of another model: {name} is {list(entry.shape)}, and here {list(shape)}"
             )

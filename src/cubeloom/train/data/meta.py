@@ -64,7 +64,10 @@ class Meta:
         try:
             known = read_json(file)
         except FileNotFoundError as error:
-            raise UserError(f"{folder} is not a folder of tokens: {META} cannot be read ({error.strerror})") from None
+            what = f"it has no {META}" if folder.is_dir() else f"{META} cannot be read ({error.strerror})"
+            raise UserError(
+                f"{folder} is not a folder of tokens: {what}; `cubeloom data prepare TEXT... -o {folder}` writes one"
+            ) from None
         if known.get("format") != FORMAT:
             raise UserError(f"{folder} is not a folder of tokens: {META} is of another program")
         if (version := known.get("version")) != VERSION:

@@ -21,6 +21,15 @@ from cubeloom.train.data.tokenizer_files import NAMES, TOKENIZER, read
 PartName = Literal["training", "validation"]
 
 
+def _more(tokens: int, part: PartName) -> str:
+    """What gives enough tokens."""
+    shorter = f"set batch.sequence to {tokens - 1} or less" if tokens > 1 else ""
+    if part == "training":
+        return f"{shorter}, or prepare more text" if shorter else "prepare more text"
+    prepare = "prepare it again with a larger share (--validation 0.1 --force), or leave out evaluation.every"
+    return f"{shorter}, or {prepare}" if shorter else prepare
+
+
 class TokenFile:
     """What `cubeloom data prepare` wrote. What is read is checked as it is; `damaged` reads everything."""
 
@@ -74,7 +83,10 @@ class TokenFile:
         """Samples of training, shuffled; or of validation, in order. `packing`: of whole documents."""
         first, last = self._bounds(part)
         if last - first <= (0 if packing else sequence):
-            raise UserError(f"{self.folder} has {last - first} tokens for {part}: too few for a sequence of {sequence}")
+            raise UserError(
+                f"{self.folder} has {last - first} tokens for {part}: too few for a sequence of {sequence}; "
+                + _more(last - first, part)
+            )
         packs = Packs.of(self._ends(part), sequence) if packing else None
         counted = None if self.counted is None else self.counted.within(first, last)
         return Stream(

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cubeloom.base.errors import UserError
+from cubeloom.base.file_errors import reason
 from cubeloom.base.files import FULL, replace_folder, sync_names
 
 _LOCK = "lock"
@@ -55,4 +56,4 @@ def publish(folder: Path, out: Path) -> None:
 def _explained(error: OSError, out: Path) -> UserError:
     if error.errno in FULL:
         return UserError(f"the disk of {out.parent} is full; with more room the same command goes on from here")
-    return UserError(f"cannot write {out}: {error}; the same command goes on from here")
+    return UserError(f"cannot write {out}: {reason(error)}; the same command goes on from here")

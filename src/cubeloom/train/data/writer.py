@@ -23,6 +23,8 @@ VALIDATION = "validation-"
 """Before the names of files that hold validation until the end."""
 _PREFIXES = ("", VALIDATION)
 _COPIED = 1 << 22
+_LEAST = 64
+"""Tokens for which a document is cut in two."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,8 @@ class Writer:
 
     def finish(self) -> None:
         """Append validation to training. Its own files stay: as long as there is a journal this can be done again."""
-        if self.state.document == 1 and self._validation:
-            self._cut_only_document()
+        if not self.state.validation.documents and self._validation and not self._marked:
+            self._cut_last_document()
         shift = self.state.training.tokens
         for name, dtype in ((TOKENS, None), (DOCUMENTS, ENDS), *([(COUNTED, None)] if self._marked else [])):
             part = self._files[VALIDATION + name]
@@ -117,15 +119,25 @@ class Writer:
                 self._files[name].write(shifted)
         self._save()
 
-    def _cut_only_document(self) -> None:
-        """Of a single text file validation gets the end: so many of its tokens."""
+    def _cut_last_document(self) -> None:
+        """Of documents so few that the share has none, validation gets the end of the text: so many of its tokens."""
         total = self.state.training.tokens
-        cut = total - int(total * self._validation)
-        # Each time at the same place, whatever an interrupted try left there.
-        self._files[DOCUMENTS].seek(0)
-        self._files[DOCUMENTS].write(np.array([cut, total] if cut < total else [total], ENDS).tobytes())
+        wanted = int(total * self._validation)
+        cut = total - (wanted if wanted >= _LEAST else 0)
+        file = self._files[DOCUMENTS]
+        file.seek(0)
+        ends = np.frombuffer(file.read(), ENDS)
+        # What an interrupted try left there has the cut already.
+        ends = np.unique(np.append(ends, [cut, total] if cut < total else [total])).astype(ENDS)
+        file.seek(0)
+        file.write(ends.tobytes())
         if cut < total:
-            self.state = replace(self.state, training=Part(cut, 1), validation=Part(total - cut, 1))
+            training = int((ends <= cut).sum())
+            self.state = replace(
+                self.state,
+                training=Part(cut, training),
+                validation=Part(total - cut, len(ends) - training),
+            )
 
     def _save(self) -> None:
         for file in self._files.values():

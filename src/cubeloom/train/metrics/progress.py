@@ -16,6 +16,7 @@ from cubeloom.base.units import bytes_, count, three
 from cubeloom.train.metrics.record import Record
 
 SECONDS_A_LINE = 2.0
+_ROOM = 4
 
 
 class Shown(Protocol):
@@ -44,9 +45,17 @@ def progress(steps: int, first: int = 0, stream: TextIO | None = None) -> Iterat
         BarColumn(),
         TextColumn("{task.description}"),
         TimeRemainingColumn(),
-        console=Console(file=stream),
+        console=_narrow(stream),
     ) as bar:
         yield Bar(bar, bar.add_task("", total=steps, completed=first))
+
+
+def _narrow(stream: TextIO) -> Console:
+    """With room behind the bar for the `^C` that a terminal writes there: on a line that is full it would begin another, and
+    the bar would be drawn twice."""
+    console = Console(file=stream)
+    console.width = max(_ROOM, console.width - _ROOM)
+    return console
 
 
 class Bar:
@@ -60,7 +69,7 @@ class Bar:
             self.say(f"step {record.step}  {described(record)}")
 
     def say(self, text: str) -> None:
-        self._bar.console.print(text, markup=False, highlight=False)
+        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class Lines:

@@ -12,6 +12,7 @@ from cubeloom.train.job import Job
 from cubeloom.train.metrics import log, timeline
 from cubeloom.train.metrics.log import Log
 from cubeloom.train.metrics.timeline import MeasuredStep
+from cubeloom.train.run_metadata import settings_of
 
 BEGINNINGS = ("start", "resume")
 """Events with which an attempt begins."""
@@ -60,11 +61,7 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """Raises UserError for a folder that is no run; one that has not come to its first step is."""
-    file = folder / "settings.toml"
-    if not folder.is_dir():
-        raise UserError(f"no folder {folder}")
-    if not file.is_file():
-        raise UserError(f"{folder} is no run: it has no settings.toml, which `cubeloom train` writes first")
+    file = settings_of(folder)
     job = settings.load(Job, file)
     try:
         found, text = log.read_log(folder / log.NAME), file.read_text(encoding="utf-8")
