@@ -1,8 +1,8 @@
-"""A cut is checked by running its model twice without values: once whole, and once as a rank of the grid runs it.
+"""Checks a cut by running its model twice without values: once with whole sizes, and once with the sizes of one rank.
 
-The whole run records every operation between the declared layers. The rank's run follows the record with local sizes, and
-knows of each tensor which axes cut which dimension. An operation that computes something else on parts than on the whole is
-refused with its file and line, before anything is allocated.
+The whole run records every operation between the declared layers. The rank's run follows the record with local sizes
+and knows for each tensor which axes cut which dimension. An operation whose result on shards differs from that on the
+whole is refused with its file and line, before anything is allocated.
 """
 
 from cubeloom.parallel.check.check import check as check

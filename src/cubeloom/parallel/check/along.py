@@ -1,4 +1,4 @@
-"""Rules of operations along some dimensions, which must be whole there: reductions, softmax, sorting, pooling, splitting."""
+"""Rules of operations along dimensions that must be whole: reductions, softmax, sorting, pooling, splitting."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from cubeloom.parallel.check.pointwise import joined, pointwise
 from cubeloom.parallel.check.step import Refused, Rule, Shape, Span, Step, place_of, places_of, refuse_cut, spans
 from cubeloom.parallel.check.tracked import Dims, Tracked, is_cut, uncut
 
-# Where each function takes its dimension, counting the tensor as the first argument; all dimensions by default.
+# The position of each function's dimension argument, counting the tensor as the first; all dimensions by default.
 _REDUCTIONS = {
     **dict.fromkeys(("sum", "mean", "nansum", "nanmean", "prod", "all", "any", "amax", "amin", "max", "min"), 1),
     **dict.fromkeys(("argmax", "argmin", "std", "var", "std_mean", "var_mean", "median", "nanmedian", "mode"), 1),
     **dict.fromkeys(("logsumexp", "count_nonzero", "aminmax"), 1),
     **dict.fromkeys(("norm", "linalg_vector_norm", "quantile", "nanquantile", "kthvalue", "linalg_norm"), 2),
 }
-# Along one dimension, of which the result has as many or others.
+# Along one dimension, whose size in the result may differ.
 _ALONG = {
     **dict.fromkeys(("softmax", "log_softmax", "softmin", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), 1),
     **dict.fromkeys(("sort", "argsort", "msort", "glu"), 1),
@@ -44,7 +44,7 @@ def _consequence(name: str) -> str:
 
 
 def reduction(step: Step) -> list[Dims]:
-    """Dimensions are left out, or have size one."""
+    """The dimensions are removed, or have size one."""
     if step.name in ("max", "min") and len(step.inputs) == 2:
         return pointwise(step)
     step.refuse_other_numbers()
@@ -68,7 +68,7 @@ def _dims_given(step: Step, place: int) -> Any:
     default = _DEFAULTS.get(step.name)
     given = step.argument(place, "dim", "axis", default=default)
     if isinstance(given, int) and not isinstance(given, bool) and len(step.args) > place + 1:
-        # `x.sum(0, 1)`: several of them; a bool behind is `keepdim`.
+        # `x.sum(0, 1)`: several dimensions; a bool after them is `keepdim`.
         return [each for each in step.args[place:] if isinstance(each, int) and not isinstance(each, bool)]
     return given if isinstance(given, int | list | tuple) else default
 
@@ -89,7 +89,7 @@ def _along_dim(step: Step) -> int:
 
 
 def _replaced(step: Step, tracked: Tracked, places: Sequence[int]) -> list[Dims]:
-    """These dimensions are whole, and of whatever size the serial model gives them."""
+    """These dimensions are whole, with the size that they have in the serial model."""
     return [
         tuple(uncut([shape[at]])[0] if at in places else dim for at, dim in enumerate(tracked.dims))
         for shape in step.whole
@@ -120,7 +120,7 @@ def last(step: Step) -> list[Dims]:
 
 
 def batch_norm(step: Step) -> list[Dims]:
-    """With statistics that are known a function of each number; in training of all but the channels."""
+    """With fixed statistics an element-wise function; in training, of all dimensions but the channels."""
     step.refuse_other_numbers()
     tracked, *channels = step.inputs
     if step.argument(5, "training", default=False):
@@ -149,7 +149,7 @@ def fourier(step: Step) -> list[Dims]:
 
 
 def of_samples(step: Step) -> list[Dims]:
-    """Convolutions and norms between layers: of each sample by itself, and of all its channels."""
+    """Convolutions and norms between layers: each sample separately, and all of its channels."""
     step.refuse_other_numbers()
     tracked, *weights = step.inputs
     refuse_cut(step, tracked, range(1, len(tracked.dims)), _consequence(step.name))
@@ -163,7 +163,7 @@ def _shape(sizes: Any) -> Sequence[int]:
 
 
 def split(step: Step) -> list[Dims]:
-    """Into parts of a dimension; `select` and `narrow` take one of them."""
+    """Splits a dimension into parts; `select` and `narrow` take one of them."""
     tracked = step.only
     count = len(tracked.dims)
     at = {"select": 1, "narrow": 1}.get(step.name, 2)
@@ -185,13 +185,13 @@ def split(step: Step) -> list[Dims]:
 
 
 def _taken(step: Step, results: Sequence[Shape], place: int, numbers: Sequence[Any]) -> list[Span]:
-    """What results of these shapes are, of the dimension that they are taken of: one behind another, or as `narrow` says."""
+    """The spans that results of these shapes take of a dimension: consecutive, or as `narrow` says."""
     first = numbers[1] if step.name == "narrow" else 0
     return list(pairwise(accumulate((shape[place] for shape in results), initial=first)))
 
 
 def take(step: Step) -> list[Dims]:
-    """`gather`, `take_along_dim` and `index_select`: by indices along a dimension that is whole."""
+    """`gather`, `take_along_dim` and `index_select`: indices along a whole dimension."""
     step.refuse_other_numbers()
     if len(step.inputs) != 2 and not (step.name == "scatter" and len(step.inputs) < 4):
         raise Refused(f"{step.name} of {len(step.inputs)} tensors has no rule")
@@ -216,7 +216,7 @@ def take(step: Step) -> list[Dims]:
 
 
 def looked_up(step: Step) -> list[Dims]:
-    """`embedding`: rows of a table that is whole along its entries."""
+    """`embedding`: rows of a table with whole entries."""
     step.refuse_other_numbers()
     index, table = step.inputs
     refuse_cut(step, table, [0], "look for it in its own part")
@@ -224,7 +224,7 @@ def looked_up(step: Step) -> list[Dims]:
 
 
 def planes(dimensions: int) -> Rule:
-    """Pooling and the like, of the last dimensions."""
+    """Pooling and similar operations over the last dimensions."""
 
     def rule(step: Step) -> list[Dims]:
         step.refuse_other_numbers()
@@ -243,7 +243,7 @@ def resampled(step: Step) -> list[Dims]:
 
 
 def cosine(step: Step) -> list[Dims]:
-    """The similarity of two tensors along a dimension, which is left out."""
+    """The similarity of two tensors along a dimension, which is removed."""
     step.refuse_other_numbers()
     shape = tuple(max(sizes) for sizes in zip(*(each.shape for each in step.inputs), strict=True))
     dims = joined(step.name, [each.dims for each in step.inputs], shape)

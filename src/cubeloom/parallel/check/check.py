@@ -1,4 +1,4 @@
-"""Whether a model that is cut so computes what the serial model does."""
+"""Checks whether a model with a cut computes what the serial model does."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def check(
 
 
 def _widths(specs: Sequence[LayerSpec], config: ParallelConfig) -> dict[str, int]:
-    """The output features of layers whose rows are padded or copied: what the ranks hold together is the whole here."""
+    """The output features of layers with padded or copied rows: the size over all ranks is the whole size here."""
     linears = [spec for spec in specs if isinstance(spec, LinearSpec)]
     return {spec.name: int(spec.held(config)) for spec in linears if spec.held(config) != spec.n}
 
 
 @contextmanager
 def _told(specs: Sequence[LayerSpec], modules: Mapping[str, nn.Module], config: ParallelConfig) -> Iterator[None]:
-    """Where copies of keys have fewer queries each, attention knows it, in both runs."""
+    """If copies of keys have fewer queries each, the attention modules are told, in both runs."""
     attentions: dict[Any, AttentionSpec] = {
         modules[spec.name]: spec for spec in specs if isinstance(spec, AttentionSpec)
     }
@@ -76,7 +76,7 @@ def _told(specs: Sequence[LayerSpec], modules: Mapping[str, nn.Module], config: 
 
 
 def _refuse_shared(model: nn.Module, kinds: Mapping[str, Declared]) -> None:
-    """A layer that two modules have: only one of them would get the layer that takes its place."""
+    """Refuse a layer that two modules share: only one of them would get the layer that replaces it."""
     modules = dict(model.named_modules(remove_duplicate=False))
     held: dict[int, tuple[str, int, str]] = {}
     for name, layer in modules.items():
@@ -91,7 +91,7 @@ def _refuse_shared(model: nn.Module, kinds: Mapping[str, Declared]) -> None:
 
 
 class _Looking(Record):
-    """For the first call of a layer."""
+    """Stops at the first call of a layer."""
 
     def __init__(self, model: nn.Module, layers: Sequence[str], inputs: dict[str, Any], wanted: str) -> None:
         super().__init__(model, layers, inputs)
@@ -104,7 +104,7 @@ class _Looking(Record):
 
 
 def where_called(model: nn.Module, name: str, batch: Batch, example: Example | None = None) -> str:
-    """The file and line that call a layer; nothing, where that is not found."""
+    """The file and line that call a layer; empty if they are not found."""
     layers = [
         each for each, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None
     ]
@@ -138,7 +138,7 @@ def _part(name: str, given: Given, sizes: dict[str, int]) -> tuple[Tensor, Track
 
 @contextmanager
 def _without_modes() -> Iterator[None]:
-    """Of a rehearsal, too, the tensors here are plain ones on the meta device."""
+    """Turn off other modes: also in a rehearsal, the tensors here are plain ones on the meta device."""
     modes = torch_private.take_off_dispatch_modes()
     try:
         yield

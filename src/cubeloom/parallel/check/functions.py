@@ -1,7 +1,7 @@
-"""Autograd functions of a model: the operations of their forward are seen as they run, those of their backward are not.
+"""Autograd functions of a model. A run sees the operations of their forward, but not those of their backward.
 
-So the backward runs too, without values, as soon as a result of the forward is used: under the same mode, and for gradients
-that lie as the results do. Each gradient that it gives must lie as its input does.
+Therefore the backward is run too, without values, as soon as a result of the forward is used: under the same mode, and
+for gradients with the layout of the results. Each gradient that it returns must have the layout of its input.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cubeloom.base import torch_private
 
 @dataclass(frozen=True)
 class Function:
-    """One call of an autograd function: the tensors that need gradients, in order, and what it gave."""
+    """One call of an autograd function: the tensors that need gradients, in order, and its results."""
 
     node: BackwardCFunction
     inputs: tuple[Tensor | None, ...]
@@ -29,15 +29,15 @@ class Function:
         return torch_private.function_of(self.node).__name__
 
     def gradients(self, given: Iterable[Tensor]) -> list[Any]:
-        """What its backward gives for the inputs that need gradients."""
-        # `apply` of this class, and not of the user's function: it calls the backward.
+        """The gradients that its backward returns for the inputs that need gradients."""
+        # This is `apply` of the node's class, which calls the backward, and not `apply` of the user's function.
         found = self.node.apply(*given)
         found = found if isinstance(found, tuple) else (found,)
         return [each for each, needed in zip(found, self.node.needs_input_grad, strict=False) if needed]
 
 
 def node_of(tensor: Tensor) -> BackwardCFunction | None:
-    """Of a result of an autograd function. Those of torch are as right as its operations, and some run the model again."""
+    """The node of an autograd function's result. Those of torch are correct, and some run the model again."""
     node = tensor.grad_fn
     if not isinstance(node, BackwardCFunction) or torch_private.function_of(node).__module__.startswith("torch."):
         return None
@@ -45,7 +45,7 @@ def node_of(tensor: Tensor) -> BackwardCFunction | None:
 
 
 def function_of(node: BackwardCFunction, result: Tensor, seen: Iterable[Tensor]) -> Function:
-    """`seen`: all tensors of the run, among which are those that it took and gave."""
+    """`seen`: all tensors of the run, which include its inputs and results."""
     makers: list[tuple[Any, int]] = [place for place in node.next_functions if place[0] is not None]
     outputs, inputs = {result.output_nr: result}, dict[Any, Tensor]()
     for tensor in seen:

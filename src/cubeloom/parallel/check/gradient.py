@@ -1,4 +1,4 @@
-"""Of which tensors each rank would have a summand of the gradient: those that are alike along an axis that cuts a result."""
+"""Finds tensors of whose gradient each rank has a partial sum: those replicated along an axis that cuts a result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cubeloom.parallel.check.tracked import Dims, Tracked, described
 
 
 def summands(name: str, inputs: Sequence[tuple[Tracked, bool]], result: Dims) -> frozenset[str]:
-    """The axes along which ranks have summands of the result's gradient; of inputs it is said whether they need one."""
+    """The axes along which ranks have partial gradients. `inputs`: each with whether it needs a gradient."""
     needing = [tracked for tracked, needs in inputs if needs]
     cutting = Tracked(result).axes
     unknown = any(factor.ratio > 1 for dim in result for factor in dim)

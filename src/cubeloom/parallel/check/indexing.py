@@ -1,4 +1,4 @@
-"""The rule of `x[...]`, and of assigning to it."""
+"""The rules of `x[...]` and of assignment to it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def get(step: Step) -> list[Dims]:
 
 
 def put(step: Step) -> list[Dims]:
-    """The part that is assigned to must be whole where it is not all; the value lies as the part does."""
+    """If not everything is assigned to, the indexed dimensions must be whole. The value has the layout of the part."""
     tracked, value = step.inputs[0], step.args[2]
     index = step.args[1]
     if isinstance(index, Tensor) and is_mask(index) and not isinstance(value, Tensor):
         step.refuse_other_numbers()
-        # A mask of the first dimensions.
+        # A mask over the first dimensions.
         mask = (*step.of(index).dims, *((),) * (len(tracked.dims) - index.dim()))
         if joined("assignment by a mask", [tracked.dims, mask], tracked.shape) != tracked.dims:
             raise Refused(
@@ -44,7 +44,7 @@ def put(step: Step) -> list[Dims]:
 
 
 def indexed(step: Step, tracked: Tracked) -> Dims:
-    """What an index takes of a tensor."""
+    """The part of a tensor that an index takes."""
     own = _items(step.args[1])
     whole = _items(_whole_index(step))
     if len(own) != len(whole):
@@ -84,7 +84,7 @@ def indexed(step: Step, tracked: Tracked) -> Dims:
 
 
 def _whole_index(step: Step) -> Any:
-    """The index of the whole run: its tensors are those of the rank's."""
+    """The index of the whole run, with the rank's tensors in it."""
     numbers = iter(step.whole_numbers)
 
     def filled(item: Any) -> Any:
@@ -126,7 +126,7 @@ def _sliced(step: Step, tracked: Tracked, place: int, mine: Any, theirs: Any, si
 
 
 def _takes_kept(dim: Dim, mine: Sequence[int], theirs: Any) -> bool:
-    """Whether the same numbers are taken out of sections that every rank has whole."""
+    """Whether the same elements are taken from sections that every rank has whole."""
     if len(dim) != 1 or not dim[0].kept or not isinstance(theirs, list) or len(mine) != len(theirs):
         return False
     factor, ends = dim[0], list(accumulate(dim[0].sections, initial=0))

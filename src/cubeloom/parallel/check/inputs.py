@@ -1,4 +1,4 @@
-"""What a model is run with, without values: one whole batch, and how its tensors lie on the grid."""
+"""The inputs of a run without values: one whole batch, and how its tensors are cut over the grid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cubeloom.parallel.layout import Layout
 
 @dataclass(frozen=True)
 class Given:
-    """An input that does not lie as samples do: over data and z in its first dimension. The layout names all dimensions."""
+    """An input that is not cut by samples over data and z in its first dimension. The layout names all dimensions."""
 
     tensor: Tensor
     layout: Layout
@@ -30,10 +30,10 @@ _LANGUAGE = ("tokens", "targets", "next_sentence")
 
 @dataclass(frozen=True)
 class Inputs:
-    """Keyword arguments of one whole batch, on the meta device."""
+    """The keyword arguments of one whole batch, on the meta device."""
 
     tensors: dict[str, Given]
-    others: dict[str, Any]  # numbers and the like, the same on every rank
+    others: dict[str, Any]  # numbers and other values, the same on every rank
 
     def arguments(self) -> dict[str, Any]:
         return {**{name: each.tensor for name, each in self.tensors.items()}, **self.others}
@@ -55,7 +55,7 @@ def _given(value: Tensor | Given, samples: int) -> Given:
 
 
 def _language(model: nn.Module, batch: Batch) -> Example:
-    """Of a model that takes tokens, and perhaps targets."""
+    """For a model that takes tokens, and perhaps targets."""
     taken = inspect.signature(model.forward).parameters
     required = [
         name
@@ -74,7 +74,7 @@ def _language(model: nn.Module, batch: Batch) -> Example:
     def example(samples: int) -> dict[str, Tensor]:
         tokens = torch.empty(samples, batch.sequence, dtype=torch.long, device="meta")
         known = {"tokens": tokens, "targets": tokens.clone(), "next_sentence": tokens[:, 0]}
-        # A model may take what only some of its kind have a layer for.
+        # A model may accept arguments for which only some of its variants have a layer.
         return {
             name: known[name]
             for name in known

@@ -1,4 +1,4 @@
-"""The rank's call of a layer: whether its inputs lie as it takes them, and how its output lies."""
+"""The rank's call of a layer: checks the layouts of its inputs, and gives the layout of its output."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SECOND = (Convolution, nn.GroupNorm, torch_private.AnyBatchNorm)  # features ar
 
 
 class Layers:
-    """Those of a cut on a grid, with the sizes of its axes."""
+    """The layers of a cut on a grid, with the sizes of its axes."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Layers:
 
     def _check(self, title: str, spec: LayerSpec, tracked: Tracked, layout: Layout, needs: bool) -> None:
         wanted = self._lying(title, layout, tracked.shape, spec)
-        # Of two that differ the features say more.
+        # If two dimensions differ, the features give the better message.
         for place, (have, want) in reversed(list(enumerate(zip(tracked.dims, wanted, strict=True)))):
             if common(have, want) is None:
                 what = self._name_of(place, layout, spec, len(wanted))
@@ -119,7 +119,7 @@ class Layers:
         return names[places.index(place)] if place in places else f"dimension {place}"
 
     def _hint(self, spec: LayerSpec, what: str, have: Dim) -> str:
-        """The kind of layer that takes what there is."""
+        """The kind of layer that would take this input."""
         axes = [axis for factor in have for axis, _ in factor.cutting]
         match spec:
             case LinearSpec() if what == "features":
@@ -133,7 +133,7 @@ class Layers:
 
 
 def _places(layout: Layout, spec: LayerSpec, module: nn.Module, count: int) -> list[tuple[int, Axes]]:
-    """Where the named dimensions of a layout are in a tensor of so many."""
+    """The positions of a layout's named dimensions in a tensor with `count` dimensions."""
     second = isinstance(module, _SECOND) or isinstance(spec, ConcatSpec)
     features = 1 if second or count < 2 else count - 1
     return [(0 if number == 0 else features, axes) for number, (_, axes) in enumerate(layout.dims)]
@@ -148,7 +148,7 @@ def _said(dim: Dim) -> str:
 
 
 def _misfit(spec: LayerSpec, module: nn.Module, shapes: Sequence[Shape]) -> str | None:
-    """What a layer on the grid does not do with inputs of these shapes, though the plain one does."""
+    """What the sharded layer does not support for inputs of these shapes, although the plain layer does."""
     first = shapes[0]
     match spec:
         case LinearSpec(turn=True) if isinstance(module, nn.Linear) and len(first) != 2:

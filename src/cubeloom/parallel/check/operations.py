@@ -1,4 +1,4 @@
-"""The functions of torch by name: which read no values, which are random, which change a tensor in its place.
+"""torch's functions by name: those that read no values, those that are random, those that change a tensor in place.
 
 `mul`, `__mul__`, `__rmul__`, `__imul__` and `mul_` are one operation.
 """
@@ -17,7 +17,7 @@ _BINARY = {
     *("and", "or", "xor", "lshift", "rshift"),
 }
 _UNARY = {"neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge", "getitem", "setitem"}
-# Of a tensor but not of its values; and what makes none.
+# These read properties of a tensor and not its values, or create no tensor.
 _METADATA = {
     *("shape", "size", "dim", "ndim", "ndimension", "numel", "nelement", "stride", "storage_offset", "layout"),
     *("dtype", "device", "requires_grad", "grad_fn", "grad", "is_leaf", "names", "itemsize", "element_size", "nbytes"),
@@ -84,7 +84,7 @@ class Operation:
     name: str
     metadata: bool = False
     in_place: bool = False
-    iterates: bool = False  # gives an iterator over a tensor
+    iterates: bool = False  # returns an iterator over a tensor
 
 
 def operation_of(function: Callable[..., Any]) -> Operation:
@@ -96,7 +96,7 @@ def operation_of(function: Callable[..., Any]) -> Operation:
         return _special(name)
     plain = name.strip("_")
     in_place = name.endswith("_") or plain == "setitem"
-    # `requires_grad` is asked for, `requires_grad_` is a copy as far as layouts go.
+    # `requires_grad` is a property; `requires_grad_` counts as a copy as far as layouts are concerned.
     if not in_place and (plain in _METADATA or name in _METADATA):
         return Operation(plain, metadata=True)
     return Operation(_ALIASES.get(plain, plain), in_place=in_place)
@@ -117,7 +117,7 @@ def _special(name: str) -> Operation:
 
 
 def needs_values(operation: Operation, tensors: list[Tensor]) -> bool:
-    """Also where the size of a result depends on them."""
+    """Whether the operation reads values; also if the size of a result depends on them."""
     if operation.name in ("getitem", "where"):
         alone = operation.name == "where" and len(tensors) == 1
         return alone or any(is_mask(tensor) for tensor in tensors[1:] if operation.name == "getitem")
@@ -125,7 +125,7 @@ def needs_values(operation: Operation, tensors: list[Tensor]) -> bool:
 
 
 def is_mask(tensor: Tensor) -> bool:
-    """As an index: all integers of one byte are."""
+    """Whether the tensor is a mask when used as an index: all one-byte integers are."""
     return tensor.dtype in (torch.bool, torch.uint8)
 
 
@@ -134,7 +134,7 @@ def is_dropout(name: str) -> bool:
 
 
 def is_random(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether it draws numbers, which each rank would draw for itself."""
+    """Whether it draws random numbers, which each rank would draw separately."""
     name = operation.name
     if name in _RANDOM:
         return True

@@ -1,4 +1,4 @@
-"""Rules of operations that compute each number of their result from the numbers at its place."""
+"""Rules of element-wise operations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ alias bfloat16 bool byte char clone contiguous cpu cuda data detach double float
 type_as empty_like full_like ones_like zeros_like fill fill_diagonal zero
 dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout
 """
-# Losses with `reduction="none"`: a number for each element.
+# Losses with `reduction="none"`: one value per element.
 LOSSES = {
     "mse_loss",
     "l1_loss",
@@ -38,14 +38,14 @@ POINTWISE = set(_FUNCTIONS.split()) - {"fill_diagonal"}
 
 
 def pointwise(step: Step) -> list[Dims]:
-    """Operands are broadcast; those of `copy_` and the like to the first, of one shape with it."""
+    """Operands are broadcast; those of `copy_` and similar to the first one, whose shape they must have."""
     step.refuse_other_numbers()
-    operands = step.inputs[:1] if step.name in ("to", "type_as") else step.inputs  # the other one gives its type
+    operands = step.inputs[:1] if step.name in ("to", "type_as") else step.inputs  # the other one only gives its dtype
     return [joined(step.name, [tracked.dims for tracked in operands], step.whole[0])]
 
 
 def joined(name: str, operands: Sequence[Dims], shape: Shape) -> Dims:
-    """The dimensions of what is broadcast together."""
+    """The dimensions of operands that are broadcast together."""
     first = operands[0]
     if all(each == first for each in operands[1:]) and len(first) == len(shape):
         return first
@@ -90,7 +90,7 @@ def loss_without_reduction(step: Step) -> list[Dims]:
 
 
 def loss(step: Step) -> list[Dims]:
-    """A loss that the cut does not know."""
+    """A loss that the cut does not name."""
     for tracked in step.inputs:
         for place, dim in enumerate(tracked.dims):
             if is_cut(dim):
@@ -103,7 +103,7 @@ def loss(step: Step) -> list[Dims]:
 
 
 def new(step: Step) -> list[Dims]:
-    """A tensor with one value everywhere: in a dimension that is smaller on a rank it fits whatever is cut so."""
+    """A constant tensor: a dimension that is smaller on a rank can have any cut."""
     sizes = len(step.whole[0]) if step.name in ("full", "new_full") else len(step.numbers)
     others = [
         (mine, theirs)
@@ -123,7 +123,7 @@ def shrunk(step: Step, whole: Shape) -> Dims:
 
 
 def alike_along(step: Step, whole: int, local: int) -> Dim:
-    """A dimension along which all numbers are the same."""
+    """A dimension along which all elements are equal."""
     if whole == local:
         return () if whole == 1 else (Factor(whole),)
     if local == 0 or whole % local:
@@ -132,7 +132,7 @@ def alike_along(step: Step, whole: int, local: int) -> Dim:
 
 
 def counted_from_zero(step: Step) -> list[Dims]:
-    """`arange`, `linspace`, `eye`: what is made from a size that differs would begin anew on every rank."""
+    """`arange`, `linspace`, `eye`: created from a local size, they would start again on every rank."""
     if not step.same_numbers or step.local != step.whole:
         local = step.local[0] if step.local else ()
         raise Refused(

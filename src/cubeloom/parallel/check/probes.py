@@ -1,4 +1,4 @@
-"""Modules that a cut replaces by its own are tried on a few numbers: they must compute what their kind says."""
+"""Runs modules that the cut replaces by other implementations on a few numbers: they must compute what their kind says."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cubeloom.parallel.specs import (
 
 
 def probe(spec: LayerSpec, module: nn.Module) -> None:
-    """Raises LayerError, where the layer on the grid would compute something else than the module."""
+    """Raises LayerError if the layer on the grid would compute something else than the module."""
     match spec:
         case LossSpec() if type(module) is not nn.CrossEntropyLoss:
             _probe_loss(spec, module)
@@ -67,7 +67,7 @@ def _probe_function(spec: CopyToRegionSpec, module: nn.Module) -> None:
         with torch.device("cpu"), torch.no_grad():
             expected = one_by_one()
     except Exception:
-        expected = whole  # it takes features as they are: the comparison says what is wrong
+        expected = whole  # it takes features unchanged: the comparison finds the error
     _same(spec, module.forward, module, what, expected, whole)
 
 

@@ -1,4 +1,4 @@
-"""Rules of products of activations: of an inner dimension that is cut each rank would have a summand, which nobody sums."""
+"""Rules of matmuls of activations: if the inner dimension is cut, each rank has a partial sum, and nothing reduces it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _refuse_inner(step: Step, *dims: Dim) -> None:
 
 
 def added(step: Step) -> list[Dims]:
-    """`addmm`, `baddbmm`, `addbmm`-like: a third tensor is added to the product."""
+    """`addmm`, `baddbmm` and similar: a third tensor is added to the product."""
     product = _product(step, step.inputs[1].dims, step.inputs[2].dims)
     return [joined(step.name, [step.inputs[0].dims, product], step.whole[0])]
 
@@ -60,7 +60,7 @@ def outer(step: Step) -> list[Dims]:
 
 
 def einsum(step: Step) -> list[Dims]:
-    """With letters for all dimensions."""
+    """Einsum with a letter for every dimension."""
     equation = step.argument(0, "equation")
     if not isinstance(equation, str) or "." in equation:
         raise Refused("einsum of cut tensors needs an equation with a letter for each dimension")
@@ -107,12 +107,12 @@ def attention(step: Step) -> list[Dims]:
 
 
 def _shared(tracked: Tracked, query: Tracked) -> Tracked:
-    """A head of keys, once for each of the queries that share it."""
+    """A head of keys, repeated for each query that shares it."""
     heads, queries = (size_of(each.dims[-3]) if len(each.dims) > 2 else 1 for each in (tracked, query))
     if heads == queries or heads == 1:
         return tracked
     dims = list(tracked.dims)
-    # Of the queries of a head a rank may have a part, and the whole head.
+    # A rank may have some of a head's queries, and the whole key-value head.
     repeats, parts = queries // heads, parts_of(query.dims[-3]) // parts_of(dims[-3])
     alike = Factor(repeats, (), parts) if parts > 1 and repeats % parts == 0 else Factor(repeats)
     dims[-3] = normal((*dims[-3], alike))

@@ -1,4 +1,4 @@
-"""The whole run: what the serial model does between its layers, in order."""
+"""The whole run: the operations of the serial model between its layers, in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One operation, or one call of a layer. A tensor is known by the entry that made it, or as one from outside."""
+    """One operation, or one call of a layer. Tensors are identified by the entry that created them, or come from
+    outside.
+    """
 
     name: str
     inputs: tuple[Any, ...]
@@ -46,15 +48,15 @@ class Record(Run):
         inputs: Mapping[str, Any],
         widths: Mapping[str, int] | None = None,
     ) -> None:
-        """`widths`: of layers whose ranks have other output features together than the plain layer has."""
+        """`widths`: of layers that have more output features over all ranks than the plain layer."""
         super().__init__(model, layers)
         self._widths = widths or {}
         self.entries: list[Entry] = []
-        self.backwards: dict[int, int] = {}  # of autograd functions, where each begins and ends among the entries
+        self.backwards: dict[int, int] = {}  # the first and last entry of each autograd function's backward
         self.kept: dict[
             int, tuple[Any, Tensor]
-        ] = {}  # how each tensor is known; kept, so that an id is that of one tensor
-        self.before: dict[int, tuple[Any, Tensor]] = {}  # those that were there before, however they were changed
+        ] = {}  # how each tensor is identified; kept alive, so that an id stays unique
+        self.before: dict[int, tuple[Any, Tensor]] = {}  # tensors from before the run, even if they were changed
         for name, value in inputs.items():
             if isinstance(value, Tensor):
                 self.kept[id(value)] = ("input", name), value

@@ -1,4 +1,4 @@
-"""The rank's run: it follows the record of the whole run with local sizes, and knows how each tensor lies on the grid."""
+"""The rank's run: follows the record of the whole run with local sizes, and knows the layout of each tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cubeloom.parallel.check.step import Refused, Rule, Shape, Step
 from cubeloom.parallel.check.tracked import Dims, Tracked, described, is_cut, local_shape, uncut
 
 RULES: dict[str, Rule] = {**pointwise.RULES, **views.RULES, **along.RULES, **products.RULES, **indexing.RULES}
-# From the layer's name, its inputs, their gradients' need and its output's shape to what it gives.
+# From the layer's name, its inputs, whether these need gradients, and its output's shape, to the output's layout.
 LayerRule = Callable[[str, Sequence[Tracked], Sequence[bool], Shape], Tracked]
 
 
@@ -38,7 +38,7 @@ class Replay(Run):
             self._keep(tensor, ("input", name), tracked)
 
     def of(self, tensor: Tensor) -> Tracked:
-        """What is known of a tensor. One that was there before the run is whole on every rank."""
+        """The layout of a tensor. A tensor from before the run is whole on every rank."""
         if id(tensor) not in self._tracked:
             known = self._record.before.get(id(tensor))
             if known is None or known[1] is not tensor:
@@ -78,7 +78,7 @@ class Replay(Run):
         self._tracked[id(tensor)] = tracked
 
     def _next(self, name: str, tensors: Sequence[Tensor]) -> tuple[Entry, list[Tracked]]:
-        """The same operation of the whole run, and what is known of its tensors."""
+        """The same operation of the whole run, and the layouts of its tensors."""
         if self._place == len(self._record.entries) or self._record.entries[self._place].name != name:
             self._refuse_other_code(name)
         entry = self._record.entries[self._place]
@@ -126,7 +126,7 @@ class Replay(Run):
         results = list[Tensor]()
         try:
             result = detached_results(function(*args, **kwargs), tensors, operation.in_place)
-        except Exception as failed:  # torch refuses the sizes of parts; the rule may know why
+        except Exception as failed:  # torch refuses the local sizes; the rule may know why
             error = failed
         else:
             leaves(result, results, [])
@@ -173,7 +173,7 @@ class Replay(Run):
             self._keep(result, (self._place - 1, number), tracked)
 
     def _summands(self, step: Step, dims: Dims) -> tuple[frozenset[str], frozenset[str]]:
-        """Axes along which ranks have summands of the result's gradient; and the parameters that alone it is made of."""
+        """Axes along which ranks have partial gradients of the result, and the parameters if it is made of those alone."""
         return summands(step.name, list(zip(step.inputs, step.needs_gradient, strict=True)), dims), frozenset()
 
     def layer(self, name: str, plain: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
@@ -193,12 +193,12 @@ class Replay(Run):
         with self.paused():
             output = torch.empty(local_shape(tracked.dims), dtype=entry.dtype, device=META)
             if entry.needs_gradient:
-                output = output.requires_grad_().clone()  # no leaf: it may be changed in its place
+                output = output.requires_grad_().clone()  # not a leaf, so that it can be changed in place
         self._keep(output, (self._place - 1, 0), tracked)
         return output
 
     def finish(self, result: Any) -> None:
-        """The model's result: whole, or a part, with its whole gradient."""
+        """Check the model's result: whole, or a part, with its whole gradient."""
         outputs = list[Tensor]()
         leaves(result, outputs, [])
         try:
@@ -257,6 +257,6 @@ def replayed(
     tensors: Mapping[str, tuple[Tensor, Tracked]],
     others: Mapping[str, Any],
 ) -> None:
-    """Run the model as a rank runs it; raises CutError where it would compute something else."""
+    """Run the model as one rank does. Raises CutError where the rank would compute something else."""
     run = Replay(record, layer_rule, tensors)
     run.finish(run.run({**{name: tensor for name, (tensor, _) in tensors.items()}, **others}))

@@ -1,4 +1,4 @@
-"""A run of a model on the meta device, under a mode of torch's that sees each function that is called between the layers."""
+"""Runs a model on the meta device under a torch function mode that sees every function called between the layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ META = torch.device("meta")
 
 
 class Run(TorchFunctionMode, ABC):
-    """`layers` are opaque: of each only the call is seen."""
+    """`layers` are opaque: only their calls are seen."""
 
     def __init__(self, model: nn.Module, layers: Sequence[str]) -> None:
         super().__init__()
@@ -33,9 +33,9 @@ class Run(TorchFunctionMode, ABC):
         self.names = {id(module): name for name, module in model.named_modules()}
         self.owners = {id(each): name for name, each in model.named_parameters()}
         self._operations: dict[Function, Operation] = {}
-        self.outside: dict[int, tuple[Tensor, Tensor]] = {}  # tensors that were there before, and on the meta device
+        self.outside: dict[int, tuple[Tensor, Tensor]] = {}  # tensors from before the run, and their meta versions
         self._functions: set[Any] = set()  # autograd functions whose backward has run
-        self._outputs: dict[int, Tensor] = {}  # of the one whose backward runs now, by their memory
+        self._outputs: dict[int, Tensor] = {}  # outputs of the function whose backward is running, by address
         self._paused = False
 
     @abstractmethod
@@ -48,11 +48,11 @@ class Run(TorchFunctionMode, ABC):
         tensors: list[Tensor],
         numbers: list[Any],
     ) -> Any:
-        """A call of a function."""
+        """Handles a call of a function."""
 
     @abstractmethod
     def layer(self, name: str, plain: Function, args: Any, kwargs: Any) -> Tensor:
-        """A call of a layer, and what it gives."""
+        """Handles a call of a layer, and returns its output."""
 
     def __torch_function__(self, function: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -63,7 +63,7 @@ class Run(TorchFunctionMode, ABC):
             operation = self._operations[function] = operation_of(function)
         if operation.metadata:
             return function(*args, **kwargs)
-        if self._outputs:  # of which the tensors of a backward are kept ones
+        if self._outputs:  # tensors of a backward may be saved outputs
             args, kwargs = torch_private.tree_map(self._saved_output, (args, kwargs))
         tensors, numbers = list[Tensor](), list[Any]()
         leaves((args, kwargs), tensors, numbers)
@@ -72,7 +72,7 @@ class Run(TorchFunctionMode, ABC):
             tensors, numbers = [], []
             leaves((args, kwargs), tensors, numbers)
         if any(functions.node_of(tensor) is not None for tensor in tensors):
-            with self:  # a mode does not see what is called while it handles a call
+            with self:  # a mode is off while it handles a call
                 self.used(tensors)
         function, args, kwargs = _staying(operation, function, args, kwargs, tensors)
         return self.step(operation, function, args, kwargs, tensors, numbers)
@@ -83,14 +83,14 @@ class Run(TorchFunctionMode, ABC):
 
     @abstractmethod
     def gradient_like(self, output: Tensor) -> Tensor:
-        """The gradient of what an autograd function gave."""
+        """The gradient of an autograd function's output."""
 
     @abstractmethod
     def same_as(self, output: Tensor, given: Tensor) -> None:
-        """An autograd function gave what it was given, and torch made another tensor of it."""
+        """An autograd function returned its input, and torch created another tensor from it."""
 
     def used(self, tensors: Sequence[Tensor]) -> None:
-        """Of autograd functions whose results are used the backward is run, once."""
+        """Run the backward, once, of autograd functions whose results are used."""
         for tensor in tensors:
             node = functions.node_of(tensor)
             if node is not None and node not in self._functions:
@@ -101,7 +101,7 @@ class Run(TorchFunctionMode, ABC):
                 self.function(function)
 
     def function(self, function: functions.Function) -> Sequence[Any]:
-        """Gives the gradients of what it took."""
+        """Returns the gradients of its inputs."""
         with self.paused():
             for output in function.outputs:
                 for given in function.inputs:
@@ -121,7 +121,7 @@ class Run(TorchFunctionMode, ABC):
             self._outputs = {}
 
     def _saved_output(self, value: Any) -> Any:
-        """What a function gave and kept for its backward is another tensor there, of the same memory."""
+        """An output that a function saved for its backward is another tensor there, with the same memory."""
         if not isinstance(value, Tensor) or not value.is_meta:
             return value
         with self.paused():
@@ -137,7 +137,7 @@ class Run(TorchFunctionMode, ABC):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is called within is not seen; tensors that it makes are on the meta device, too."""
+        """Calls inside are not seen. Tensors that they create are still on the meta device."""
         before, self._paused = self._paused, True
         try:
             with META:
@@ -150,13 +150,13 @@ class Run(TorchFunctionMode, ABC):
         raise CutError(f"{place}: {text}" if place else text) from cause
 
     def run(self, inputs: Mapping[str, Any]) -> Any:
-        """The model's result."""
+        """Run the model and return its result."""
         with ExitStack() as stack:
             stack.enter_context(_as_it_was(self.model))
             for name in self.layers:
                 self._make_opaque(name)
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(warnings.catch_warnings(action="ignore"))  # they come again where there are values
+            stack.enter_context(warnings.catch_warnings(action="ignore"))  # they are repeated in the real run
             stack.enter_context(self)
             try:
                 return self.model(**inputs)
@@ -187,7 +187,8 @@ class Run(TorchFunctionMode, ABC):
 
 
 _ELSEWHERE = {torch.Tensor.cpu.__name__, torch.Tensor.cuda.__name__}
-# What these give has the shape of what they take: torch needs half a millisecond to find that out without values.
+# The outputs of these have the shape of their inputs. torch needs half a millisecond to compute that on the meta
+# device.
 _OF_ONE_SHAPE = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, torch_private.AnyBatchNorm)
 
 
@@ -214,12 +215,12 @@ _QUICK: dict[str, Function] = {
 
 @contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """What modules keep from one call to the next is gone afterwards: it would be without values."""
+    """Restore what modules keep between calls: after the run it would be without values."""
     before: list[tuple[dict[str, Any], dict[str, Any]]]
     before = [(vars(module), dict(vars(module))) for module in model.modules()]
     before += [(torch_private.buffers_of(module), dict(torch_private.buffers_of(module))) for module in model.modules()]
     for module in model.modules():
-        torch_private.take_off_backward_hooks(module)  # no backward is run
+        torch_private.take_off_backward_hooks(module)  # no backward follows
     try:
         yield
     finally:
@@ -242,7 +243,7 @@ def _without_values(module: nn.Module) -> nn.Module:
 
 
 def leaves(value: Any, tensors: list[Tensor], numbers: list[Any]) -> None:
-    """Tensors in order, and all else in order."""
+    """Collect tensors in order, and all other values in order."""
     if isinstance(value, Tensor):
         tensors.append(value)
     elif isinstance(value, tuple | list):
@@ -256,7 +257,7 @@ def leaves(value: Any, tensors: list[Tensor], numbers: list[Any]) -> None:
 
 
 def _making(function: Function, *args: Any, **kwargs: Any) -> Any:
-    # A mode of its own, which costs time: only for what makes tensors of numbers.
+    # A separate mode, which costs time: only for functions that create tensors.
     with META:
         return function(*args, **kwargs)
 
@@ -264,7 +265,7 @@ def _making(function: Function, *args: Any, **kwargs: Any) -> Any:
 def _staying(
     operation: Operation, function: Function, args: Any, kwargs: Any, tensors: list[Tensor]
 ) -> tuple[Function, Any, Any]:
-    """On the meta device, wherever a function would put its result."""
+    """Keep results on the meta device, wherever a function would put them."""
     name = operation.name
     if "device" in kwargs:
         kwargs = {**kwargs, "device": META}
@@ -286,7 +287,7 @@ def _alias(tensor: Tensor) -> Tensor:
 
 
 def detached_results(result: Any, tensors: Sequence[Tensor], in_place: bool) -> Any:
-    """A function that gives its own input gives another tensor of the same memory: so that each has a layout of its own."""
+    """If a function returns its own input, return another tensor with the same memory, so that each has its own layout."""
     if isinstance(result, Tensor):
         if not result.is_meta:
             return torch.empty_like(result, device=META)

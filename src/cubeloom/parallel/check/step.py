@@ -1,4 +1,4 @@
-"""One operation of the rank's run beside the same one of the whole run: what a rule is asked about."""
+"""One operation of the rank's run together with the same one of the whole run: the argument of a rule."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Shape = tuple[int, ...]
 
 
 class Refused(Exception):
-    """Why an operation is not what the serial model computes. Whoever catches it knows where that is.
+    """Says why an operation differs from the serial model. The code that catches it adds file and line.
 
-    `used`: tensors that are alike on ranks which would each have a summand of their gradient.
+    `used`: tensors replicated over ranks that would each have a partial sum of their gradient.
     """
 
     def __init__(self, why: str, used: Sequence[Tracked] = ()) -> None:
@@ -29,14 +29,14 @@ class Step:
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    inputs: Sequence[Tracked]  # its tensors in order
+    inputs: Sequence[Tracked]  # its tensors, in order
     needs_gradient: Sequence[bool]
     of: Callable[[Tensor], Tracked]
-    whole_numbers: Sequence[Any]  # arguments that are no tensors, of the whole run
-    numbers: Sequence[Any]  # and of the rank's
-    whole: Sequence[Shape]  # shapes of results
-    local: Sequence[Shape] | None  # None where torch refuses local sizes
-    averaged: bool = False  # gradients of what is repeated for each of a rank's samples are averaged over ranks
+    whole_numbers: Sequence[Any]  # its other arguments, in the whole run
+    numbers: Sequence[Any]  # and in the rank's run
+    whole: Sequence[Shape]  # shapes of the results
+    local: Sequence[Shape] | None  # None if torch refuses the local sizes
+    averaged: bool = False  # gradients of what is repeated per sample are averaged over ranks
 
     def argument(self, place: int, *names: str, default: Any = None) -> Any:
         if len(self.args) > place:
@@ -45,7 +45,7 @@ class Step:
 
     @property
     def only(self) -> Tracked:
-        """The tensor of an operation on one."""
+        """The tensor of an operation that has one."""
         if len(self.inputs) != 1:
             raise Refused(f"{self.name} of {len(self.inputs)} tensors has no rule, of which {self.inputs[0]} is cut")
         return self.inputs[0]
@@ -55,7 +55,7 @@ class Step:
         return alike(self.whole_numbers, self.numbers)
 
     def refuse_other_numbers(self) -> None:
-        """A number that was made from the size of a part."""
+        """Refuse a number that was computed from a local size."""
         if not self.same_numbers:
             whole, own = next(
                 (
@@ -75,7 +75,7 @@ Rule = Callable[[Step], "list[Dims]"]
 
 
 def alike(first: Any, second: Any) -> bool:
-    """Equal numbers of equal types; whatever else is given to a function must be the same."""
+    """Equal numbers of equal types; other arguments must be identical."""
     if first is second:
         return True
     if type(first) is not type(second):
@@ -84,17 +84,17 @@ def alike(first: Any, second: Any) -> bool:
         return len(first) == len(second) and all(map(alike, first, second))
     try:
         return bool(first == second)
-    except Exception:  # of a type that cannot be compared
+    except Exception:  # a type that cannot be compared
         return False
 
 
 def parts_in_words(dim: Any) -> str:
-    """`y cuts` with how many ranks that is."""
+    """`y cuts`, with the number of ranks."""
     return f"{axes_of(dim)} cut" + ("" if "·" in axes_of(dim) or " " in axes_of(dim) else "s")
 
 
 def refuse_cut(step: Step, tracked: Tracked, dims: Sequence[int], consequence: str) -> None:
-    """Unless all these dimensions are whole."""
+    """Refuse unless all these dimensions are whole."""
     for place in dims:
         dim = tracked.dims[place]
         if is_cut(dim):
@@ -104,16 +104,16 @@ def refuse_cut(step: Step, tracked: Tracked, dims: Sequence[int], consequence: s
             )
 
 
-# From one place of a dimension to before another.
+# Start and end in a dimension; the end is excluded.
 Span = tuple[int, int]
 
 
 def spans(
     step: Step, tracked: Tracked, place: int, whole: Sequence[Span], own: Sequence[Span] | None, consequence: str
 ) -> list[Dim]:
-    """What is taken of a dimension, of the whole and of a rank's own part: all of it, or whole sections.
+    """The part taken of a dimension, on the whole and on a rank: everything, or whole sections.
 
-    Where nothing cuts the dimension it is anything, and alike on the rank.
+    If no axis cuts the dimension, it may be any part, and must be the same on the rank.
     """
     dim = tracked.dims[place]
     found = [cut for each in whole if (cut := cut_out(dim, *each)) is not None]
@@ -140,7 +140,7 @@ def place_of(dim: int, count: int) -> int:
 
 
 def places_of(dims: Any, count: int) -> tuple[int, ...]:
-    """From an int, several, or None for all."""
+    """From an int, several ints, or None for all dimensions."""
     if isinstance(dims, bool) or dims is None:
         return tuple(range(count))
     if isinstance(dims, int):

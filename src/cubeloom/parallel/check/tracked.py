@@ -1,9 +1,10 @@
-"""Which part of a tensor a rank has: for each dimension an ordered list of factors, each cut over some axes of the grid.
+"""A rank's part of a tensor: for each dimension an ordered list of factors, each cut over some axes of the grid.
 
-A factor of several sections lies one behind another, and a rank has its equal part of every section: `[q | k | v]`.
+A factor may consist of concatenated sections, of each of which a rank has an equal part: `[q | k | v]`.
 
-A dimension has several factors where two were merged: `[samples/z] x [heads/y]`, flattened, is `samples/z · heads/y`, which no
-contiguous block is, and which can be split again. In its normal spec a dimension has as few factors as it can have.
+A dimension has several factors if two dimensions were merged. For example, `[samples/z] x [heads/y]`, flattened, is
+`samples/z · heads/y`. This is not a contiguous block, but it can be split again. In normal form a dimension has as few
+factors as possible.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ class Factor:
     size: int
     cutting: Cutting = ()
     ratio: int = 1
-    sections: tuple[int, ...] = ()  # of unequal sizes; of equal ones it is two factors
-    kept: tuple[int, ...] = ()  # of sections, those that every rank has whole
+    sections: tuple[int, ...] = ()  # of unequal sizes; equal sections are two factors
+    kept: tuple[int, ...] = ()  # the sections that every rank has whole
 
     @property
     def parts(self) -> int:
         return prod(size for _, size in self.cutting) * self.ratio if self.cutting else self.ratio
 
     def local(self, stop: int) -> int:
-        """How much of what is before this place of the whole a rank has; of sections, where one ends."""
+        """The number of a rank's elements before this position of the whole; with sections, the end of one."""
         if not self.kept:
             return stop // self.parts
         ends = accumulate(self.sections)
@@ -53,21 +54,21 @@ Dims = tuple[Dim, ...]
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """What is known of a tensor of the rank's run."""
+    """What is known about a tensor of the rank's run."""
 
     dims: Dims
-    summands: frozenset[str] = frozenset()  # axes along which each rank has a summand of its gradient
-    makers: frozenset[str] = frozenset()  # the layers that it comes from
-    parameters: frozenset[str] = frozenset()  # those that it was computed from, and from nothing that a layer gave
+    summands: frozenset[str] = frozenset()  # axes along which each rank has a partial sum of its gradient
+    makers: frozenset[str] = frozenset()  # the layers that it was computed from
+    parameters: frozenset[str] = frozenset()  # the parameters, if it was computed from parameters and no layer's output
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole."""
+        """The shape of the whole."""
         return tuple(map(size_of, self.dims))
 
     @property
     def plain(self) -> bool:
-        """Nothing cuts it, and every rank has its whole gradient."""
+        """Whether no axis cuts it and every rank has its whole gradient."""
         return not self.summands and not any(map(is_cut, self.dims))
 
     @property
@@ -76,7 +77,7 @@ class Tracked:
 
     @property
     def of_samples(self) -> bool:
-        """Where data cuts samples: it has something for each sample, or as many times the same, one behind another."""
+        """Whether it has something for each sample that data cuts, or repeats the same values for each."""
         alike = any(factor.ratio > 1 for factor in self.dims[0]) if self.dims else False
         return alike or "data" in self.axes
 
@@ -120,7 +121,7 @@ def described(dims: Dims) -> str:
 
 
 def in_sections(sizes: Sequence[int], cutting: Cutting, kept: Sequence[int] = ()) -> Dim:
-    """A dimension of sections one behind another, of each of which a rank has an equal part, or all if it is `kept`."""
+    """A dimension of concatenated sections. A rank has an equal part of each, or all of it if it is `kept`."""
     if len(kept) == len(sizes):
         return uncut([sum(sizes)])[0]
     if kept:
@@ -133,9 +134,9 @@ def in_sections(sizes: Sequence[int], cutting: Cutting, kept: Sequence[int] = ()
 
 
 def cut_out(dim: Dim, start: int, stop: int) -> Dim | None:
-    """From `start` to before `stop` of the whole dimension, where that is whole sections; None where it is not.
+    """The part from `start` to before `stop` of the whole dimension, if it consists of whole sections; otherwise None.
 
-    Of a rank's own part it is from `start / parts` to `stop / parts` then.
+    On a rank's part it goes from `start / parts` to `stop / parts`.
     """
     if (start, stop) == (0, size_of(dim)) or not is_cut(dim):
         return dim if is_cut(dim) else uncut([stop - start])[0]
@@ -153,7 +154,7 @@ def cut_out(dim: Dim, start: int, stop: int) -> Dim | None:
 
 
 def normal(factors: Iterable[Factor]) -> Dim:
-    """The same dimension in as few factors as it can have."""
+    """The same dimension with as few factors as possible."""
     found: list[Factor] = []
     for factor in factors:
         if factor.size == 1:
@@ -174,14 +175,15 @@ def _merged(outer: Factor, inner: Factor) -> Factor | None:
         return replace(outer, size=size, sections=tuple(each * inner.size for each in outer.sections))
     if outer.ratio > 1 or inner.ratio > 1:
         return Factor(size, (), outer.ratio * inner.ratio) if outer.ratio > 1 and inner.ratio > 1 else None
-    # A contiguous block of the outer factor is one of the product, if the inner one is whole or the block is a single one.
+    # A contiguous block of the outer factor is one of the product if the inner factor is whole or the block is a single
+    # element.
     if not inner.cutting or outer.size == outer.parts > 1:
         return Factor(size, outer.cutting + inner.cutting)
     return None
 
 
 def split(factor: Factor, outer: int) -> tuple[Factor, Factor] | None:
-    """As a factor of size `outer` and the rest; None where the block of a rank is no block of both."""
+    """Split into a factor of size `outer` and the rest; None if a rank's block is not a block of both."""
     if factor.size % outer:
         return None
     rest = factor.size // outer
@@ -203,7 +205,7 @@ def split(factor: Factor, outer: int) -> tuple[Factor, Factor] | None:
 
 
 def _split_alike(factor: Factor, outer: int, rest: int, ratio: int) -> tuple[Factor, Factor] | None:
-    """Where all is alike any split will do: the outer part takes what it can."""
+    """If all elements are equal, any split works: the outer factor takes as much of the cut as it can."""
     most = max(each for each in range(1, ratio + 1) if ratio % each == 0 and outer % each == 0)
     if rest % (ratio // most):
         return None
@@ -211,7 +213,7 @@ def _split_alike(factor: Factor, outer: int, rest: int, ratio: int) -> tuple[Fac
 
 
 def common(first: Dim, second: Dim) -> Dim | None:
-    """What two dimensions of equal size have in common, if a rank has the same part of both."""
+    """The cut that two dimensions of equal size share, if a rank has the same part of both."""
     if first == second:
         return first
     left, right, found = list(first), list(second), list[Factor]()
@@ -235,7 +237,7 @@ def _cut_off(factor: Factor, size: int, like: Factor) -> tuple[Factor, list[Fact
     """The outermost part of a factor, and the rest."""
     if factor.size == size:
         return factor, []
-    if factor.ratio > 1:  # constant: into as many parts as the other one is cut
+    if factor.ratio > 1:  # constant: cut like the other one
         if factor.size % size or factor.ratio % like.parts:
             return None
         parts = like.parts
@@ -245,7 +247,7 @@ def _cut_off(factor: Factor, size: int, like: Factor) -> tuple[Factor, list[Fact
 
 
 def regrouped(dims: Dims, shape: Sequence[int]) -> Dims | None:
-    """The same numbers in the same order in other dimensions; None where a rank's part is no part of those."""
+    """The same elements in the same order with another shape; None if a rank's part is not a part of that."""
     if 0 in shape:
         return None if any(map(is_cut, dims)) else uncut(shape)
     if prod(map(size_of, dims)) != prod(shape):

@@ -1,4 +1,4 @@
-"""Rules of operations that only move numbers, or repeat them."""
+"""Rules of operations that only move or repeat elements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cubeloom.parallel.check.tracked import (
 
 
 def regroup(step: Step) -> list[Dims]:
-    """Views that keep the order of all numbers. Sizes are a rank's own there: the shapes alone say what they do."""
+    """Views that keep the order of all elements. Their sizes are a rank's own, so only the shapes matter."""
     (tracked,) = step.inputs[:1]
     whole = step.whole[0]
     found = regrouped(tracked.dims, whole)
@@ -79,7 +79,7 @@ _ENDS = ("source", "destination")
 
 
 def expand(step: Step) -> list[Dims]:
-    """What has size one is repeated; what has not stays as it is. The second of two tensors gives only its shape."""
+    """Repeats dimensions of size one and leaves the others unchanged. A second tensor only gives its shape."""
     tracked, whole = step.inputs[0], step.whole[0]
     local = step.local[0] if step.local else whole
     found: list[Dim] = []
@@ -92,7 +92,7 @@ def expand(step: Step) -> list[Dims]:
 
 
 def repeat(step: Step) -> list[Dims]:
-    """Behind one another."""
+    """Repeats the whole dimension."""
     tracked, whole = step.inputs[0], step.whole[0]
     local, own = step.local[0] if step.local else whole, local_shape(tracked.dims)
     found: list[Dim] = []
@@ -106,7 +106,7 @@ def repeat(step: Step) -> list[Dims]:
 
 
 def repeat_interleave(step: Step) -> list[Dims]:
-    """Each behind itself."""
+    """Repeats each element."""
     tracked = step.inputs[0]
     times, dim = step.argument(1, "repeats"), step.argument(2, "dim")
     if isinstance(times, Tensor) or not isinstance(dim, int):

@@ -1,4 +1,6 @@
-"""Where in a user's code an operation is: the module, and the file and line outside of torch and of `cubeloom.parallel`."""
+"""The position of an operation in a user's code: the module, and the file and line outside of torch and
+`cubeloom.parallel`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def _is_theirs(file: str) -> bool:
 
 
 def here(names: Mapping[int, str]) -> str:
-    """`blocks.0.mlp, my_model.py:41`; `names` has the ids of the model's modules."""
+    """`blocks.0.mlp, my_model.py:41`. `names` has the ids of the model's modules."""
     frame: FrameType | None = inspect.currentframe()
     module, line = "", ""
     while frame is not None and not (module and line):
@@ -45,7 +47,7 @@ def module_here(names: Mapping[int, str]) -> str | None:
 
 
 def raised(error: BaseException) -> str:
-    """Where an error comes from: the innermost line that is the user's."""
+    """The position where an error was raised: the innermost line of the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
     line = next((frame for frame in reversed(frames) if _is_theirs(frame.filename)), None)
     return "" if line is None else f"{_short(line.filename)}:{line.lineno}"

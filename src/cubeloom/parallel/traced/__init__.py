@@ -1,4 +1,6 @@
-"""Models that nobody wrote a cut for: run without values, as the serial model and as a rank, until each layer has its place."""
+"""Models without a hand-written cut: run without values, as serial model and as a rank, until every layer has a
+placement.
+"""
 
 from cubeloom.parallel.traced.loss import mean_over_batch as mean_over_batch
 from cubeloom.parallel.traced.model import Traced as Traced

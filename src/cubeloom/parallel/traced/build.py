@@ -1,4 +1,4 @@
-"""From what was found to the spec of every layer: those that are cut, and modules whose parameters stay whole."""
+"""From the search's result to the spec of every layer: cut layers, and modules whose parameters stay whole."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from cubeloom.parallel.traced.known import Linear, Norm, Table
 from cubeloom.parallel.traced.placing import Placed, Use
 from cubeloom.parallel.traced.search import Found
 
-_DOUBLE = 8  # bytes; also of what is summed of a loss of whole logits
+_DOUBLE = 8  # bytes, also of the sums of a loss of whole logits
 
 
 def specs_of(model: nn.Module, found: Found, tied: dict[str, str], samples: int) -> list[LayerSpec]:
-    """Of an example with so many samples."""
+    """For an example with this many samples."""
     cut = {name: each for name, each in found.placed.items() if not each.left_whole}
     item = next((parameter.element_size() for parameter in model.parameters()), 4)
     return [
@@ -47,7 +47,7 @@ def _of_one_sample(use: Use, samples: int) -> Call:
 
 
 def _layers(model: nn.Module, cut: dict[str, Placed], tied: dict[str, str], samples: int) -> Iterator[LayerSpec]:
-    gatherers: dict[tuple[object, ...], str] = {}  # of the inputs of each call, who gathers them
+    gatherers: dict[tuple[object, ...], str] = {}  # the layer that gathers the input of each call
     for name, placed in cut.items():
         calls = tuple(_of_one_sample(use, samples) for use in placed.uses)
         own = model.get_submodule(name).named_parameters(recurse=False)
@@ -113,7 +113,7 @@ def _losses(found: Found, samples: int, item: int) -> Iterator[LayerSpec]:
         axis: Side | None = None if head is None else "y" if head.side == "x" else "x"
         nbytes: int | None = _DOUBLE
         if loss.head is not None:
-            nbytes = loss.nbytes if item == _DOUBLE else None  # of a model in double the loss may be in single
+            nbytes = loss.nbytes if item == _DOUBLE else None  # a float64 model may compute its loss in float32
         yield TracedLossSpec(
             name=f"{loss.head or last}.loss{number}",
             axis=axis,
@@ -124,7 +124,7 @@ def _losses(found: Found, samples: int, item: int) -> Iterator[LayerSpec]:
 
 
 def _whole(model: nn.Module, found: Found, cut: set[str], samples: int) -> Iterator[LayerSpec]:
-    """The other modules with parameters of their own. A parameter that several have is the first one's."""
+    """The other modules with their own parameters. A shared parameter belongs to the first module."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     taken = {id(each) for name in cut for each in model.get_submodule(name).parameters()}
     for name, module in model.named_modules():
@@ -178,7 +178,7 @@ def _why(name: str, module: nn.Module, found: Found) -> str:
 
 
 def tied_layers(model: nn.Module) -> dict[str, str]:
-    """Layers that have the weight of one before them."""
+    """Layers that share the weight of an earlier layer."""
     owners: dict[int, str] = {}
     found: dict[str, str] = {}
     for name, module in model.named_modules():

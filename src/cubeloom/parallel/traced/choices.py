@@ -1,4 +1,4 @@
-"""What is chosen for a model that is traced, beside how each layer takes its features: it is found by trying."""
+"""The choices for a traced model, besides the layout of each layer's features. They are found by trial."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cubeloom.parallel.specs.traced import FeatureRest
 from cubeloom.parallel.traced.patches import Patch
 from cubeloom.parallel.traced.styles import Planned
 
-Way = tuple[Side, FeatureRest]  # the side that the features come from, and how they rest afterwards
-Maker = tuple[str, Way]  # a layer, and how it lay when something was chosen because of it
+Way = tuple[Side, FeatureRest]  # the side of the input features, and the layout of the output features
+Maker = tuple[str, Way]  # a layer, and its layout when something was chosen because of it
 
 
 @dataclass(frozen=True)
 class Patched:
-    """Numbers of a module that were changed, and because of which layer."""
+    """Numbers of a module that were changed, and the layer because of which they were."""
 
     patch: Patch
     maker: Maker
@@ -27,16 +27,16 @@ class Patched:
 
 @dataclass(frozen=True)
 class Sliced:
-    """An argument of a module's forward of which each rank takes its own part, as this dimension says."""
+    """An argument of a module's forward of which each rank takes its part, as this dimension says."""
 
-    argument: str | int  # by name, or by place
+    argument: str | int  # by name, or by position
     place: int
     dim: Dim
 
 
 @dataclass(frozen=True)
 class CutParameter:
-    """A parameter that is used outside of layers, and which these axes cut."""
+    """A parameter that is used outside of layers and is cut by these axes."""
 
     place: int
     cutting: Cutting
@@ -44,25 +44,26 @@ class CutParameter:
 
 @dataclass
 class Choices:
-    """By pattern of names: what holds for one block holds for all."""
+    """By name pattern: what holds for one block holds for all."""
 
-    planned: dict[str, Planned] = field(default_factory=dict)  # what a plan says of layers
-    barred: dict[str, dict[Way, str]] = field(default_factory=dict)  # ways that do not work, with why
+    planned: dict[str, Planned] = field(default_factory=dict)  # what a plan says about layers
+    barred: dict[str, dict[Way, str]] = field(default_factory=dict)  # layouts that do not work, with the reasons
     sections: dict[str, tuple[int, ...]] = field(
         default_factory=dict
-    )  # of outputs that are several, one behind another
-    kept: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of sections, those that every rank has whole
+    )  # the sections of outputs that are several, concatenated
+    kept: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the sections that every rank has whole
     patches: dict[str, tuple[Patched, ...]] = field(default_factory=dict)
-    shared: set[str] = field(default_factory=set)  # layers whose output ranks use differently: its gradient is summed
+    # layers whose output ranks use differently, so its gradient is summed
+    shared: set[str] = field(default_factory=set)
     slices: dict[str, tuple[Sliced, ...]] = field(default_factory=dict)
     parameters: dict[str, CutParameter] = field(default_factory=dict)
-    dropped: set[object] = field(default_factory=set)  # choices that were taken back
+    dropped: set[object] = field(default_factory=set)  # choices that were revoked
 
     def copy(self) -> Choices:
         return deepcopy(self)
 
     def bar(self, name: str, way: Way, why: str) -> None:
-        """Never again so; and what was chosen because of it is taken back."""
+        """Exclude this layout, and revoke what was chosen because of it."""
         self.barred.setdefault(pattern_of(name), {})[way] = why
         self.shared.discard(pattern_of(name))
         for module, made in list(self.patches.items()):
@@ -72,7 +73,7 @@ class Choices:
         return way in self.barred.get(pattern_of(name), {})
 
     def why(self, name: str) -> str:
-        """Why it does not lie as it was tried last."""
+        """Why the layout that was tried last does not work."""
         return next(reversed(self.barred.get(pattern_of(name), {"": ""}).values()))
 
     @property

@@ -1,4 +1,4 @@
-"""A run of a model without values, but for tensors that are made of numbers alone: code may ask for theirs."""
+"""A run of a model without values, except for tensors created from constants, whose values code may read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cubeloom.parallel.cut import pattern_of
 from cubeloom.parallel.traced.choices import Sliced
 from cubeloom.parallel.traced.slices import with_argument
 
-_MOST_NUMBERS = 2**24  # of a tensor that is made for its values
+_MOST_NUMBERS = 2**24  # elements of a tensor that gets values
 _HOST = torch.device("cpu")
 _MAKERS = {
     "arange",
@@ -36,12 +36,12 @@ _MAKERS = {
 
 
 class RunWithConstants(Run):
-    """Tensors that are made of numbers alone, and the inputs, have values: code may ask for them."""
+    """Tensors created from constants, and the inputs, have values that code may read."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.constants: dict[int, tuple[int, Tensor]] = {}  # by id, in the order in which they were made
-        self.twins: dict[int, Tensor] = {}  # by the id of one on the meta device, what has its values
+        self.constants: dict[int, tuple[int, Tensor]] = {}  # by id, in the order of their creation
+        self.twins: dict[int, Tensor] = {}  # from the id of a meta tensor to its tensor with values
         self.slices: Mapping[str, Sequence[Sliced]] = {}
         self.running: list[tuple[str, Any, dict[str, Any]]] = []  # modules whose code is running, with their arguments
 
@@ -93,7 +93,7 @@ class RunWithConstants(Run):
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Which modules are running, with which arguments."""
+        """Track which modules are running, with which arguments."""
         handles = []
         for name, module in self.model.named_modules():
             if name not in self.layers:
@@ -117,12 +117,12 @@ class RunWithConstants(Run):
 
     @abstractmethod
     def sliced(self, name: str, each: Sliced, whole: Tensor) -> Tensor:
-        """An argument of which each rank takes its part: it has no values here, even if it is made of numbers alone."""
+        """An argument of which each rank takes its part. It has no values here, even if it is a constant."""
 
     @cached_property
     def _alive(self) -> list[Tensor]:
         return []
 
     def name_of(self, tensor: Tensor) -> str | None:
-        """Of a parameter."""
+        """The name of a parameter."""
         return self.owners.get(id(self.twins.get(id(tensor), tensor)))

@@ -1,6 +1,6 @@
-"""Which modules of a model are linears, convolutions, tables or norms that have a form on the cube, whoever wrote them.
+"""Recognises linears, convolutions, tables and norms that can be sharded, whoever wrote them.
 
-A norm of somebody's own is recognised by what it computes: it is tried on a few numbers.
+A user-defined norm is recognised by its results on a few numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cubeloom.base import torch_private
 from cubeloom.parallel.cut import CutError
 from cubeloom.parallel.products import Convolution, Convolve, is_conv1d
 
-# These types and no others: a subclass may compute something else.
+# These exact types: a subclass may compute something else.
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _Module = TypeVar("_Module", bound=nn.Module)
 _LARGEST_EPS = 1e-2
@@ -29,15 +29,15 @@ _CLOSE = 1e-5  # most norms compute in float32
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear, or a convolution with `kernel_numel` numbers for each pair of features."""
+    """A linear, or a convolution with `kernel_numel` elements per pair of features."""
 
     k: int
     n: int
     bias: bool
     kernel_numel: int = 1
-    transposed: bool = False  # the weight is stored [K, N, …]
-    dim: int = -1  # the dimension of its input and output that is features
-    rank: int | None = None  # how many dimensions its input must have, or any number from two up
+    transposed: bool = False  # the weight is stored as [K, N, …]
+    dim: int = -1  # the feature dimension of its input and output
+    rank: int | None = None  # the number of dimensions of its input; None: any number from two up
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Norm:
-    """LayerNorm (centred) or RMSNorm of the last dimension; its weight is the parameter plus `offset`."""
+    """LayerNorm (centred) or RMSNorm of the last dimension. The weight is the parameter plus `offset`."""
 
     features: int
     centred: bool
@@ -66,7 +66,7 @@ Known = Linear | Table | Norm
 
 
 def known(module: nn.Module) -> Known | None:
-    """What it is, if it has a form here."""
+    """The kind of layer, if it can be sharded."""
     if torch_private.has_hooks(module) or any(buffer.is_meta for buffer in module.buffers(recurse=False)):
         return None
     return _linear(module) or _table(module) or _norm(module)
@@ -97,7 +97,7 @@ def _linear(module: nn.Module) -> Linear | None:
 
 
 def _computes_linear(module: nn.Linear) -> bool:
-    """Whether a linear with a forward of its own computes what torch's does: tried on a small one."""
+    """Whether a linear with its own forward computes what torch's does: compared on a small one."""
     tried = _small(module, out_features=7, in_features=5)
     if module.bias is not None:
         tried.bias = nn.Parameter(torch.rand(7, dtype=torch.float64))
@@ -120,7 +120,7 @@ def _table(module: nn.Module) -> Table | None:
 
 
 def _scale(module: nn.Embedding) -> float | None:
-    """By what an embedding of somebody's own multiplies its rows."""
+    """The factor by which a user-defined embedding multiplies its rows."""
     tried = _small(module, num_embeddings=7, embedding_dim=5)
     index = torch.arange(3, 6)
     found = _computed(tried, index)
@@ -169,13 +169,13 @@ def _features(module: nn.Module, own: dict[str, nn.Parameter]) -> int | None:
 
 
 def _epsilons(module: nn.Module) -> Iterator[float]:
-    """What the module may add to a variance: any small number that it has."""
+    """What the module may add to a variance: any small number among its attributes."""
     found = [value for value in vars(module).values() if isinstance(value, float) and 0 <= value <= _LARGEST_EPS]
     yield from dict.fromkeys([*found, 1e-5, 1e-6, 1e-12, 0.0, torch.finfo(torch.float64).eps])
 
 
 def _small(module: _Module, **sizes: int) -> _Module:
-    """A copy with a weight of these sizes, which the attributes of these names say."""
+    """A copy with a weight of these sizes, which are also set in the attributes of these names."""
     memo: dict[int, object] = {id(each): None for each in module.parameters()}
     made = deepcopy(module, memo).eval()
     for name, size in sizes.items():
@@ -187,7 +187,7 @@ def _small(module: _Module, **sizes: int) -> _Module:
 
 
 def _with_values(module: nn.Module) -> nn.Module:
-    """A copy on the CPU, in double precision, whose parameters are numbers that tell one another apart."""
+    """A copy on the CPU, in float64, whose parameters have distinct values."""
     memo: dict[int, object] = {}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
@@ -200,13 +200,13 @@ def _computed(module: nn.Module, x: Tensor) -> Tensor | None:
     try:
         with torch.device("cpu"), torch.no_grad():
             found = module.forward(x)
-    except Exception:  # it takes something else
+    except Exception:  # it takes other inputs
         return None
     return found if isinstance(found, Tensor) else None
 
 
 def held_elsewhere(module: nn.Module) -> str | None:
-    """An attribute that holds parameters where they could not be replaced, as torch's recurrent layers have."""
+    """An attribute that holds parameters in a way in which they cannot be replaced, as in torch's recurrent layers."""
     for name, value in vars(module).items():
         if name in ("_parameters", "_modules"):
             continue

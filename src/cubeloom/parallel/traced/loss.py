@@ -1,4 +1,4 @@
-"""The loss of a traced model is the mean over the rank's own samples; this makes it that of the whole batch."""
+"""Turns the loss of a traced model, the mean over the rank's own samples, into that of the whole batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cubeloom.parallel.layers.logits import cut_cross_entropy
 from cubeloom.parallel.layers.loss import Mean, share_of
 from cubeloom.parallel.state import CubeState
 
-# Losses that are means over all their numbers.
+# Losses that are means over all their elements.
 MEANS = {
     functional.mse_loss,
     functional.l1_loss,
@@ -29,10 +29,11 @@ MEANS = {
 
 
 def mean_over_batch(loss: Tensor, state: CubeState, targets: int | Tensor = 1) -> Tensor:
-    """The mean over the samples of all ranks of data and z, the same number on every rank; call `backward` on it.
+    """The mean over the samples of all ranks of data and z, the same on every rank; call `backward` on it.
 
-    `targets`: of how many targets `loss` is the mean, where ranks have different numbers of them (ignored tokens, say). A rank
-    without any, whose mean is NaN, adds nothing; without any on all ranks the mean is NaN, as torch's, and gradients are 0.
+    `targets`: the number of targets of which `loss` is the mean, if ranks have different numbers of them (for example
+    because of ignored tokens). A rank without targets, whose mean is NaN, contributes zero. If no rank has targets, the
+    mean is NaN, as in torch, and gradients are 0.
     """
     wide = loss.double()
     count = torch.as_tensor(targets, dtype=torch.float64, device=wide.device)
@@ -81,12 +82,12 @@ class _CountedLosses(TorchFunctionMode):
 
 
 def share_name(loss: int) -> str:
-    """Of the share of a portion in a group's mean: which cross-entropy of the forward it is of."""
+    """The name of a portion's share in the mean of its group, for one cross-entropy of the forward."""
     return f"cross-entropy {loss}"
 
 
 def _elements(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor | None:
-    """Of how many numbers it is the mean; None where it is none."""
+    """The number of elements of which it is the mean; None if it is not a mean."""
     given = inspect.signature(function).bind(*args, **kwargs).arguments
     if given.get("reduction", "mean") != "mean" or given.get("size_average") is False or given.get("reduce") is False:
         return None
@@ -103,10 +104,10 @@ def _targets(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """What torch divides the sum of the losses by; None where it divides by nothing."""
+    """The number by which torch divides the sum of the losses; None if it does not divide."""
     if reduction != "mean" or size_average is False or reduce is False:
         return None
-    if target.is_floating_point():  # probabilities of classes
+    if target.is_floating_point():  # class probabilities
         return target.new_tensor(target.numel() // input.shape[1 if input.dim() > 1 else 0])
     counted = target != ignore_index
     return counted.sum() if weight is None else weight[target.masked_fill(~counted, 0)].mul(counted).sum()

@@ -1,4 +1,4 @@
-"""What the run as a rank tells the search: an operation that was refused, and losses that it saw."""
+"""What a rank's run reports to the search: a refused operation, and the losses that it saw."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from cubeloom.parallel.check.record import Entry
 from cubeloom.parallel.check.tracked import Dims, Tracked
 from cubeloom.parallel.cut import CutError
 
-_FEW = 4  # sections that a view takes the outputs of a layer apart into
+_FEW = 4  # the most sections into which a view splits the outputs of a layer
 _VIEWS = ("view", "reshape", "unflatten")
 
 
 @dataclass(frozen=True)
 class LossUse:
-    """A cross-entropy between layers: of the logits of a layer that gives its classes cut, or of whole ones."""
+    """A cross-entropy between layers: of a layer's cut logits, or of whole ones."""
 
     head: str | None
     rows: int
-    nbytes: int  # of one of its numbers
+    nbytes: int  # per element
     smoothing: float
 
 
 class Misplaced(CutError):
-    """An operation that needs what it is given in another way, and what the search may change."""
+    """An operation that needs its inputs in another layout, and what the search may change."""
 
     def __init__(
         self,
@@ -44,20 +44,20 @@ class Misplaced(CutError):
     ) -> None:
         super().__init__(f"{place}: {why}" if place else why)
         self.why = why
-        self.reached = reached  # how many operations were right before
-        self.makers = makers  # layers whose outputs it is given
-        self.used = used  # of these, those of whose gradient each rank would have a summand
-        self.module = module  # the innermost one whose code is running
-        self.sections = sections  # sizes that its last dimension is taken apart into
+        self.reached = reached  # the number of correct operations before
+        self.makers = makers  # layers whose outputs it takes
+        self.used = used  # those of them of whose gradient each rank would have a partial sum
+        self.module = module  # the innermost running module
+        self.sections = sections  # the sizes into which it splits its last dimension
         self.by_numbers = by_numbers  # it takes sizes
         self.tensors = tensors
         self.arguments = arguments  # of the module, those that may be cut
-        self.split = split  # the two sizes that a view takes its last dimension apart into
-        self.around = around  # makers of what each running module was given, the innermost first
+        self.split = split  # the two sizes into which a view splits its last dimension
+        self.around = around  # makers of the arguments of each running module, the innermost first
 
 
 def split_of(entry: Entry) -> tuple[int, int] | None:
-    """The two sizes that a view takes the last dimension of its tensor apart into."""
+    """The two sizes into which a view splits the last dimension of its tensor."""
     if entry.name not in _VIEWS or not entry.input_shapes:
         return None
     before, after = entry.input_shapes[0], entry.shapes[0]
@@ -66,7 +66,7 @@ def split_of(entry: Entry) -> tuple[int, int] | None:
 
 
 def sections_of(entry: Entry) -> tuple[int, ...]:
-    """How an operation takes the last dimension of its tensor apart in the serial model."""
+    """How an operation splits the last dimension of its tensor in the serial model."""
     if not entry.input_shapes:
         return ()
     size = entry.input_shapes[0][-1] if entry.input_shapes[0] else 0

@@ -1,4 +1,4 @@
-"""A model that was traced, as a value that can be read and applied."""
+"""A traced model, as a value that can be read and applied."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ _LEAST = 4  # samples
 
 @dataclass(frozen=True)
 class Traced:
-    """How each layer of a model lies on a grid, for a batch like the example's."""
+    """How each layer of a model is sharded on a grid, for a batch like the example's."""
 
     model: str
     grid: Grid
     specs: tuple[LayerSpec, ...]
-    item: int  # bytes of a number
-    flops_between: tuple[float, float]  # of products between layers, of one sample: in all, and on a rank
-    choices: Choices = field(default_factory=Choices)  # what holds for modules beside their layers
+    item: int  # bytes per element
+    flops_between: tuple[float, float]  # FLOPs between layers for one sample: in total, and on one rank
+    choices: Choices = field(default_factory=Choices)  # for modules, besides their layers
     samples: int = 1  # of the example, on one rank
     rest: ShardingPolicy = REST
-    origins: Mapping[str, Origin] = field(default_factory=dict)  # of layers: where their place comes from
-    again: Callable[[nn.Module, Watch], object] | None = None  # runs the model once more, on some of its samples
+    origins: Mapping[str, Origin] = field(default_factory=dict)  # who decided the placement of each layer
+    again: Callable[[nn.Module, Watch], object] | None = None  # runs the model again, on some of its samples
 
     def row(self, model: nn.Module) -> Row:
-        """Its row of blocks. Raises UserError where it has none, and CutError where its samples cannot be cut."""
+        """Its row of blocks. Raises UserError if there is none, and CutError if its samples cannot be cut."""
         if self.again is None:
             raise CutError(f"{self.model} was not traced, so that its row of blocks is not known")
         try:
@@ -79,12 +79,12 @@ class Traced:
 
     @property
     def numbers(self) -> int:
-        """In all parameters."""
+        """The number of elements of all parameters."""
         return int(sum(prod(each.shape) for each in self.parameters().values()))
 
     @property
     def held(self) -> int:
-        """Numbers of parameters that one rank has."""
+        """The number of elements of the parameters on one rank."""
         return int(sum(each.numbers(self.config) for each in self.parameters().values()))
 
     @property
@@ -94,7 +94,7 @@ class Traced:
 
     @property
     def flops(self) -> float:
-        """Of the forward of one sample of the whole model."""
+        """FLOPs of the forward of one sample of the whole model."""
         return float(sum(spec.flops(1) for spec in self.specs) + self.flops_between[0])
 
     @property
@@ -106,7 +106,9 @@ class Traced:
         return float(own / max(self.flops, 1.0) / (self.grid.data * self.grid.z))
 
     def apply(self, model: nn.Module, network: Network, fill: Fill | None = None) -> CubeState:
-        """Cut the model over the network's ranks, in place, on every rank. Without `fill` blocks have the module's values."""
+        """Shard the model over the network's ranks, in place, on every rank. Without `fill` blocks get the module's
+        values.
+        """
         if network.grid.sizes != self.grid.sizes:
             raise UserError(f"this model was traced for the grid {self.grid}, and the network is {network.grid}")
         if fill is None:
@@ -119,7 +121,7 @@ class Traced:
         return state
 
     def finish(self, model: nn.Module, state: CubeState, fill: Fill) -> None:
-        """Numbers that modules hold, buffers, and losses, where layers have been replaced."""
+        """Adjust modules' numbers, buffers and losses after layers have been replaced."""
         patches = self.choices.patch_of
         for name, module in model.named_modules():
             pattern = pattern_of(name)
@@ -145,10 +147,11 @@ def trace(
     say: Callable[[str], None] | None = None,
     plan: Plan | None = None,
 ) -> Traced:
-    """Look at a model while it computes `example`, the keyword arguments of a forward of one rank's samples.
+    """Find out how to shard a model while it computes `example`, the keyword arguments of a forward of one rank's
+    samples.
 
-    `plan`: how layers lie, as a user says it; of what it does not name the plan that the model carries says where to begin.
-    Raises CutError where a rank's samples would give something else than they do among all.
+    `plan`: a user's plan for layers. For layers that it does not name, the plan that the model carries is the starting
+    point. Raises CutError if a rank's samples would give other results than within the whole batch.
     """
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         raise UserError(f"this {type(model).__name__} is cut already")
@@ -197,7 +200,7 @@ def _on_host(value: Any) -> Any:
 
 
 def _several(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """An even number of samples, at least four, and how many: so that half of them are several, too."""
+    """An even number of samples, at least four, and their number: so that half of them are also several."""
     samples = next((each.shape[0] for each in inputs.values() if isinstance(each, Tensor) and each.dim()), 0)
     if not samples:
         return dict(inputs), samples

@@ -1,7 +1,8 @@
-"""Numbers that modules hold of their whole features, such as how many heads there are: on a rank they are its part's.
+"""Numbers in modules that depend on the whole features, such as the number of heads: on a rank they must match its
+part.
 
-Code like `x.view(batch, sequence, self.num_heads, -1)` takes them from an attribute of the module, or of its configuration.
-Which of them to change is tried out: what is accepted computes what the serial model does.
+Code like `x.view(batch, sequence, self.num_heads, -1)` reads them from an attribute of the module, or of its
+configuration. Which of them to change is found by trial: what is accepted computes what the serial model does.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from cubeloom.parallel.cut import pattern_of
 _COUNTS_HEADS = re.compile(r"head")
 _COUNTS_NONE = re.compile(r"dim|size|mask|type|layer|group|per_|router|scale|index")
 _COUNTS_GROUPS = re.compile(r"groups$|n_rep|repeats?$")
-# What may be changed: numbers of heads alone; widths too; or how many queries share a key.
+# What may be changed: numbers of heads only; widths too; or the number of queries per key.
 HEADS, WIDTHS, GROUPS = 1, 2, 3
 
 
 @dataclass(frozen=True)
 class Patch:
-    """From these attributes of a module, and of its configuration, to what they are on a rank."""
+    """The values on a rank of these attributes of a module, and of its configuration."""
 
     own: Mapping[str, int]
     config: Mapping[str, int]
@@ -49,7 +50,7 @@ class Patch:
 
 
 def patch_of(module: nn.Module, stage: int, parts: int, already: Patch) -> Patch | None:
-    """What is tried at a stage, beside what was changed already; None where there is nothing to change."""
+    """What to try at a stage, in addition to what was changed already; None if there is nothing to change."""
     widths = {size for each in module.modules() for size in _sizes(each)} if stage == WIDTHS else set()
 
     def wanted(name: str, value: Any) -> bool:
@@ -89,7 +90,7 @@ def _sizes(module: nn.Module) -> Iterator[int]:
 
 @contextmanager
 def patched(model: nn.Module, patches: Mapping[str, Patch]) -> Iterator[None]:
-    """By pattern of names, for as long as this lasts."""
+    """Apply patches, by name pattern, within this context."""
     before = []
     for name, module in model.named_modules():
         patch = patches.get(pattern_of(name))

@@ -1,15 +1,16 @@
-"""Where the layers of a model lie that nobody has written a cut for: it is run as a rank, and each layer takes what it gets.
+"""Chooses the layouts of the layers of a model without a cut: it is run as a rank, and each layer takes its input as it
+comes.
 
-A linear that gets features from x gives features on y, and the other way round: so what was cut once stays cut until an
-operation between layers needs it in another way. That operation is refused, as in any check, and what it was given is then
-given in another way:
+A linear with input features on x has output features on y, and the reverse. Features that are cut thus stay cut until
+an operation between layers needs another layout. That operation is refused, as in any check, and its inputs are then
+given another layout:
 
-    features over both axes     [rows, N/(y·x)]   whole heads, an MLP; [rows, N/(x·y)] of the stream
-    features over one           [rows, N/y]
+    cut over both axes          [rows, N/(y·x)]   whole heads, an MLP; [rows, N/(x·y)] of the stream
+    cut over one axis           [rows, N/y]
     whole, but not gathered yet [rows, N]         logits, whose loss is computed from the parts
     whole                       [rows, N]         gathered
 
-Layers whose names differ in numbers alone are treated alike.
+Layers whose names differ only in numbers have the same layout.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ from cubeloom.parallel.traced.styles import Planned
 
 Shape = tuple[int, ...]
 PLANE = ("x", "y")
-# In which order ways are given up: what is most cut first.
+# The order in which layouts are given up: what is cut most comes first.
 _LEVELS: dict[FeatureRest, int] = {"both": 0, "one": 1, "lazy": 4, "whole": 5}
 _STREAM = 3
 
 
 @dataclass
 class Use:
-    """One call of a layer, with rows of a rank; `source` is the same where the input is the same tensor."""
+    """One call of a layer, with a rank's rows. `source` is the same if the input is the same tensor."""
 
     call: Call
     source: int
-    fixed: bool = False  # rows do not depend on how many samples there are
+    fixed: bool = False  # the number of rows does not depend on the number of samples
 
 
 @dataclass
 class Placed:
-    """How a layer lies: from which side of the plane its features come, and how they rest before and after it.
+    """The layout of a layer: the side of its input features, and the layout of features before and after it.
 
-    `differing`: axes of which ranks have other parts of the rows of a layer that is left whole.
+    `differing`: axes whose ranks have other parts of the rows of a layer that is left whole.
     """
 
     known: Known
@@ -57,8 +58,8 @@ class Placed:
     left_whole: bool = False
     differing: tuple[str, ...] = ()
     sections: tuple[int, ...] = ()
-    kept: tuple[int, ...] = ()  # of sections, those that every rank has whole
-    shared: bool = False  # ranks along which its output is alike use it differently
+    kept: tuple[int, ...] = ()  # the sections that every rank has whole
+    shared: bool = False  # ranks use the replicated output differently
     uses: list[Use] = field(default_factory=list)
 
     def lies_as(self, other: Placed) -> bool:
@@ -70,24 +71,24 @@ class Placed:
 
     @property
     def level(self) -> int:
-        """How much it has been given up."""
+        """How far the layout has been given up."""
         stream = self.given == "one" and not (isinstance(self.known, Linear) and self.side == "x")
         return _STREAM if stream else _LEVELS[self.given]
 
 
 class Placing:
-    """The rule of layers in a rank's run that decides as it goes. `tied`: layers that have another one's weight."""
+    """Chooses the layouts of layers during a rank's run. `tied`: layers that share another layer's weight."""
 
     def __init__(
         self, known: Mapping[str, Known], sizes: Mapping[str, int], choices: Choices, tied: Mapping[str, str]
     ) -> None:
         self._known, self._sizes = known, sizes
         self.choices = choices
-        # Layers whose weight is a table's lie as the table does.
+        # Layers that share a table's weight have the table's layout.
         pairs = [pair for pair in tied.items() if any(isinstance(known.get(each), Table) for each in pair)]
         self._of_tables = {name for pair in pairs for name in pair}
         self.placed: dict[str, Placed] = {}
-        self.live = True  # the loss depends on the call that is looked at
+        self.live = True  # whether the loss depends on the current call
 
     def __call__(self, name: str, inputs: Sequence[Tracked], needed: Sequence[bool], shape: Shape) -> Tracked:
         if len(inputs) != 1:
@@ -112,13 +113,13 @@ class Placing:
         )
 
     def _summands(self, placed: Placed, dims: Dims) -> frozenset[str]:
-        """Axes along which its output is alike, and each rank has a summand of its gradient."""
+        """Axes along which its output is replicated, and each rank has a partial sum of its gradient."""
         if not placed.shared:
             return frozenset()
         return frozenset(axis for axis in PLANE if self._sizes[axis] > 1 and axis not in _axes(dims))
 
     def parts(self, placed: Placed) -> int:
-        """Into how many its outputs are cut."""
+        """The number of parts of its outputs."""
         return prod(self._sizes[axis] for axis in self._given_axes(other(placed.side), placed.given))
 
     def _keep(self, name: str, placed: Placed, tracked: Tracked, gradient: bool, shape: Shape) -> None:
@@ -165,9 +166,9 @@ class Placing:
     def _ways(
         self, linear: Linear, dim: Dim, planned: Planned | None
     ) -> Iterator[tuple[Side, FeatureRest, FeatureRest]]:
-        """What is most cut first; before these what the model's own plan says. Of a user's plan nothing else.
+        """Layouts in order: first what the model's own plan says, then what is cut most. With a user's plan only that.
 
-        Where a plan has outputs gathered, their loss may not need that; whatever else uses them may do so where they are cut.
+        If a plan gathers outputs, their loss may not need that, and other uses may accept cut outputs.
         """
         if len(dim) > 1:
             raise Refused(f"it gets features that lie as {described((dim,))}")
@@ -197,7 +198,7 @@ class Placing:
         return tuple(axis for axis in axes.get(given, ()) if self._sizes[axis] > 1)
 
     def _divides(self, linear: Linear, given: FeatureRest, *axes: str) -> bool:
-        """Outputs that look whole are padded where the weight's rows are its outputs."""
+        """Outputs that appear whole are padded if they are the weight's rows."""
         if given in ("lazy", "whole") and linear.dim == -1 and not linear.transposed:
             return True
         return linear.n % prod(self._sizes[axis] for axis in dict.fromkeys(axes)) == 0
@@ -228,7 +229,7 @@ class Placing:
         sections: tuple[int, ...] = (),
         kept: tuple[int, ...] = (),
     ) -> Dims:
-        """Rows lie as those of the input."""
+        """Rows are cut as those of the input."""
         dims = list(uncut(shape))
         for at, (dim, size) in enumerate(zip(tracked.dims, shape, strict=False)):
             if at != place % len(shape) and size_of(dim) == size:
@@ -244,7 +245,7 @@ def _norm(name: str, norm: Norm, tracked: Tracked, shape: Shape, planned: Planne
     axes = _axes([last])
     if norm.features != shape[-1] or len(last) > 1:
         raise Refused(f"layer {name} normalises {norm.features} features of {tracked}")
-    if not axes:  # alike on all ranks, or of whole heads
+    if not axes:  # replicated on all ranks, or consisting of whole heads
         differing = tuple(sorted({*_axes(tracked.dims), *tracked.summands}))
         return Placed(norm, "x", "whole", "whole", left_whole=True, differing=differing), tracked.dims
     _refuse_cut_rows(name, tracked, len(shape) - 1)
@@ -256,7 +257,7 @@ def _norm(name: str, norm: Norm, tracked: Tracked, shape: Shape, planned: Planne
 
 
 def _axes(dims: Sequence[Dim]) -> tuple[str, ...]:
-    """Of the plane: samples may be cut in any case."""
+    """The axes of the plane; samples may be cut in any case."""
     return tuple(axis for dim in dims for factor in dim for axis, _ in factor.cutting if axis in ("x", "y"))
 
 
@@ -271,7 +272,7 @@ def _refuse_cut_rows(name: str, tracked: Tracked, features: int) -> None:
 
 
 def kept_along(tracked: Tracked) -> frozenset[str]:
-    """The axes that cut sections of it beside others that every rank has whole."""
+    """The axes that cut some of its sections, while every rank has the others whole."""
     return frozenset(axis for dim in tracked.dims for factor in dim if factor.kept for axis, _ in factor.cutting)
 
 

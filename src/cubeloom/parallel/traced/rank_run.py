@@ -1,4 +1,4 @@
-"""The run of a traced model as one rank runs it: it follows the whole run until an operation would compute something else."""
+"""The run of a traced model as one rank: follows the whole run until an operation would compute something else."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from cubeloom.parallel.traced.misplaced import LossUse, Misplaced, sections_of, 
 from cubeloom.parallel.traced.placing import PLANE, Placing, kept_along, of_plane, samples_cut
 from cubeloom.parallel.traced.whole_run import WholeRun
 
-# What may be done with logits that are not gathered: their classes stay as they are.
+# Operations allowed on logits that are not gathered: they leave the classes in place.
 _LAZY = {
     "float",
     "double",
@@ -53,29 +53,29 @@ _LAZY = {
     "bfloat16",
     "half",
 }
-LOSSES = ("cross_entropy",)  # that are computed of logits whose classes are cut
+LOSSES = ("cross_entropy",)  # that are computed from cut logits
 _MEANS = {*LOSSES, "nll_loss", *(function.__name__ for function in MEANS)}
 _TAKES_SIZES = {"view", "reshape", "unflatten", "split", "chunk", "getitem", "expand", "narrow", "repeat"}
 _PRODUCTS = {"matmul", "bmm", "baddbmm", "scaled_dot_product_attention"}
 
 
 class RankRun(RunWithConstants, Replay):
-    """As one rank runs the model, with what was chosen so far."""
+    """Runs the model as one rank, with the choices so far."""
 
     def __init__(self, record: WholeRun, placing: Placing, inputs: Mapping[str, tuple[Tensor, Tracked]]) -> None:
         super().__init__(record, placing, inputs)
         self.placing, self._whole = placing, record
         self._choices = placing.choices
         self.slices = placing.choices.slices
-        self._parts: dict[int, Tensor] = {}  # by the id of a parameter that is cut, a rank's part of it
+        self._parts: dict[int, Tensor] = {}  # a rank's part of each cut parameter, by its id
         self._lazy: dict[int, str] = {}
         self._averaged: set[int] = set()
         self._rows_cut = self.averaged = any(tracked.axes for _, tracked in inputs.values())
         self.losses: list[LossUse] = []
-        self.flops = [0.0, 0.0]  # of products between layers: of the whole, and of a rank
+        self.flops = [0.0, 0.0]  # of matmuls between layers: of the whole, and of a rank
         self.partial: dict[
             str, frozenset[str]
-        ] = {}  # of parameters used between layers: axes of which each has a summand
+        ] = {}  # for parameters used between layers: axes whose ranks have partial gradients
 
     def of(self, tensor: Tensor) -> Tracked:
         if id(tensor) in self._tracked:
@@ -93,7 +93,7 @@ class RankRun(RunWithConstants, Replay):
         return super().__torch_function__(function, types, args, kwargs)
 
     def _own_part(self, value: Any) -> Any:
-        """Of a parameter that is chosen to be cut, what a rank has."""
+        """A rank's part of a parameter that is chosen to be cut."""
         if not isinstance(value, nn.Parameter):
             return value
         name = self.owners.get(id(value))
@@ -112,7 +112,7 @@ class RankRun(RunWithConstants, Replay):
 
     @property
     def reached(self) -> int:
-        """How many operations were right so far."""
+        """The number of correct operations so far."""
         return self._place
 
     def sliced(self, name: str, each: Sliced, whole: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class RankRun(RunWithConstants, Replay):
             lying = self.of(self._on_meta(whole)).dims
         dims, (first, *rest) = lying, each.dim
         times = whole.shape[each.place] // prod(factor.size for factor in rest)
-        if not first.cutting and 0 < times < first.size:  # once for each sample, of which this rank has some
+        if not first.cutting and 0 < times < first.size:  # one for each sample, of which this rank has some
             first = Factor(first.size, (), first.size // times)
         dims = (*dims[: each.place], (first, *rest), *dims[each.place + 1 :])
         with self.paused():
@@ -135,14 +135,14 @@ class RankRun(RunWithConstants, Replay):
         )
 
     def lies(self, tensor: Tensor) -> Tracked:
-        """As `of`, also of a tensor that is made of numbers alone."""
+        """As `of`, also for a tensor created from constants."""
         if id(tensor) in self.constants:
             with self.paused():
                 return Tracked(self._dims_of_constant(self.constants[id(tensor)][0], tensor))
         return self.of(tensor)
 
     def _dims_of_constant(self, number: int, own: Tensor) -> Dims:
-        """One that is made of the size of a rank's samples is alike along them, or it is something else."""
+        """A constant with the size of a rank's samples must be equal for all of them; otherwise it is something else."""
         whole = next((tensor for place, tensor in self._whole.constants.values() if place == number), own)
         if whole.shape == own.shape:
             return uncut(own.shape)
@@ -209,7 +209,7 @@ class RankRun(RunWithConstants, Replay):
                 self.flops[place] += 2.0 * prod(out) * shapes[name == "baddbmm"][-1]
 
     def _specialise(self, tensor: Tensor, value: Tensor) -> None:
-        """What is made of zeros of the size of a rank's samples becomes what is assigned to it."""
+        """A constant of zeros with the size of a rank's samples becomes what is assigned to it."""
         old, new = self.of(tensor), self.of(value)
         if (
             old.dims
@@ -220,7 +220,9 @@ class RankRun(RunWithConstants, Replay):
             self._tracked[id(tensor)] = replace(old, dims=(new.dims[0], *old.dims[1:]))
 
     def _is_mean(self, operation: Operation, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
-        """The mean over all samples, of which each rank has as many: that of a rank's own is its part of the whole's."""
+        """Whether it is the mean over all samples. Each rank has as many samples, so its own mean is its part of the
+        whole.
+        """
         if not self._rows_cut or not any(samples_cut(self.of(each)) for each in tensors):
             return False
         if operation.name in (*LOSSES, *pointwise.LOSSES, "nll_loss"):
@@ -236,7 +238,7 @@ class RankRun(RunWithConstants, Replay):
         return result
 
     def _averaged_input(self, operation: Operation, tensors: list[Tensor]) -> bool:
-        """The mean of a rank's own samples may be scaled and added to others, and nothing else."""
+        """The mean of a rank's own samples may be scaled and added to other means, and nothing else."""
         averaged = [id(each) in self._averaged for each in tensors]
         if not any(averaged):
             return False
@@ -279,7 +281,7 @@ class RankRun(RunWithConstants, Replay):
     def refuse(self, text: str, cause: BaseException | None = None) -> Any:
         self._misplaced(Refused(text), self._now)
 
-    _now: Sequence[Tensor] = ()  # the tensors of the operation that is looked at
+    _now: Sequence[Tensor] = ()  # the tensors of the current operation
     _operation = ""
 
     def _next(self, name: str, tensors: Sequence[Tensor]) -> Any:
@@ -287,7 +289,7 @@ class RankRun(RunWithConstants, Replay):
         return super()._next(name, tensors)
 
     def _misplaced(self, refused: Refused, tensors: Sequence[Tensor]) -> Any:
-        """What is known of the operation that was refused, for the search to change something."""
+        """Describe a refused operation, so that the search can change something."""
         known = [self._tracked[id(each)] for each in tensors if id(each) in self._tracked]
         makers = frozenset(maker for each in known for maker in each.makers) | frozenset(
             self._lazy[id(each)] for each in tensors if id(each) in self._lazy
@@ -316,7 +318,7 @@ class RankRun(RunWithConstants, Replay):
         return frozenset(maker for each in known for maker in each.makers)
 
     def _arguments(self) -> dict[str | int, Dims]:
-        """Of the module whose code is running: those that no rank has a part of, and that have no gradient."""
+        """The running module's arguments that are replicated and have no gradient."""
         if not self.running:
             return {}
         _, args, kwargs = self.running[-1]
@@ -334,11 +336,12 @@ class RankRun(RunWithConstants, Replay):
         sectioned = frozenset(axis for each in step.inputs for axis in kept_along(each))
         if (
             sectioned and not sectioned <= Tracked(dims).axes
-        ):  # taken out of what every rank has whole, and uses differently
+        ):  # taken from what every rank has whole and uses differently
             return sectioned - Tracked(dims).axes, frozenset()
         own = frozenset(name for each, needs in pairs if needs for name in each.parameters)
         others = [(each, needs) for each, needs in pairs if not each.parameters]
-        # Over samples the gradients of all parameters are averaged; of one that is cut there is nothing to sum.
+        # The gradients of all parameters are averaged over samples; for a parameter that is cut there is nothing to
+        # sum.
         cutting = frozenset(axis for dim in dims for factor in dim for axis, _ in factor.cutting if axis in PLANE)
         chosen = {name: self._choices.parameters.get(pattern_of(name)) for name in own}
         differing = {name: cutting - {axis for axis, _ in (cut.cutting if cut else ())} for name, cut in chosen.items()}
@@ -355,7 +358,7 @@ class RankRun(RunWithConstants, Replay):
         try:
             return super().function(function)
         except Misplaced:
-            # Of samples each rank has some, and the gradient of a parameter is a sum over them all.
+            # Each rank has some of the samples, and the gradient of a parameter is a sum over all of them.
             features_cut = any(axis in PLANE for each in function.outputs for axis in self.of(each).axes)
             if features_cut or not any(isinstance(each, nn.Parameter) for each in function.inputs):
                 raise
@@ -363,7 +366,7 @@ class RankRun(RunWithConstants, Replay):
             return ()
 
     def note(self, name: str, axes: frozenset[str]) -> None:
-        """Ranks of these axes have summands of the gradient of a parameter that is whole."""
+        """Ranks of these axes have partial gradients of a whole parameter."""
         if self.partial.setdefault(name, axes) != axes:
             raise Refused(f"{name} is used with tensors that are cut, and with others that are not")
 

@@ -1,4 +1,4 @@
-"""A traced model in words: a table of layers, those whose names differ in numbers alone in one line."""
+"""A traced model as text: a table of layers, with one line for layers whose names differ only in numbers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def table(
 
 
 def how(spec: LayerSpec) -> str | None:
-    """From where to where features go."""
+    """The layouts of its input and output features."""
     match spec:
         case TracedLinearSpec():
             before = "whole" if spec.taken == "whole" else _RESTS[spec.taken].format(spec.k_axis, spec.n_axis)

@@ -1,8 +1,9 @@
-"""A model's row of blocks, which a pipeline can cut: the modules that its forward calls, and what they hand on.
+"""A model's row of blocks, at which a pipeline can cut it: the modules that its forward calls, and the tensors between
+them.
 
-A stage runs the model's own forward. Modules with parameters that an earlier stage has give what they gave there; the first
-one that a later stage has ends it. So what is carried from stage to stage are outputs of modules, those that something later
-depends on. What the forward computes of its inputs alone, such as masks and positions, each stage computes for itself.
+A stage runs the model's own forward. Modules with parameters of an earlier stage return what they returned there; the
+first module of a later stage ends the forward. Stages therefore send outputs of modules that something later depends
+on. What the forward computes from its inputs alone, such as masks and positions, each stage computes itself.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from cubeloom.parallel.check.tracked import Tracked
 from cubeloom.parallel.traced.units import Units, units_of
 
 Source = tuple[int, int]
-"""A tensor that a module gave: which call of one it was, and which leaf of its output."""
+"""An output tensor of a module: the call, and the leaf of its output."""
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
-# What these give has the shape, the type or the device of a tensor, and none of its values.
+# The results of these have the shape, dtype or device of a tensor, and none of its values.
 _OF_ITS_LOOKS = {"zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"}
 _NEW = "new_"
 _LOOKS_OF_OTHERS = {"type_as", "to", "expand_as", "view_as", "reshape_as"}
@@ -32,54 +33,54 @@ _LOOKS_OF_OTHERS = {"type_as", "to", "expand_as", "view_as", "reshape_as"}
 
 @dataclass(frozen=True)
 class Handed:
-    """A tensor as one rank has it: numbers of one sample, or of any number where it is the same for all samples."""
+    """A tensor on one rank: elements per sample, or for any number of samples if it is the same for all."""
 
     numbers: int
     of_samples: bool
-    changed: bool = False  # in place, by what comes behind the module that gave it
+    changed: bool = False  # in place, by code after the module that returned it
 
 
 @dataclass(frozen=True)
 class Same:
-    """In an output: the very thing that the module was given as this leaf of its arguments."""
+    """In an output: the same object that the module was given, as this leaf of its arguments."""
 
     leaf: int
 
 
 @dataclass(frozen=True)
 class Made:
-    """In an output: a tensor that the module made."""
+    """In an output: a tensor that the module created."""
 
     leaf: int
 
 
 @dataclass
 class Call:
-    """One call of a unit. `takes`: of each tensor among its arguments, by leaf, the outputs and parameters it depends on."""
+    """One call of a unit. `takes`: for each tensor argument, by leaf, the outputs and parameters that it depends on."""
 
     unit: str
     takes: dict[int, frozenset[Source | str]]
-    shapes: dict[int, Handed]  # of those tensors
-    gives: Any = None  # its output, with `Same` and `Made` in the place of tensors
+    shapes: dict[int, Handed]  # of the tensors that it created
+    gives: Any = None  # its output, with `Same` and `Made` in place of tensors
     made: dict[int, Handed] = field(default_factory=dict)
-    floats: frozenset[int] = frozenset()  # of what it made, what has gradients
-    opaque: str | None = None  # the type of something in its output that cannot be had from it again
+    floats: frozenset[int] = frozenset()  # those of the created tensors that have gradients
+    opaque: str | None = None  # the type of an object in its output that cannot be rebuilt
 
 
 @dataclass(frozen=True)
 class Row:
-    """The calls of a forward, in order, and the pieces that they make: nothing within one can be cut."""
+    """The calls of a forward, in order, and the pieces that they form: a piece cannot be cut."""
 
     units: tuple[str, ...]
     calls: tuple[Call, ...]
     result: frozenset[Source | str]  # what the model's result depends on
     pieces: tuple[range, ...]  # of calls
-    modules: tuple[tuple[str, ...], ...]  # of each piece; `name.` stands for parameters that this module has itself
+    modules: tuple[tuple[str, ...], ...]  # of each piece; `name.` stands for this module's own parameters
     first: int  # the call of the first block
-    why: str  # there are no more pieces
+    why: str  # why there are not more pieces
 
     def used_after(self, piece: int) -> list[Source]:
-        """Outputs of this piece and those before it that a later one depends on, but for those that `enters` has."""
+        """Outputs up to this piece that a later piece depends on, except those in `enters`."""
         stop = self.pieces[piece].stop
         entered = stop == self.first
         uses = [call.takes.values() for call in self.calls[stop + entered :]]
@@ -87,13 +88,13 @@ class Row:
         return sorted(source for source in found if not isinstance(source, str) and source[0] < stop)
 
     def enters(self, piece: int) -> list[int]:
-        """Where the next piece begins with the first block: the leaves of its arguments that are handed to it as they are."""
+        """If the next piece starts with the first block: the leaves of its arguments that are sent to it as they are."""
         if self.pieces[piece].stop != self.first:
             return []
         return sorted(leaf for leaf, sources in self.calls[self.first].takes.items() if sources)
 
     def handed(self, piece: int) -> dict[str, Handed]:
-        """All that goes from this piece to the next, by name."""
+        """Everything that this piece sends to the next, by name."""
         first = self.calls[self.first]
         entering = {entry_name(leaf): first.shapes[leaf] for leaf in self.enters(piece)}
         return entering | {
@@ -110,7 +111,7 @@ def entry_name(leaf: int) -> str:
 
 
 class Watching(TorchFunctionMode):
-    """Sees which modules a run calls, and what their arguments depend on."""
+    """Records which modules a run calls, and what their arguments depend on."""
 
     def __init__(self, model: nn.Module, units: Units, handed: Callable[[Tensor], Handed]) -> None:
         super().__init__()
@@ -118,10 +119,10 @@ class Watching(TorchFunctionMode):
         self._owners = {id(each): name for name, each in model.named_parameters()}
         self._handed = handed
         self._sources: dict[int, frozenset[Source | str]] = {}
-        self._alive: list[Any] = []  # so that an id is that of one thing
+        self._alive: list[Any] = []  # so that ids stay unique
         self._versions: list[tuple[Call, int, Tensor, int]] = []
         self._depth = 0
-        self._given: list[tuple[Any, int]] = []  # to the call that is under way, and how often it was changed
+        self._given: list[tuple[Any, int]] = []  # arguments of the current call, and their version counters
         self.calls: list[Call] = []
         self.result: frozenset[Source | str] = frozenset()
 
@@ -159,7 +160,7 @@ class Watching(TorchFunctionMode):
 
     @contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
-        """While it lasts a forward of the model is seen."""
+        """Within this context a forward of the model is recorded."""
         hooks = []
         for name in self._names.values():
             module = model.get_submodule(name)
@@ -238,7 +239,7 @@ class Watching(TorchFunctionMode):
 
 
 def watched_row(model: nn.Module, layers: Iterable[str], again: Callable[[nn.Module, Any], object]) -> Row:
-    """`again` runs the model as a rank that has some of its samples; `layers` are those that are replaced."""
+    """`again` runs the model as a rank with some of its samples. `layers` are those that are replaced."""
     units = units_of(model, layers)
     watching: list[Watching] = []
 
@@ -257,7 +258,7 @@ def watched_row(model: nn.Module, layers: Iterable[str], again: Callable[[nn.Mod
 
 
 def made_row(units: Units, calls: tuple[Call, ...], result: frozenset[Source | str]) -> Row:
-    """Cut before each block and behind the last, but for what belongs together."""
+    """Cut before each block and after the last one, except where calls belong together."""
     blocks = [number for number, call in enumerate(calls) if call.unit in units.blocks]
     if not blocks:
         raise UserError(f"the model's forward calls none of its blocks ({', '.join(sorted(units.blocks)[:3])}, ...)")
@@ -284,7 +285,7 @@ def made_row(units: Units, calls: tuple[Call, ...], result: frozenset[Source | s
 def _together(
     units: Units, calls: tuple[Call, ...], result: frozenset[Source | str], first: int
 ) -> Iterator[tuple[int, int, str]]:
-    """Calls from one to another that one stage must have, and why."""
+    """Ranges of calls that must be in one stage, and why."""
     last = len(calls) - 1
     at: dict[str, list[int]] = {}
     for number, call in enumerate(calls):
@@ -306,12 +307,12 @@ def _together(
 
 
 def _uses(owner: str, units: Units, calls: tuple[Call, ...], result: frozenset[Source | str], first: int) -> list[int]:
-    """The calls that depend on a parameter of this module which the forward itself uses."""
+    """The calls that depend on a parameter of this module that the forward itself uses."""
 
     def has(sources: frozenset[Source | str]) -> bool:
         return any(isinstance(source, str) and units.owner_of(source) == owner for source in sources)
 
     found = [number for number, call in enumerate(calls) if any(map(has, call.takes.values()))]
-    # What the first block is given is computed by those before it.
+    # The arguments of the first block are computed by the calls before it.
     found = [number - (number == first and first > 0) for number in found]
     return found + ([len(calls) - 1] if has(result) else [])

@@ -1,7 +1,8 @@
-"""Where the layers of a model lie: it is run as a rank again and again, with something changed, until nothing is refused.
+"""Searches for the layouts of a model's layers: runs it as a rank again and again, with changes, until nothing is
+refused.
 
-What is changed is what lets the run get furthest. Where nothing does, the layer that made what was refused gives up the way in
-which it lies, for one that is cut less.
+Each time it keeps the change with which the run gets furthest. If no change helps, the layer that computed the refused
+input gives up its layout for one that is cut less.
 """
 
 from __future__ import annotations
@@ -32,22 +33,20 @@ _MOST_TRIES = 400
 
 @dataclass
 class Found:
-    """Where the layers lie, and what was seen between them."""
+    """The layouts of the layers, and what was seen between them."""
 
     placed: dict[str, Placed]
     choices: Choices
-    partial: Mapping[
-        str, frozenset[str]
-    ]  # of parameters used between layers: axes whose ranks have summands of a gradient
+    partial: Mapping[str, frozenset[str]]  # for parameters used between layers: axes whose ranks have partial gradients
     losses: list[LossUse]
-    calls: Mapping[str, int]  # how often modules run
-    live: set[str]  # parameters that the loss depends on, of those that are not of layers which are cut
-    flops: tuple[float, float]  # of products between layers: of the whole, and of a rank
+    calls: Mapping[str, int]  # how often each module runs
+    live: set[str]  # parameters outside of cut layers that the loss depends on
+    flops: tuple[float, float]  # of matmuls between layers: of the whole, and of a rank
 
 
 @dataclass
 class _Tried:
-    """One run as a rank, to its end or to what was refused."""
+    """One run as a rank, to its end or to a refused operation."""
 
     choices: Choices
     placing: Placing
@@ -70,7 +69,7 @@ class Search:
         planned: Mapping[str, Planned],
         say: Callable[[str], None] | None = None,
     ) -> None:
-        """`say` hears of each thing that is refused on the way."""
+        """`say` is told of everything that is refused on the way."""
         self._model, self._sizes, self._inputs, self._tied, self._say = model, sizes, inputs, tied, say
         self._record, self._known = recorded(model, known, inputs, {})
         self._records = {frozenset[tuple[str, str | int]](): self._record}
@@ -82,7 +81,7 @@ class Search:
                 self._start.sections[pattern_of(name)] = (each.n // sections,) * sections
 
     def find(self) -> Found:
-        """Raises CutError where nothing works."""
+        """Raises CutError if nothing works."""
         tried = self._try(self._start)
         while (refused := tried.refused) is not None:
             if self._say is not None:
@@ -124,7 +123,7 @@ class Search:
         except CutError as error:
             if not choices.patch_of or "draws random numbers" in str(error):
                 raise
-            # The model's own code refuses numbers that were changed.
+            # The model's own code refuses the changed numbers.
             failed = Misplaced(str(error), "", run.reached, frozenset(), frozenset(), None, (), False, (), {})
             return _Tried(choices, placing, run, failed)
         return _Tried(choices, placing, run, None)
@@ -137,7 +136,7 @@ class Search:
         return self._records[key]
 
     def _changes(self, tried: _Tried, refused: Misplaced) -> Iterator[Choices]:
-        """What may let what was refused be right as the layers lie."""
+        """Changes that may make the refused operation correct with the current layouts."""
         yield from self._summed(tried, refused)
         for maker in self._cut_makers(tried, refused):
             yield from self._numbers(tried, refused, maker)
@@ -145,7 +144,7 @@ class Search:
         yield from self._slices(tried, refused)
 
     def _summed(self, tried: _Tried, refused: Misplaced) -> Iterator[Choices]:
-        """A tensor that is alike on ranks is used differently by each: then its gradient is summed."""
+        """Each rank uses a replicated tensor differently: then its gradient is summed."""
         names = {pattern_of(name) for name in refused.used} - tried.choices.shared
         if names:
             choices = tried.choices.copy()
@@ -153,13 +152,13 @@ class Search:
             yield choices
 
     def _cut_makers(self, tried: _Tried, refused: Misplaced) -> list[str]:
-        """Layers that made what was refused, of which ranks have parts: by pattern one, the last."""
+        """Layers with cut outputs that computed what was refused: the last one for each name pattern."""
         placed = tried.placing.placed
         cut = [name for name in placed if name in refused.makers and placed[name].given in ("both", "one")]
         return list({pattern_of(name): name for name in cut}.values())
 
     def _numbers(self, tried: _Tried, refused: Misplaced, name: str) -> Iterator[Choices]:
-        """What the layer's outputs are made of, and numbers that the module holds, alone and together."""
+        """Sections of the layer's outputs, and numbers of the module, separately and together."""
         placed, module = tried.placing.placed[name], refused.module
         maker: Maker = name, (placed.side, placed.given)
         parts = tried.placing.parts(placed)
@@ -174,15 +173,13 @@ class Search:
             for stage in (HEADS, WIDTHS) if refused.by_numbers else (HEADS,):
                 if (changed := self._patched(choices, module, stage, parts, maker)) is not None:
                     yield changed
-        for count in {parts, *(self._sizes[axis] for axis in PLANE)} - {
-            1
-        }:  # each rank has some of the queries of a key
+        for count in {parts, *(self._sizes[axis] for axis in PLANE)} - {1}:  # each rank has some of a key's queries
             if (changed := self._patched(tried.choices, module, GROUPS, count, maker)) is not None:
                 changed.shared |= {pattern_of(maker) for maker in refused.makers}
                 yield changed
 
     def _kept(self, choices: Choices, name: str, placed: Placed, refused: Misplaced) -> list[Choices]:
-        """All queries, and one key and one value that all heads share: these are whole on every rank."""
+        """All queries, and one key and one value that all heads share, which are whole on every rank."""
         pattern, linear = pattern_of(name), placed.known
         if not isinstance(linear, Linear) or placed.given != "both" or choices.kept.get(pattern):
             return []
@@ -197,7 +194,7 @@ class Search:
         return [changed]
 
     def _taken_apart(self, choices: Choices, name: str, placed: Placed, sections: tuple[int, ...]) -> Choices | None:
-        """Together with what is known of them."""
+        """Together with what is known about them."""
         if not isinstance(placed.known, Linear) or len(sections) < 2 or sum(sections) != placed.known.n:
             return None
         before = choices.sections.get(pattern_of(name), ())
@@ -220,7 +217,7 @@ class Search:
         return changed
 
     def _parameters(self, tried: _Tried, refused: Misplaced) -> Iterator[Choices]:
-        """A parameter that is used outside of layers is cut as what it meets is."""
+        """A parameter used outside of layers is cut like the tensor that it is combined with."""
         names = {name for each in refused.tensors for name in each.parameters}
         shapes = {name: each.shape for name, each in self._model.named_parameters() if name in names}
         for name, shape in shapes.items():
@@ -234,7 +231,7 @@ class Search:
                         yield choices
 
     def _slices(self, tried: _Tried, refused: Misplaced) -> Iterator[Choices]:
-        """A constant that the module is given is cut as what it meets is."""
+        """A constant argument of the module is cut like the tensor that it is combined with."""
         if refused.module is None:
             return
         pattern = pattern_of(refused.module)
@@ -249,7 +246,7 @@ class Search:
                         yield choices
 
     def _less(self, tried: _Tried, refused: Misplaced) -> Choices | None:
-        """The layer that is most cut of those that made what was refused, of several the last, lies in another way."""
+        """Of the layers that computed what was refused, the one that is cut most (the last of several) is cut less."""
         placed, choices = tried.placing.placed, tried.choices.copy()
         makers = [name for name in placed if name in refused.makers and placed[name].given != "whole"]
         if makers:
@@ -258,7 +255,7 @@ class Search:
             return choices
         if (back := self._taken_back(choices, refused)) is not None:
             return back
-        # Code may have asked for the sizes of what its module was given, or of any tensor that was made before.
+        # Code may have read the sizes of its module's arguments, or of any earlier tensor.
         for some in (*refused.around, frozenset(placed)):
             cut = [name for name in placed if name in some and placed[name].given != "whole"]
             if cut:
@@ -267,7 +264,7 @@ class Search:
         return None
 
     def _taken_back(self, choices: Choices, refused: Misplaced) -> Choices | None:
-        """What was chosen for one layer does not fit what is whole."""
+        """A choice for one layer does not fit what is whole: revoke it."""
         for name in {name for each in refused.tensors for name in each.parameters}:
             cut = choices.parameters.pop(pattern_of(name), None)
             if cut is not None:
@@ -315,9 +312,9 @@ def cut_samples(
     found: Found,
     samples: int,
 ) -> str | None:
-    """Run the model once more on a part of the samples: where it computes something else of them than of all, in words.
+    """Run the model again on a part of the samples. If it computes something else for them than within all, say what.
 
-    The layers then know which of their rows are as many for any number of samples.
+    Afterwards the layers know whose number of rows does not depend on the number of samples.
     """
     try:
         placed = some_samples(model, known, sizes, inputs, tied, found, samples)
@@ -329,7 +326,7 @@ def cut_samples(
     return None
 
 
-# What watches a run: it is given how a tensor lies, and for how many samples a rank has it.
+# Observes a run. It gets a function that returns a tensor's layout, and the rank's number of samples.
 Watch = Callable[[Callable[[Tensor], Tracked], int], AbstractContextManager[None]]
 
 
@@ -343,7 +340,9 @@ def some_samples(
     samples: int,
     watch: Watch | None = None,
 ) -> dict[str, Placed]:
-    """A run of a rank that has a part of the samples. Raises CutError where it computes something else of them than of all."""
+    """A run of a rank with a part of the samples. Raises CutError if it computes something else for them than within
+    all.
+    """
     parts = next(each for each in range(2, samples + 1) if samples % each == 0)
     empty = {name: each.to("meta") if isinstance(each, Tensor) else each for name, each in inputs.items()}
     placing = Placing(known, sizes, found.choices, tied)

@@ -1,4 +1,4 @@
-"""Arguments of modules of which each rank takes its own part: constants, such as biases of attention that differ by head."""
+"""Arguments of modules of which each rank takes its part: constants, such as attention biases that differ by head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cubeloom.parallel.traced.choices import Sliced
 def with_argument(
     args: Sequence[Any], kwargs: Mapping[str, Any], which: str | int, change: Callable[[Tensor], Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same arguments with one changed, where it is a tensor."""
+    """The same arguments with one changed, if it is a tensor."""
     args, kwargs = list(args), dict(kwargs)
     if isinstance(which, int):
         if which < len(args) and isinstance(args[which], Tensor):
@@ -27,7 +27,7 @@ def with_argument(
 
 @dataclass(frozen=True)
 class OwnParts:
-    """A hook before a module's forward; `coordinates` are those of this rank, by axis."""
+    """A hook before a module's forward. `coordinates` are this rank's, by axis."""
 
     slices: tuple[Sliced, ...]
     coordinates: Mapping[str, int]
@@ -38,7 +38,7 @@ class OwnParts:
         return args, kwargs
 
     def _of(self, each: Sliced, whole: Tensor) -> Tensor:
-        """Its dimension is taken apart into factors, the first of which may have any size."""
+        """Its dimension is split into factors, the first of which may have any size."""
         place, factors = each.place, each.dim
         sizes = [-1 if not number and not factor.cutting else factor.size for number, factor in enumerate(factors)]
         part = whole.unflatten(place, sizes) if len(sizes) > 1 else whole

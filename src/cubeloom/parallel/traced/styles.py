@@ -1,7 +1,7 @@
-"""Plans: what a model of Hugging Face says of its layers (`tp_plan`, `pp_plan`), and what a user says in the same words.
+"""Plans: what a Hugging Face model says about its layers (`tp_plan`, `pp_plan`), and a user's plan in the same format.
 
-A plan is for one axis; what each style means on the plane stands in `STYLES`. What a model says is where the search for a
-layer's place begins: it may find a better one. What a user says holds, or is refused.
+A plan is for one axis. `STYLES` says what each style means on the plane of x and y. The model's plan is the starting
+point of the search for a layer's placement, which may find a better one. A user's plan is followed, or refused.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from cubeloom.parallel.specs import Side
 from cubeloom.parallel.specs.traced import FeatureRest
 from cubeloom.parallel.traced.known import Known, Linear, Norm, Table
 
-Plan = Mapping[str, str]  # from names of modules, `*` for numbers, to styles
+Plan = Mapping[str, str]  # from module names, with `*` for numbers, to styles
 Origin = Literal["given", "own", "plan", "traced"]
-"""Of a layer's place: the user, our cut of a model of ours, the model's plan, or tracing alone."""
+"""Who decided a layer's placement: the user, our cut of one of our models, the model's plan, or tracing alone."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """`kinds` of layers that may have it; the `side` that a linear's features come from; how they rest behind it."""
+    """`kinds`: layers that may have it; `side`: of a linear's input features; and the layout of the output."""
 
     kinds: tuple[type, ...]
     side: Side | None = None
     gives: tuple[FeatureRest, ...] = ()
-    whole: bool = False  # nothing of the layer is cut over the plane
-    sections: int = 1  # equal parts, one behind another, of its outputs
+    whole: bool = False  # the layer is not cut over the plane
+    sections: int = 1  # equal, concatenated parts of its outputs
 
 
 _COLWISE = Style((Linear,), "x", ("both", "one"))
@@ -56,12 +56,12 @@ STYLES = {
     "replicated_with_grad_allreduce": Style((Norm,), whole=True),
     "replicate": _REPLICATED,
 }
-"""Styles that are not here, such as those of experts, say nothing of a single layer's place: such modules are traced."""
+"""Other styles, such as those of experts, do not determine a single layer's placement: such modules are traced."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What a plan says of a layer. `given`: by the user."""
+    """What a plan says about a layer. `given`: by the user."""
 
     name: str
     style: Style
@@ -78,7 +78,7 @@ class Planned:
 
 
 def planned(model: nn.Module, known: Mapping[str, Known], given: Plan | None) -> dict[str, Planned]:
-    """By pattern of names; of a layer that both speak of, what the user says. Raises UserError for what it cannot mean."""
+    """By name pattern. The user's plan takes precedence. Raises UserError for a plan that is not possible."""
     found: dict[str, Planned] = {}
     carried = carried_plan(model)
     for name, kind in known.items():
@@ -116,7 +116,7 @@ def _given(key: str, said: str, model: nn.Module, known: Mapping[str, Known]) ->
 
 
 def carried_plan(model: nn.Module) -> dict[str, str]:
-    """What the model says itself, or modules in it."""
+    """The plan of the model or of modules in it."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
         own = getattr(module, "_tp_plan", None)
@@ -127,7 +127,7 @@ def carried_plan(model: nn.Module) -> dict[str, str]:
 
 
 def carried_rows(model: nn.Module) -> list[str]:
-    """The lists of blocks that the model's plan for pipelines names."""
+    """The lists of blocks that the model's pipeline plan names."""
     found: list[str] = []
     for name, module in model.named_modules():
         own = getattr(module, "_pp_plan", None)
@@ -144,7 +144,7 @@ def _is_list(model: nn.Module, name: str) -> bool:
 
 
 def origin(planned: Planned | None, side: Side, gives: FeatureRest, left_whole: bool) -> Origin:
-    """Of a layer that came to lie so."""
+    """Who decided the placement of a layer."""
     if planned is None:
         return "traced"
     if planned.given:

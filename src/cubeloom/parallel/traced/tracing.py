@@ -1,4 +1,4 @@
-"""In the place of a cut: the model is traced, for the grid that is asked for."""
+"""Replaces a cut: the model is traced for the requested grid."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from cubeloom.parallel.traced.model import Traced, trace
 from cubeloom.parallel.traced.row import Row
 from cubeloom.parallel.traced.styles import Plan
 
-_SAMPLES = 4  # of the example: what is true of two on a rank is true of more
+_SAMPLES = 4  # of the example: what holds for two samples on a rank holds for more
 
 
 @dataclass(frozen=True)
 class Tracing(FoundCut):
-    """`example`: from a batch to the keyword arguments of a forward of it. `plan`: the user's, of some layers."""
+    """`example`: from a batch to the keyword arguments of its forward. `plan`: the user's, for some layers."""
 
     example: Callable[[Batch], Mapping[str, Any]]
     plan: Plan | None = None
     _found: dict[tuple[Grid, int], Traced] = field(default_factory=dict, compare=False, repr=False)
 
     def traced(self, model: nn.Module, grid: Grid, batch: Batch) -> Traced:
-        """Where the layers lie on this grid. Raises CutError where data and z do not divide the batch."""
+        """The layouts of the layers on this grid. Raises CutError if data and z do not divide the batch."""
         parts = grid.data * grid.z
         if batch.samples % parts:
             below = batch.samples // parts * parts

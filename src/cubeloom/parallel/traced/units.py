@@ -1,4 +1,4 @@
-"""The modules of a model that a pipeline cuts between: its rows of blocks, and what stands beside them."""
+"""The modules between which a pipeline cuts a model: its rows of blocks, and the modules beside them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _ROWS = (nn.ModuleList, nn.Sequential)
 
 @dataclass(frozen=True)
 class Units:
-    """`units` are modules with parameters or layers, none within another; `blocks` those of them that are in a row.
+    """`units`: modules with parameters or layers, none inside another; `blocks`: those of them that are in a row.
 
-    `owners` are modules around them that have parameters of their own.
+    `owners`: modules around them that have parameters of their own.
     """
 
     units: tuple[str, ...]
@@ -31,7 +31,7 @@ class Units:
 
 
 def units_of(model: nn.Module, layers: Iterable[str] = ()) -> Units:
-    """`layers` by name: some have no parameters. Raises UserError where the model has no row of blocks."""
+    """`layers` by name, because some have no parameters. Raises UserError if the model has no row of blocks."""
     rows = [(name, model.get_submodule(name)) for name in carried_rows(model)] or list(_rows("", model))
     deep = [row for row in rows if any(map(_is_deep, row[1].children()))]
     rows = deep or rows
@@ -50,7 +50,7 @@ def units_of(model: nn.Module, layers: Iterable[str] = ()) -> Units:
 
 
 def _rows(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Outermost rows, and rows that are directly within a row."""
+    """Outermost rows, and rows directly inside a row."""
     is_row = isinstance(module, _ROWS) and sum(map(_has_parameters, module.children())) > 1
     if is_row:
         yield name, module
@@ -68,7 +68,7 @@ def _beginnings(name: str) -> Iterator[str]:
 def _units(name: str, module: nn.Module, around: set[str], inner: set[str], seen: set[int]) -> Iterator[str]:
     for own, child in module.named_children():
         full = f"{name}.{own}".lstrip(".")
-        if full in around or isinstance(child, nn.ModuleList | nn.ModuleDict):  # which nobody calls
+        if full in around or isinstance(child, nn.ModuleList | nn.ModuleDict):  # which are not called
             yield from _units(full, child, around, inner, seen)
         elif (full in inner or _has_parameters(child)) and id(child) not in seen:
             seen.add(id(child))
@@ -80,5 +80,5 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def _is_deep(module: nn.Module) -> bool:
-    """It has modules with parameters inside: a block, rather than a layer."""
+    """Whether it has modules with parameters inside: a block, and not a layer."""
     return _has_parameters(module) and any(map(_has_parameters, module.children()))

@@ -1,4 +1,4 @@
-"""The values that a rank's blocks begin with, where they are those of a module."""
+"""The initial values of a rank's blocks, if they are those of a module."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def own_values(module: nn.Module) -> Fill:
 
 
 def refuse_different_values(module: nn.Module, network: Network) -> None:
-    """Blocks of one parameter are taken from different ranks, and what stays whole must be the same on all."""
+    """Blocks of one parameter are taken from different ranks, and whole parameters must be equal on all ranks."""
     mine = {name: _bits(parameter) for name, parameter in module.named_parameters() if not parameter.is_meta}
     for rank, other in enumerate(network.host_group.gather(mine)):
         name = next((name for name in mine if other.get(name) != mine[name]), None)
@@ -41,7 +41,7 @@ def refuse_different_values(module: nn.Module, network: Network) -> None:
 
 
 def _bits(tensor: Tensor) -> int:
-    """A sum over the bits of a tensor, which equal tensors have in common, and others hardly ever."""
+    """A sum over the bits of a tensor, which is equal for equal tensors and almost never for others."""
     whole = _WHOLE_NUMBERS[tensor.element_size()]
     return int(tensor.detach().contiguous().view(whole).sum(dtype=torch.int64).item())
 

@@ -1,4 +1,4 @@
-"""The run of a traced model as it is, of which each operation is kept."""
+"""The run of a traced model with whole sizes, which records every operation."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def _has_gradients(tensor: Tensor) -> bool:
 
 
 class WholeRun(RunWithConstants, Record):
-    """`between`: parameters that are used outside of layers. `live`: calls of layers that the loss depends on, by place."""
+    """`between`: parameters used outside of layers. `live`: calls of layers that the loss depends on, by position."""
 
     between: set[str]
     live: set[int]
     live_parameters: set[str]
-    forwards: Counter[str]  # of modules with parameters of their own
+    forwards: Counter[str]  # of modules with their own parameters
 
     def _refuse(self, operation: Operation, args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
         used = {name for tensor in tensors if (name := self.name_of(tensor)) is not None}
         self.between |= used
         running = {name for name, *_ in self.running}
-        # A layer that is left whole gathers its parameters for each use outside of its forward.
+        # A layer that is left whole gathers its parameters at each use outside of its forward.
         self.forwards.update(owner for name in used if (owner := name.rpartition(".")[0]) not in running)
         if needs_values(operation, tensors):
             self.refuse(f"{operation.name.strip('_')} asks for values of a tensor, which the model is traced without")
@@ -60,11 +60,11 @@ class WholeRun(RunWithConstants, Record):
 
     @cached_property
     def _flows(self) -> set[Any]:
-        """Results that may have a gradient: what is changed in its place has had several places."""
+        """Results that may have a gradient. A tensor that is changed in place has several positions."""
         return set()
 
     def look_back(self, result: Any) -> None:
-        """Which layers and parameters the loss depends on, or all that the model gives where it gives none."""
+        """Find the layers and parameters that the loss depends on, or all results if there is no loss."""
         loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
         roots = list[Tensor]()
         leaves(result if loss is None else loss, roots, [])
@@ -96,7 +96,7 @@ def recorded(
     inputs: Mapping[str, Any],
     slices: Mapping[str, Sequence[Sliced]],
 ) -> tuple[WholeRun, dict[str, Known]]:
-    """The whole run; a layer whose parameters are used outside of it is none."""
+    """The whole run. A layer whose parameters are used outside of it is not treated as a layer."""
     while True:
         record = WholeRun(model, list(known), {name: each for name, each in inputs.items() if _is_empty(each)})
         record.between, record.slices = set(), slices
@@ -110,7 +110,7 @@ def recorded(
 
 @contextmanager
 def _counting(model: nn.Module) -> Iterator[Counter[str]]:
-    """How often each module that has parameters of its own runs."""
+    """Count how often each module with its own parameters runs."""
     counts: Counter[str] = Counter()
     handles = [
         module.register_forward_pre_hook(lambda *_, name=name: counts.update([name]))
@@ -129,7 +129,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def run_with(run: RunWithConstants, inputs: Mapping[str, Any]) -> Any:
-    """What is drawn at random is the same in each run."""
+    """Random numbers are the same in each run."""
     for value in inputs.values():
         if isinstance(value, Tensor) and not value.is_meta:
             run.constant(value)

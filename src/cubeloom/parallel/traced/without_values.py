@@ -1,4 +1,4 @@
-"""What Hugging Face's models ask values for, though what they compute does not depend on them."""
+"""Turns off code of Hugging Face's models that reads values, although the result does not depend on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 # Experts choose tokens by their values, in all implementations but one: that one is traced.
 EXPERTS, _WITHOUT_VALUES = "_experts_implementation", "batched_mm"
-# Looks for padding among the tokens, to warn.
+# Looks for padding among the tokens, in order to warn.
 _WARNS = "warn_if_padding_and_no_attention_mask"
 
 
@@ -20,7 +20,7 @@ def _silent(*_: Any, **__: Any) -> None:
 
 @contextmanager
 def asking_no_values(model: nn.Module) -> Iterator[None]:
-    """For as long as this lasts; a model computes the same."""
+    """Within this context. The model computes the same."""
     modules = list(model.modules())
     configs = {id(config): config for each in modules if hasattr(config := getattr(each, "config", None), EXPERTS)}
     before = {key: getattr(config, EXPERTS) for key, config in configs.items()}

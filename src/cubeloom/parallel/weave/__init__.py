@@ -1,4 +1,4 @@
-"""The weave: a micro-batch as several strands, of which one computes while another waits for a collective."""
+"""The weave: splits a micro-batch into strands, so that one computes while another waits for a collective."""
 
 from cubeloom.parallel.weave.loom import Weave as Weave
 from cubeloom.parallel.weave.loom import meet as meet

@@ -3,12 +3,12 @@
     loss = Weave(model, ways=2)(tokens=tokens, targets=targets)     # as model(...), in two strands
     loss.backward()                                                 # once, for all strands
 
-A strand runs until it has to wait for a collective; then it pauses, and the next one computes while the network works. The
-order of turns is fixed, so that all ranks start collectives in the same order.
+A strand runs until it has to wait for a collective. Then it yields, and the next strand computes while the network
+works. The order of turns is fixed, so all ranks start collectives in the same order.
 
-In the backward nobody pauses: autograd runs nodes in the reverse of their creation, which is interleaved already. That is
-enough for collectives of both passes. A collective of the backward alone has no pause in the forward to be mirrored: its
-waiting node is put off until behind the other strand's next one (`put_off`).
+Strands do not yield during the backward: autograd runs nodes in the reverse order of their creation, which is already
+interleaved. This is enough for collectives of both passes. A collective that exists only in the backward has no pause
+in the forward to mirror. Its wait node is delayed until after the other strand's next computation (`put_off`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class InFlight(Protocol):
     """A collective that a strand has started."""
 
     def settle(self) -> None:
-        """Wait for it, for nobody."""
+        """Await it and discard the result."""
         ...
 
 
-# What strands agreed on in each `recompute` that is running, the outermost first.
+# What strands agreed on in each running `recompute`, the outermost first.
 Records = list[list[Tensor]]
 
 
@@ -50,10 +50,10 @@ class Strand(greenlet):
 
 
 class Weave:
-    """Calls a function as `ways` strands, each on a part of every tensor's first dimension; results are joined again.
+    """Calls a function as `ways` strands, each on a part of every tensor's first dimension, and joins the results.
 
-    `stagger`: each strand starts a turn after the one before, which collectives need that follow each other with little
-    computation between them. A result that is one number must be the same for all strands, as what `meet` gives is.
+    `stagger`: each strand starts one turn after the one before, for collectives that follow each other with little
+    computation between them. A scalar result must be the same for all strands, like the results of `meet`.
     """
 
     def __init__(self, function: Callable[..., Any], ways: int = 1, stagger: bool = False) -> None:
@@ -81,7 +81,7 @@ class Loom:
         self.ways = ways
         self.under_way: dict[int, InFlight] = {}  # collectives between start and finish, by identity
         self._stagger = stagger
-        self._numbers: list[int] = []  # of nodes that were put off, as they were made
+        self._numbers: list[int] = []  # sequence numbers of delayed nodes, in the order of their creation
         self._meetings: list[dict[int, tuple[Tensor, ...]]] = []
         self._agreed: list[Tensor] = []
         self._met = [0] * ways
@@ -110,7 +110,7 @@ class Loom:
         return results
 
     def _abandon(self, strands: list[Strand], states: list[ThreadState]) -> None:
-        """End the strands that are left, and wait for what they have started: all ranks have."""
+        """End the remaining strands, and await the collectives that they started: all ranks have started them."""
         for strand, state in zip(strands, states, strict=True):
             if not strand.dead and strand:
                 state.put()
@@ -127,7 +127,7 @@ class Loom:
         meeting = self._meetings[place]
         meeting[strand.number] = tensors
         if len(meeting) == self.ways:
-            # In the order of the strands, whoever came last.
+            # In the order of the strands, whichever came last.
             self._agreed.append(then(*(sum(column[1:], start=column[0]) for column in _columns(meeting))))
             meeting.clear()
         while place >= len(self._agreed):
@@ -135,11 +135,11 @@ class Loom:
         return self._agreed[place]
 
     def put_off(self, node: Node | None) -> None:
-        """Let this node, which waits in the backward, run where the one put off before it would have run.
+        """Give this wait node the sequence number of the previous delayed node.
 
-        Among the nodes that are ready autograd runs the one with the highest number. With the number of the other strand's
-        last one, this one waits only after that strand has computed up to there. A wrong number would cost time, never
-        values.
+        Of the nodes that are ready, autograd runs the one with the highest number. With the number of the other
+        strand's last delayed node, this node waits only after that strand's computation up to there. A wrong number
+        would cost time, never change values.
         """
         if node is None:  # nothing before it needs a gradient
             return
@@ -149,13 +149,13 @@ class Loom:
 
 
 def strand() -> Strand | None:
-    """The strand that is computing, if it is one."""
+    """The strand that is computing, if any."""
     here = getcurrent()
     return here if isinstance(here, Strand) else None
 
 
 def pause() -> None:
-    """Let the other strands compute. Without strands, nothing."""
+    """Yield to the other strands. Does nothing without strands."""
     here = getcurrent()
     if isinstance(here, Strand):
         assert here.parent is not None
@@ -163,9 +163,10 @@ def pause() -> None:
 
 
 def meet(then: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """`then` of the sums of all strands' tensors: computed once, one tensor for all. Without strands, of the tensors.
+    """`then` of the sums of all strands' tensors, computed once, as one tensor for all. Without strands, of the
+    tensors.
 
-    Where a strand's forward is computed once more it is alone, and is given what all agreed on the first time.
+    A recomputed forward of a strand runs alone, and gets what all strands agreed on the first time.
     """
     here = strand()
     if here is not None:
@@ -175,7 +176,8 @@ def meet(then: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     else:
         return then(*tensors)
     for record in _records():
-        record.append(agreed.detach().requires_grad_(agreed.requires_grad))  # without the graph, which holds the record
+        # without the graph, which refers to the record
+        record.append(agreed.detach().requires_grad_(agreed.requires_grad))
     return agreed
 
 
@@ -184,7 +186,7 @@ def _columns(meeting: dict[int, tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]
 
 
 class Replay:
-    """A forward of one strand that is computed once more: its place, and what all strands agreed on in the first one."""
+    """A recomputed forward of one strand: the strand, and what all strands agreed on in the first forward."""
 
     def __init__(self, place: tuple[int, int], agreed: list[Tensor]) -> None:
         self.place = place
@@ -202,7 +204,7 @@ def _records() -> Records:
 
 @contextmanager
 def recording(agreed: list[Tensor]) -> Iterator[None]:
-    """Note in this list what strands agree on in the forward inside."""
+    """Record in this list what strands agree on in the forward inside."""
     records = _records()
     records.append(agreed)
     try:
@@ -213,7 +215,7 @@ def recording(agreed: list[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def replaying_as(place: tuple[int, int], agreed: list[Tensor]) -> Iterator[None]:
-    """The forward inside is computed once more, for the strand of this place."""
+    """The forward inside is recomputed for the strand with this place."""
     _replays.append(Replay(place, agreed))
     try:
         yield
@@ -230,12 +232,12 @@ def place() -> tuple[int, int]:
 
 
 def replaying() -> bool:
-    """A forward is being computed once more, in a backward."""
+    """Whether a forward is being recomputed in a backward."""
     return bool(_replays)
 
 
 def refuse_to_guess(layer: str, woven: bool) -> None:
-    """Raise if a layer that strands have run is computed once more by torch's checkpoint, which does not say for which."""
+    """Raise if torch's checkpoint recomputes a layer that strands have run: it does not say for which strand."""
     if woven and torch_private.in_backward() and not replaying():
         raise UserError(
             f"layer {layer}: a forward is computed once more, and nobody knows for which strand of the weave; use "
@@ -244,7 +246,7 @@ def refuse_to_guess(layer: str, woven: bool) -> None:
 
 
 def _split(tree: Any, ways: int) -> list[Any]:
-    """As many trees, each with a part of every tensor."""
+    """This many trees, each with a part of every tensor."""
     if isinstance(tree, Tensor):
         if tree.dim() == 0 or tree.shape[0] % ways:
             raise UserError(
@@ -261,7 +263,7 @@ def _split(tree: Any, ways: int) -> list[Any]:
 
 
 def _join(trees: list[Any]) -> Any:
-    """The reverse. A number is one for all strands, the very same or at least equal."""
+    """The inverse of `_split`. A scalar must be the same for all strands: the same tensor or an equal one."""
     first = trees[0]
     if isinstance(first, Tensor):
         if first.dim() > 0:
@@ -286,6 +288,6 @@ _APART = (
 
 
 def _are_equal(scalars: list[Tensor]) -> bool:
-    """A GPU is not waited for: it asserts it."""
+    """On a GPU the host does not wait: the device asserts it."""
     each = torch.stack([scalar.detach() for scalar in scalars])
     return devices.assert_all((each == each[0]) | (each.isnan() & each[0].isnan()), _APART.format("its losses"))

@@ -1,4 +1,4 @@
-"""Compute a block once more in the backward instead of keeping its activations, and know then which strand it was."""
+"""Recomputes a block in the backward instead of keeping its activations, for the same strand as in the forward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cubeloom.parallel.weave.loom import place, recording, replaying_as
 
 
 def recompute(function: Callable[..., Any], *arguments: Any) -> Any:
-    """As torch's checkpoint. Masks of dropout and sums over strands come out the same, also where strands are woven."""
+    """As torch's checkpoint. Dropout masks and sums over strands are the same in the recomputation, also in a weave."""
     here = place()
     agreed: list[Tensor] = []
 

@@ -1,6 +1,6 @@
-"""What torch keeps for a thread and a strand may change: each strand must find its own when its turn comes.
+"""The state that torch keeps per thread and that a strand may change: it is saved and restored when strands switch.
 
-Without this, one strand's autocast would leak into another, and one strand's tensors would go through the hooks of
+Without this, one strand's autocast would affect another, and one strand's tensors would pass through the hooks of
 another's checkpoint.
 """
 
@@ -19,14 +19,14 @@ _DEVICES = tuple(devices.BACKENDS)
 @dataclass(frozen=True)
 class ThreadState:
     gradients: bool
-    autocast: tuple[tuple[bool, torch.dtype], ...]  # on each device
+    autocast: tuple[tuple[bool, torch.dtype], ...]  # per device
     autocast_cache: bool
-    hooks: tuple[torch_private.SavedTensorHooks, ...]  # of saved tensors, innermost first
+    hooks: tuple[torch_private.SavedTensorHooks, ...]  # for saved tensors, innermost first
     modes: tuple[torch_private.TorchDispatchMode, ...]  # innermost first
 
     @classmethod
     def take(cls) -> ThreadState:
-        """The state of now. Hooks and modes are taken off the thread, to be put back by `put`."""
+        """The current state. Hooks and modes are removed from the thread; `put` restores them."""
         return cls(
             torch.is_grad_enabled(),
             tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _DEVICES),
@@ -36,7 +36,7 @@ class ThreadState:
         )
 
     def put(self) -> None:
-        """Make it the thread's, on which no hooks and modes are."""
+        """Restore the state on a thread without hooks and modes."""
         torch.set_grad_enabled(self.gradients)
         for kind, (on, dtype) in zip(_DEVICES, self.autocast, strict=True):
             torch.set_autocast_enabled(kind, on)
