@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.tensor import DTensor, Replicate
+from torch.overrides import TorchFunctionMode
 
 from cubeloom.base import torch_private as private
 from cubeloom.base.parts import parts_of
@@ -51,6 +52,12 @@ def test_a_backward_has_a_number_that_grows() -> None:
         backward_of(lambda: numbers.append(private.running_backward()))
     assert private.running_backward() == -1
     assert -1 < numbers[0] < numbers[1]
+
+
+def test_modes_of_functions_are_known() -> None:
+    with TorchFunctionMode() as outer, TorchFunctionMode() as inner:
+        assert private.function_modes() == (outer, inner)
+    assert private.function_modes() == ()
 
 
 def test_we_know_whether_we_are_in_a_backward() -> None:

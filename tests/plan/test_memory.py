@@ -97,6 +97,7 @@ SHORT = [
     Case(grid="z=2,y=2,x=2"),
     Case(grid="z=4", rest=ShardingPolicy(weights="kept"), ways=2),
     Case(grid="y=2", count=3, recompute=True),
+    Case(grid="z=4", model="long", recompute=True),
     Case(grid="pipe=2", model="long", shape="zb-h1", count=4),
 ]
 CASES = [
@@ -117,6 +118,9 @@ def every_schedule() -> list[Case]:
         for d, grid in ((2, "pipe=2"), (4, "pipe=4,y=2"))
         for title, shape in BY_TITLE.items()
         if (shape.pairs or 1) <= d // 2
+    ] + [
+        Case(grid="pipe=2,z=2", model="long", shape=title, count=4, recompute=True)
+        for title in ("1f1b", "chimera direct")
     ]
 
 

@@ -127,10 +127,10 @@ def test_the_configuration_of_every_plan_can_run(small: Answer, tmp_path: Path) 
         assert job.grid == plan.grid
         check(job, device_here=False)
         layout = job.laid_out()
-        if plan.recompute is not True:
-            assert small.bytes(plan) == layout.volume(
-                ParallelConfig.exact(job.grid, job.rest, job.batch, 2), worker=0, zero=True
-            ), plan
+        config = ParallelConfig.exact(job.grid, job.rest, job.batch, 2)
+        for recompute in (plan.recompute, True):
+            predicted = small.bytes(replace(plan, recompute=recompute))
+            assert predicted == layout.volume(config, 0, True, recompute), plan
     assert number > 20
 
 

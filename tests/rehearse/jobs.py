@@ -38,7 +38,7 @@ def closed_form(experiment: Experiment, rank: int) -> dict[str, Fraction]:
     config = ParallelConfig.exact(experiment.grid, experiment.rest, experiment.batch, experiment.dtype.itemsize, here)
     if experiment.schedule is None:
         return step_volume(experiment.specs(), config, experiment.zero)
-    return experiment.layout(experiment.schedule).volume(config, here["pipe"], experiment.zero)
+    return experiment.layout(experiment.schedule).volume(config, here["pipe"], experiment.zero, experiment.recompute)
 
 
 KEPT = ShardingPolicy(activations="replicated", weights="kept")

@@ -48,7 +48,7 @@ def test_bytes_are_those_predicted_and_memory_is_near(answer: Answer, found: Reh
         assert tried.bytes_agree and tried.rehearsal.matched, tried.bytes
         if not tried.plan.recompute:
             assert 0.5 * tried.plan.total_memory < tried.peak < 1.3 * tried.plan.total_memory
-            assert all(counted == predicted for counted, predicted in tried.bytes.values())
+        assert all(counted == predicted for counted, predicted in tried.bytes.values())
     assert len(told) == sum(len(tried.rehearsal.runs) for tried in found.passed)
     assert told[0].startswith(f"plan 1 of 3, {answer.plans[0].grid}") and "rank 1 of" in told[0]
 

@@ -14,7 +14,7 @@ from cubeloom import Grid
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, OurModel, build, cut_of
-from cubeloom.parallel import Batch, ShardingPolicy, initial_values
+from cubeloom.parallel import Batch, ShardingPolicy, initial_values, weave
 from cubeloom.parallel.parameter import local_of
 from cubeloom.pipeline import Schedule, Sync, generate, synchronised
 from cubeloom.pipeline.runtime import Pipeline
@@ -202,17 +202,18 @@ def test_compiled_stages(ranks: RankPool, verified: Verified, name: str, changes
 
 
 def test_stages_that_recompute_are_chosen_one_by_one(ranks: RankPool) -> None:
-    assert ranks.run(2, _recomputing_stages) == [[True], [False]]
+    assert ranks.run(2, _recomputed_blocks) == [[f"blocks.{number}" for number in range(4)], []]
 
 
-def _recomputing_stages() -> list[bool]:
+def _recomputed_blocks() -> list[str]:
     with torch.device("meta"):
         model = build(GPT)
     network = Network(Grid(pipe=2))
     fill = initial_values(model, 0, torch.float64, network.device)
     schedule = generate("1f1b", 2, 2)
     pipeline = Pipeline(model, cut_of(model), network, Batch(2, 12), fill, schedule, recompute={0})
-    return [stage.recompute for stage in pipeline._held.stages.values()]
+    modules = ((name, module) for _, model in pipeline.models for name, module in model.named_modules())
+    return [name for name, module in modules if getattr(vars(module).get("forward"), "func", None) is weave.recompute]
 
 
 @pytest.mark.parametrize(

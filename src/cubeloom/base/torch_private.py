@@ -23,6 +23,7 @@ from torch.autograd.graph import Node
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.loss import _Loss
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves as tree_leaves
@@ -99,6 +100,11 @@ def take_off_dispatch_modes() -> tuple[TorchDispatchMode, ...]:
 def put_on_dispatch_modes(modes: tuple[TorchDispatchMode, ...]) -> None:
     for mode in reversed(modes):
         _push_mode(mode)
+
+
+def function_modes() -> tuple[TorchFunctionMode, ...]:
+    """Modes of functions that this thread is in, outermost first."""
+    return tuple(_get_current_function_mode_stack())
 
 
 # --- the compiler ---

@@ -254,9 +254,8 @@ def _compared(found: Rehearsed) -> list[str]:
             f"{axis} {float(counted):,.0f}" + ("" if counted == expected else f" (predicted {float(expected):,.0f})")
             for axis, (counted, expected) in tried.bytes.items()
         )
-        agree = "are at most" if plan.recompute is True else "are"
         lines.append(
-            f"  bytes {agree if tried.bytes_agree else 'ARE NOT'} as predicted on all of them; rank 0: {moved}"
+            f"  bytes {'are' if tried.bytes_agree else 'ARE NOT'} as predicted on all of them; rank 0: {moved}"
         )
         lines += [f"  {problem}" for problem in ran.problems]
     return lines

@@ -77,7 +77,7 @@ class Verify:
     ways: int = 1
     """Strands of a weave: while one waits for a collective, another computes."""
     recompute: bool = False
-    """Keep only what a stage was given, and compute the rest once more in its backward."""
+    """Keep only what each block was given, and compute the rest once more in its backward."""
     compile: bool = False
     """Let torch compile what is computed between collectives; the first step then takes longer."""
     record: bool = False
@@ -267,8 +267,6 @@ def verdict(report: Report) -> str:
     )
     worst = ", ".join(filter(None, (report.largest(kind)[1] for kind in ("gradient", "weight"))))
     agree = "agree on every rank" if report.bytes_agree else "DO NOT AGREE"
-    if report.experiment.recompute:
-        agree = "are not compared where there is recomputation"
     if not report.replicas_agree:
         agree += "; RANKS THAT HOLD THE SAME WEIGHTS HOLD DIFFERENT BITS"
     serial = "the serial model with weights as stale" if report.experiment.asynchronous else "the serial model"

@@ -17,6 +17,7 @@ from cubeloom.models.example import example_of
 from cubeloom.parallel.config import Batch, ShardingPolicy
 from cubeloom.parallel.layers import AnyCut
 from cubeloom.parallel.parameter import Block
+from cubeloom.parallel.recomputed import blocks_of, recompute_blocks
 from cubeloom.parallel.replace import Fill, apply
 from cubeloom.parallel.resolution import resolve
 from cubeloom.parallel.state import CubeState
@@ -64,6 +65,7 @@ def parallelize(
     fill: Fill | None = None,
     rest: ShardingPolicy | None = None,
     batch: tuple[int, int] | None = None,
+    recompute: bool = False,
 ) -> Traced:
     """Replace the layers of a model by those of this rank, in place; returns the report of what lies where.
 
@@ -74,7 +76,8 @@ def parallelize(
     is run once without values on `example`, the keyword arguments of one rank's forward. Language models of Hugging Face and
     models whose forward takes tokens need no example. `plan`: how some layers lie, from names to styles of Hugging Face's
     `tp_plan`, such as "colwise"; tracing finds the rest. `batch`: samples of a step over the whole mesh and the tokens of each,
-    for a cut that cuts samples further. `rest` is how activations and weights rest with such a cut.
+    for a cut that cuts samples further. `rest` is how activations and weights rest with such a cut. `recompute`: each block of
+    the model's row of blocks keeps what it was given, and computes its forward once more in its backward.
     """
     network = network_of(mesh)
     if network.grid.pipe > 1:
@@ -97,6 +100,8 @@ def parallelize(
             model, cut, network, fill or own_values(model), rest or ShardingPolicy(), batch, example
         )
         report = replace(report, origins=dict.fromkeys((spec.name for spec in report.specs), origin))
+    if recompute:
+        recompute_blocks(model, blocks_of(model, report.specs), report.specs)
     object.__setattr__(model, HANDLE, Handle(network, state, report, filled, type(model).__name__, config))
     model.register_forward_pre_hook(_refuse_empty)
     return report

@@ -9,20 +9,24 @@ from typing import Any
 
 from cubeloom.parallel.config import ParallelConfig, choose
 from cubeloom.parallel.layout import Axes, Layout, redistribute
-from cubeloom.parallel.specs import LayerSpec, Parameter, collectives
+from cubeloom.parallel.specs import LayerSpec, Parameter, collectives, repeated
 
 Volume = dict[str, Fraction]  # by axis, or by several as one process group, with the ledger's names
 Received = tuple[Axes, Any]  # axes, and the bytes received along them
 
 
-def step_volume(layers: Iterable[LayerSpec], c: ParallelConfig, zero: bool = False) -> Volume:
+def step_volume(
+    layers: Iterable[LayerSpec], c: ParallelConfig, zero: bool = False, again: Sequence[Sequence[LayerSpec]] = ()
+) -> Volume:
     """One forward and backward of all layers, with the reduction of their gradients.
 
     All ranks receive the same, except in a turn on a plane x × y that is not square: `c.place` gives the rank. `zero`:
-    optimizer states are sharded over replicas, which gather the weights that each has updated.
+    optimizer states are sharded over replicas, which gather the weights that each has updated. `again`: blocks that are
+    recomputed.
     """
     layers = list(layers)
-    passed = (each for layer in layers for each in pass_volume(layer, c))
+    passed = [each for layer in layers for each in pass_volume(layer, c)]
+    passed += [each for block in again for each in repeated_volume(block, c)]
     # A weight that two layers share is one parameter.
     held = {each.name: each for layer in layers for each in layer.parameters(c) if each.when}.values()
     reduced = (gradient_volume(each, c, zero=zero) for each in held)
@@ -35,6 +39,12 @@ def layer_volume(layer: LayerSpec, c: ParallelConfig) -> Volume:
     return named(
         [*pass_volume(layer, c), *(some(each, c) for each in own for some in (gradient_volume, copies_volume))], c
     )
+
+
+def repeated_volume(block: Sequence[LayerSpec], c: ParallelConfig) -> Iterator[Received]:
+    """What a block receives more in a backward that computes its forward once more."""
+    for each, times in repeated(block, c):
+        yield each.axes, times * each.received
 
 
 def pass_volume(layer: LayerSpec, c: ParallelConfig, kept_gathers: Any = 1) -> Iterator[Received]:

@@ -34,6 +34,10 @@ class PrefetchOrder:
         self._place = 0
         # layers that used sharded weights since ranks last compared, if they compare
         self._log: list[str] | None = None
+        # Of recomputed forwards: the weight that was used after a layer's, in the forward or after the layer's backward.
+        self._after: dict[tuple[str, Direction], Weight] = {}
+        self._last: tuple[str, Direction] | None = None  # use of a weight in the running backward
+        self._running = -1
 
     def forward(self, layer: str, weight: Weight, backward_needs_it: bool | None) -> None:
         """`weight` is being used: start to gather the one that followed it last time."""
@@ -50,8 +54,27 @@ class PrefetchOrder:
         if self._place < len(self._order):
             self._order[self._place][1].prefetch("forward")
 
+    def replay(self, layer: str, weight: Weight) -> None:
+        """The same in a recomputed forward, with the weight that followed it last time."""
+        if self._follows():
+            assert self._last is not None
+            self._after[self._last] = weight
+        self._last = layer, "forward"
+        if self._last in self._after:
+            self._after[self._last].prefetch("backward")
+
+    def _follows(self) -> bool:
+        """Whether a weight was used before in the backward that is running."""
+        before, self._running = self._running, torch_private.running_backward()
+        return before == self._running and self._last is not None
+
     def backward(self, layer: str, weight: Weight) -> None:
-        """The same in the backward, where the order is reversed."""
+        """The same in the backward, where the order is reversed, or the first weight of a recomputed block is next."""
+        self._follows()
+        self._last = layer, "backward"
+        if self._last in self._after:
+            self._after[self._last].prefetch("backward")
+            return
         place = self._order.index((layer, weight))
         if place > 0:
             before, its_weight = self._order[place - 1]
@@ -86,6 +109,7 @@ class Weight:
         self._kept: weakref.ref[Tensor] | None = None
         self._gathered_from: Version | None = None
         self._reads = {"forward": 0, "backward": 0}  # by strands, of the copy that all of them read
+        self._stays = False  # from a recomputed forward to the backward that follows it
 
     @property
     def parts(self) -> int:
@@ -98,7 +122,7 @@ class Weight:
         memo[id(self)] = made
         made.parameter, made._prefetch_order = deepcopy(self.parameter, memo), deepcopy(self._prefetch_order, memo)
         made._pending = made._full = made._kept = made._gathered_from = None
-        made._reads = {"forward": 0, "backward": 0}
+        made._reads, made._stays = {"forward": 0, "backward": 0}, False
         return made
 
     def forward(self, layer: str, backward_needs_it: bool | None) -> Tensor:
@@ -111,8 +135,10 @@ class Weight:
         if self._held is not None:
             return self._held  # another strand has gathered it
         full = self._gathered("forward")
-        # A recomputation in a backward runs one block's forward: the next block's weights are not needed then.
-        if not torch_private.in_backward():
+        if torch_private.in_backward():
+            self._stays = bool(backward_needs_it)
+            self._prefetch_order.replay(layer, self)
+        else:
             self._prefetch_order.forward(layer, self, backward_needs_it)
         return full
 
@@ -120,11 +146,11 @@ class Weight:
         """The whole weight, for an input gradient; `read` must follow."""
         if not self.sharded:
             return local_of(self.parameter)
-        if self._held is not None:
-            return self._held
-        full = self._gathered("backward")
-        self._prefetch_order.backward(layer, self)
-        return full
+        held = self._held
+        if held is None or (self._stays and not self._reads["backward"]):
+            held = self._gathered("backward")
+            self._prefetch_order.backward(layer, self)
+        return held
 
     @property
     def _held(self) -> Tensor | None:
@@ -133,6 +159,8 @@ class Weight:
 
     def read(self, direction: Direction, ways: int) -> None:
         """One of the strands has finished the computation for which it requested the whole weight."""
+        if direction == "forward" and self._stays:
+            return
         self._reads[direction] += 1
         strand = weave.strand()
         if self._reads[direction] < ways:
@@ -142,7 +170,7 @@ class Weight:
         if strand is not None:
             strand.loom.under_way.pop(id(self), None)
         self._reads[direction] = 0
-        self._full = None
+        self._full, self._stays = None, False
 
     def settle(self) -> None:
         """Discard a gathered copy that was not read: strands were abandoned, or the weight has changed."""
@@ -150,6 +178,7 @@ class Weight:
         if self._pending is not None:
             self._pending.wait()
         self._pending = self._full = None
+        self._stays = False
 
     @property
     def scatter(self) -> Callable[[Tensor], Pending] | None:

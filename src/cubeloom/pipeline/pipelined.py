@@ -51,8 +51,8 @@ def pipeline(
 
     `schedule`: a name that `cubeloom schedule` knows, with this many `microbatches` (by default two per worker), or a
     schedule as a value. The other arguments are those of `parallelize`; `example` has the keyword arguments of one
-    forward. `ways`: strands of a weave. `recompute`: all stages, or the stages named, recompute their forward in their
-    backward. Raises UserError for invalid requests, such as a model whose forward calls no row of blocks.
+    forward. `ways`: strands of a weave. `recompute`: blocks of all stages, or of those named, recompute their forward in
+    their backward. Raises UserError for invalid requests, such as a model whose forward calls no row of blocks.
     """
     network = network_of(mesh)
     if network.grid.pipe == 1:

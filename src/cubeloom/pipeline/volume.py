@@ -10,13 +10,14 @@ import numpy as np
 
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.layout import Layout
-from cubeloom.parallel.specs import LayerSpec, Side, collectives, stream
-from cubeloom.parallel.volume import Received, copies_volume, gradient_volume, pass_volume, sum_volume
+from cubeloom.parallel.specs import LayerSpec, Side, stream
+from cubeloom.parallel.volume import Received, copies_volume, gradient_volume, pass_volume, repeated_volume, sum_volume
 from cubeloom.pipeline import Schedule
 from cubeloom.pipeline.workload import Workload, holders
 
 _DOUBLE = 8  # losses and counts are summed in float64
 Layers = Sequence[tuple[LayerSpec, int]]  # each with the number of such layers in the stage
+Block = tuple[Sequence[LayerSpec], int]  # the layers of a block, with the number of such blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,23 +65,23 @@ def pipeline_volume(
     worker: int,
     zero: bool = False,
     losses: int = 1,
-    recompute: bool = False,
     averaged: bool = False,
+    again: Sequence[Sequence[Block]] = (),
 ) -> Iterator[Received]:
     """One step of a worker's ranks. `c.samples` are those of one portion, a micro-batch or half of one.
 
     `received`: bytes of each stage's output on one rank. `tied`: weights that two layers share. `losses`: how many the
-    last stage computes; `averaged`: their sum is also averaged over samples. Recomputation runs forwards again. torch
-    decides how far, so its bytes are an upper bound.
+    last stage computes; `averaged`: their sum is also averaged over samples. `again`: the recomputed blocks of each
+    stage; empty: none.
     """
     work = Workload.of(schedule, worker)
     for held in work.held:
         for layer, count in stages[held.stage]:
             for axes, nbytes in pass_volume(layer, c, held.gathers * c.size() / held.passes):
                 yield axes, count * held.passes * nbytes
-            for each in collectives(layer, c) if recompute else ():
-                if each.phase == "F" and not each.gathered_to_keep:
-                    yield each.axes, count * held.passes * each.received
+        for block, count in again[held.stage] if again else ():
+            for axes, nbytes in repeated_volume(block, c):
+                yield axes, count * held.passes * nbytes
     own = {held.stage for held in work.held}
     updates = 1 + schedule.groups[-1]
     for axes, nbytes in _reductions(stages, own, tied, c, schedule, zero):

@@ -201,7 +201,10 @@ class CubeLinear(nn.Module):
         whole = started.finish()
         if token is None:
             token = _WeightGradient.apply(self.weight, bias, call)
-        partial = _Matmul.apply(whole, x.detach() if self._regather else None, token, weight, bias, call)
+        shard = x.detach() if self._regather else None
+        if weave.replaying():
+            whole, shard = _Saved.apply(whole, shard, token), None  # where nothing more is needed, it ends here
+        partial = _Matmul.apply(whole, shard, token, weight, bias, call)
         self._gathered.read("forward", call.ways)
         if self._lone_matmul:
             weave.pause()
@@ -275,6 +278,15 @@ class _WeightGradient(torch.autograd.Function):
         return None, None, None
 
 
+class _Saved(torch.autograd.Function):
+    """In a forward that is computed once more: what the product's node saved in the first one, before the product."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shard: Tensor | None, token: Tensor) -> Tensor:
+        ctx.save_for_backward(x if shard is None else shard)
+        return x.view_as(x)
+
+
 class _Matmul(torch.autograd.Function):
     """Y = X Wᵀ of local blocks. Its backward computes dX = dY W, and leaves X and dY for the weight gradient.
 
@@ -292,7 +304,8 @@ class _Matmul(torch.autograd.Function):
         call: _Call,
     ) -> Tensor:
         ctx.call = call
-        ctx.save_for_backward(x if shard is None else shard)
+        if not weave.replaying():
+            ctx.save_for_backward(x if shard is None else shard)
         ctx.token = token.detach()
         ctx.shape = x.shape
         return call.product.forward(x, weight.to(x.dtype), None if bias is None else local_of(bias).to(x.dtype))

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from cubeloom.base import torch_private
 from cubeloom.parallel.weave.loom import place, recording, replaying_as
 
 
-def recompute(function: Callable[..., Any], *arguments: Any) -> Any:
-    """As torch's checkpoint. Dropout masks and sums over strands are the same in the recomputation, also in a weave."""
-    here = place()
+def recompute(function: Callable[..., Any], *arguments: Any, early_stop: bool = True, **named: Any) -> Any:
+    """As torch's checkpoint. Dropout masks and sums over strands are the same in the recomputation, also in a weave.
+
+    `early_stop`: the recomputed forward stops once the backward has all it needs.
+    """
+    if not torch.is_grad_enabled():
+        return function(*arguments, **named)
+    here, modes, dtype = place(), torch_private.function_modes(), torch.get_default_dtype()
     agreed: list[Tensor] = []
 
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return recording(agreed), replaying_as(here, agreed)
+    @contextmanager
+    def again() -> Iterator[None]:
+        """With the modes and the dtype of the first forward, which the forward of the whole model may have set."""
+        with ExitStack() as stack:
+            stack.enter_context(replaying_as(here, agreed))
+            for mode in modes:
+                stack.enter_context(mode)
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(dtype)
+            stack.callback(torch.set_default_dtype, before)
+            yield
 
-    return checkpoint(function, *arguments, use_reentrant=False, context_fn=contexts)
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return recording(agreed), again()
+
+    return checkpoint(function, *arguments, use_reentrant=False, context_fn=contexts, early_stop=early_stop, **named)

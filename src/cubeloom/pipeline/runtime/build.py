@@ -23,6 +23,7 @@ from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.layout import Axes
+from cubeloom.parallel.recomputed import blocks_of, layers_of, recompute_blocks
 from cubeloom.parallel.replace import Fill, replace_layers
 from cubeloom.parallel.specs import (
     ImageNormSpec,
@@ -38,7 +39,7 @@ from cubeloom.parallel.specs import (
 from cubeloom.parallel.state import Clock
 from cubeloom.parallel.traced import Row
 from cubeloom.parallel.volume import Volume, named
-from cubeloom.parallel.weave import recompute as again
+from cubeloom.parallel.weave import recompute as recomputed
 from cubeloom.pipeline import Schedule, Updates, check
 from cubeloom.pipeline.runtime.microbatches import portions
 from cubeloom.pipeline.runtime.model_pieces import ModelPieces, Outputs
@@ -69,6 +70,7 @@ class StagePlan:
     specs: Sequence[LayerSpec]
     outputs: Outputs  # the tensors that each piece sends to the next
     tokens: bool  # rows are tokens
+    blocks: tuple[str, ...] = ()  # the modules that recomputation runs once more
     row: Row | None = None  # of a model that does not list its pieces
     aliases: Mapping[str, str] = field(default_factory=dict)  # from a parameter's name in the model to its layer's
     # A cache: read in every step, and slow to compute if a model has many layers.
@@ -96,8 +98,14 @@ class StagePlan:
             if asked and self.row is not None:
                 raise UserError(f"this model does not say its pieces, so that {words}")
 
-    def volume(self, c: ParallelConfig, worker: int, zero: bool = False) -> Volume:
-        """Bytes that a rank of a worker receives in a step of `c.samples` samples, by axis, without recomputation."""
+    def blocks_of(self, stage: int, recompute: Recompute) -> list[str]:
+        """The modules of a stage that are computed once more in its backward."""
+        whole = recompute if isinstance(recompute, bool) else recompute != "attention" and stage in recompute
+        modules = self.modules_of(stage)
+        return [name for name in self.blocks if whole and belongs(name, modules)]
+
+    def volume(self, c: ParallelConfig, worker: int, zero: bool = False, recompute: Recompute = False) -> Volume:
+        """Bytes that a rank of a worker receives in a step of `c.samples` samples, by axis."""
         count = len(self.stages)
         stages = [[(spec, 1) for spec in self.specs_of(stage)] for stage in range(count)]
         part = replace(c, samples=c.samples / Workload.of(self.schedule, worker).portions)
@@ -107,8 +115,12 @@ class StagePlan:
         ]
         tied = {f"{owner}.weight" for spec in self.specs if (owner := shared_owner(spec))}
         losses = sum(isinstance(spec, LossSpec | SquaredLossSpec | TracedLossSpec) for spec, _ in stages[-1])
+        again = [
+            [(layers_of(block, self.specs_of(stage)), 1) for block in self.blocks_of(stage, recompute)]
+            for stage in range(count)
+        ]
         averaged = self.row is not None
-        found = pipeline_volume(stages, received, tied, part, self.schedule, worker, zero, losses, averaged=averaged)
+        found = pipeline_volume(stages, received, tied, part, self.schedule, worker, zero, losses, averaged, again)
         return named(found, c)
 
     def holders(self, parameter: str) -> tuple[int, ...]:
@@ -193,7 +205,8 @@ def plan_stages(
         )
     tokens = not hasattr(model, "example")
     aliases = {} if pieces.row is None else _aliases(model, specs, grid, rest)
-    return StagePlan(schedule, chosen, modules, specs, pieces.outputs, tokens, pieces.row, aliases)
+    blocks = blocks_of(model, specs)
+    return StagePlan(schedule, chosen, modules, specs, pieces.outputs, tokens, blocks, pieces.row, aliases)
 
 
 def _aliases(model: nn.Module, specs: Sequence[LayerSpec], grid: Grid, rest: ShardingPolicy) -> dict[str, str]:
@@ -274,22 +287,22 @@ def hold(
         replace_layers(own, specs, state, fill, held.parameters, layout.holders)
         if compile:
             compile_local(own, plain, state)
+        again = layout.blocks_of(stage, recompute)
         if layout.row is not None:
             like = next(iter(held.parameters.values()))
             leave_out(own, layout.row, layout.modules_of(stage), like, network.device)
             finish(own, state, fill)
+            recompute_blocks(own, again, specs)
             of_row = RowStage(own, layout.row, layout.stages[stage], state)
             runs: list[Run] = [of_row.run]
         else:
+            recompute_blocks(own, again, specs)
             pieces: list[Piece] = own.pieces()  # type: ignore[operator]
             runs, of_row = [pieces[number].run for number in layout.stages[stage]], None
         if recompute == "attention":
             _recompute_attention(own)
-            whole = False
-        else:
-            whole = recompute if isinstance(recompute, bool) else stage in recompute
         if record is None:
-            held.stages[replica, stage] = Stage(runs, state, whole, ways, row=of_row)
+            held.stages[replica, stage] = Stage(runs, state, ways, row=of_row)
         else:
             held.stages[replica, stage] = RecordedStage(runs, state, record=record, home=(replica, stage))
         held.models[replica, stage] = own
@@ -302,7 +315,7 @@ def _recompute_attention(model: nn.Module) -> None:
     """Attention scores grow with the square of the sequence and are cheap to recompute."""
     for module in model.modules():
         if isinstance(module, AttentionCore):
-            module.forward = partial(again, module.forward)  # type: ignore[method-assign]
+            module.forward = partial(recomputed, module.forward)  # type: ignore[method-assign]
 
 
 def _prune(model: nn.Module, layout: StagePlan, stage: int) -> None:

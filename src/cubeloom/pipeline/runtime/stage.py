@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from cubeloom.parallel import CubeState
 from cubeloom.parallel.gradients import DeferredWeightGrads
-from cubeloom.parallel.weave import Weave, recompute
+from cubeloom.parallel.weave import Weave
 
 if TYPE_CHECKING:
     from cubeloom.pipeline.runtime.channels import Boundary
@@ -39,7 +38,6 @@ class Stage:
 
     runs: Sequence[Run]
     state: CubeState
-    recompute: bool = False
     ways: int = 1  # strands of a portion
     row: RowStage | None = None  # of a model that does not list its pieces
     _flights: dict[Portion, _Flight] = field(default_factory=dict)
@@ -49,8 +47,7 @@ class Stage:
         for tensor in leaves.values():
             if tensor.is_floating_point():
                 tensor.requires_grad_()
-        run = partial(recompute, self._run) if self.recompute else self._run
-        outputs = Weave(run, self.ways, self.state.staggers)(leaves, data)
+        outputs = Weave(self._run, self.ways, self.state.staggers)(leaves, data)
         self._flights[portion] = _Flight(leaves, outputs)
         return {name: tensor.detach() for name, tensor in outputs.items()}
 

@@ -6,6 +6,7 @@ below tensors: the allocator's rounding, workspaces of libraries, and buffers of
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,9 +34,11 @@ class PieceMemory(NamedTuple):
     forward: Any  # the most bytes beyond all activations of the piece, while it is computed
     backward: Any
     adding: Any  # the same, where weight gradients are added to earlier ones
-    again: Any  # while its forward is computed once more
+    again: Any  # while its forward is computed once more, and back, of a block
+    again_adding: Any
     gathered: Any  # bytes of all its gathered weights
     largest: Any  # of its largest weight, whole along z
+    given: Any  # bytes that it keeps where its forward is computed once more: of a block, what it was given
 
 
 def room(piece: Piece, s: ParallelConfig) -> PieceMemory:
@@ -66,7 +69,14 @@ def room(piece: Piece, s: ParallelConfig) -> PieceMemory:
     found = nothing if head is None else head.found
     activations = sum(kept.values(), start=nothing)
     inside = sum((layer.inside(s) for layer in piece.layers if isinstance(layer, specs.AttentionSpec)), start=nothing)
-    return PieceMemory(*owned, *shared, activations, inside, found, noted, *most, gathered, largest)
+    given = _given(piece, s) if piece.block else activations
+    return PieceMemory(*owned, *shared, activations, inside, found, noted, *most, gathered, largest, given)
+
+
+def _given(piece: Piece, s: ParallelConfig) -> Any:
+    """What a block is given is as large as what it gives; of several tensors that are handed on, most belong to others."""
+    each = [output.elements(piece.tokens, s) * s.item for output in piece.outputs]
+    return reduce(np.maximum, each) if piece.tokens else each[-1]
 
 
 def _added(first: tuple[Any, Any, Any], second: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:

@@ -36,10 +36,10 @@ def memory(
     """
     flying = shape.in_flight(workers, count, worker)
     wholly = recompute is True
-    least = c.found if wholly else c.activations - c.inside if recompute else c.activations
+    least = c.given if wholly else c.activations - c.inside if recompute else c.activations
     if workers > 1:
-        # A stage keeps its output for its backward; its input is its first layer's, unless that is to be computed again.
-        least = least + c.handed * (shape.chunks * (2 if wholly else 1))
+        # A stage keeps its output for its backward; its input is its first layer's, or block's.
+        least = least + c.handed * shape.chunks
     kept = flying * least
     if shape.split:
         # What waits for its weight gradient keeps inputs and output gradients.
@@ -47,12 +47,13 @@ def memory(
     later_ones = np.asarray(count) > flying  # in flight are micro-batches after the first, whose gradients are there
     there = np.where(later_ones, c.gradients, 0.0)
     if wholly:
-        backward, most = c.redoing, c.most_redoing
+        backward, ends = np.where(later_ones, c.redoing, c.redoing_first), c.redoing_at_end
+        most = np.maximum(np.where(later_ones, c.most_adding, c.most), backward)
     else:
-        backward = np.where(later_ones, c.adding, c.in_backward)
+        backward, ends = np.where(later_ones, c.adding, c.in_backward), c.at_end
         most = np.where(later_ones, c.most_adding, c.most)
     # After a backward of each copy of a stage all gradients are there: in the next one, or as a single one ends.
-    ending = np.where(np.asarray(count) > shape.replicas, backward, c.at_end)
+    ending = np.where(np.asarray(count) > shape.replicas, backward, ends)
     later = kept - shape.replicas * least + c.gradients + ending
     if shape.split:
         left, off = _put_off(shape, workers, worker, count)

@@ -19,10 +19,10 @@ from cubeloom.plan.hardware import Cluster
 
 def passes(shape: ScheduleModel, times: Times, recompute: Recompute) -> tuple[Any, Any, Any]:
     """Seconds of a forward, of an input gradient and of a weight gradient, as the schedule runs them."""
-    i = times.input_grad
-    if recompute:
-        i = i + (times.attention if recompute == "attention" else times.again)
-    return times.forward, i if shape.split else i - times.saved, times.weight_grad
+    i, saved = (times.redone, times.redone_saved) if recompute is True else (times.input_grad, times.saved)
+    if recompute == "attention":
+        i = i + times.attention
+    return times.forward, i if shape.split else i - saved, times.weight_grad
 
 
 def computed(times: Times, recompute: Recompute) -> Any:

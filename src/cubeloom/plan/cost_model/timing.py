@@ -21,6 +21,7 @@ from cubeloom.parallel.specs import (
     LinearSpec,
     TableSpec,
     collectives,
+    last_linear,
 )
 from cubeloom.plan import costs
 from cubeloom.plan.cost_model.compute import Machine, Seconds, issue, seconds
@@ -31,9 +32,9 @@ from cubeloom.plan.model.model import Piece
 class Times(NamedTuple):
     """`saved` is what a backward in one takes less than its two halves apart; `computed` what of all that is computation.
 
-    A stage begins with a weight that nothing was computed before: `first` is its gather in a forward, `last` in a backward. In
-    `again`, a forward that is computed once more, no weight is gathered ahead; `recomputed` is what of it is computation, and
-    `attention` what attention takes of that.
+    A stage begins with a weight that nothing was computed before: `first` is its gather in a forward, `last` in a backward.
+    `redone` and `redone_saved` are the same of an input gradient where the piece's forward is computed once more, if it is a
+    block; `recomputed` is what of that forward is computation, and `attention` what attention takes of a forward.
     """
 
     forward: Any
@@ -41,7 +42,8 @@ class Times(NamedTuple):
     weight_grad: Any
     saved: Any
     computed: Any
-    again: Any
+    redone: Any
+    redone_saved: Any
     recomputed: Any
     attention: Any
     first: Any
@@ -54,21 +56,36 @@ def times(piece: Piece, s: ParallelConfig, cluster: Cluster, dtype: Dtype) -> Ti
     forward, input_grad, weight_grad = (sum(each[phase] for each in compute) for phase in range(3))
     each = [_waits(layer, s, cluster) for layer in piece.layers]
     waits = {what: sum(one[what] for one in each) for what in each[0]}
-    f, i, w, both = _gathering(_between(piece, compute, each), cluster)
+    between = _between(piece, compute, each)
+    f, i, w, both = _gathering(between, cluster)
+    ahead = f
     f, i, both = f + waits["F"], i + waits["I"] + waits["dX"], both + waits["I"]
     woven = np.asarray(s.ways) > 1
     gathers, scatters, drag = waits["weights I"] + waits["W"], waits["weights W"], cluster.nic_drag
     woven_i = _woven(_turns(compute, each, "I"), gathers, s, drag)
     woven_w = costs.together(weight_grad, scatters, drag)
     woven_both = _woven(_turns(compute, each, "B"), gathers + scatters, s, drag)
+    i, w, both = np.where(woven, woven_i, i), np.where(woven, woven_w, w), np.where(woven, woven_both, both)
+    redone, redone_both, recomputed = i, both, np.float64(0)
+    if piece.block:
+        # Weights that were gathered for the forward are there; and what the block ends with is not computed again.
+        kept = _gathering([each._replace(gather_before=each.gathered_input) for each in between], cluster)
+        ends = [place for place, layer in enumerate(piece.layers) if layer is last_linear(piece.layers)]
+        recomputed = forward - sum(compute[place].forward for place in ends)
+        again = ahead + waits["F"] - sum(compute[place].forward + each[place]["Y"] for place in ends)
+        woven_i = _woven(_turns(compute, each, "I"), waits["W"], s, drag)
+        woven_both = _woven(_turns(compute, each, "B"), waits["W"] + scatters, s, drag)
+        redone = again + np.where(woven, woven_i, kept[1] + waits["I"] + waits["dX"])
+        redone_both = again + np.where(woven, woven_both, kept[3] + waits["I"])
     return Times(
         np.where(woven, _woven(_turns(compute, each, "F"), waits["weights F"], s, drag), f),
-        np.where(woven, woven_i, i),
-        np.where(woven, woven_w, w),
-        np.where(woven, woven_i + woven_w - woven_both, i + w - both),
+        i,
+        w,
+        i + w - both,
         forward + input_grad + weight_grad,
-        forward + waits["F"] + waits["weights F"],
-        forward,
+        redone,
+        redone + w - redone_both,
+        recomputed,
         sum(
             (own.forward for layer, own in zip(piece.layers, compute, strict=True) if isinstance(layer, AttentionSpec)),
             start=np.float64(0),
@@ -94,6 +111,7 @@ class _Between(NamedTuple):
     sent: Any  # seconds of the collective of the input gradient, which runs behind the weight gradient
     onward: Any  # other layers' computation, up to the weight before
     gather_before: Any  # and of the input once more, where only its shard was kept
+    gathered_input: Any  # of that, the input's
     weight_grad: Any
     scatter_behind: Any
 
@@ -117,6 +135,7 @@ def _between(piece: Piece, compute: Sequence[Seconds], waits: Sequence[dict[str,
                 sent=waits[start]["dX"],
                 onward=sum(compute[place].input_grad + compute[place].weight_grad for place in rests[number - 1]),
                 gather_before=waits[before]["weights I"] + waits[start]["W"],
+                gathered_input=waits[start]["W"],
                 weight_grad=compute[start].weight_grad,
                 scatter_behind=waits[behind]["weights W"],
             )

@@ -26,12 +26,13 @@ _LITTLE = (
 
 
 class TransientMemory(NamedTuple):
-    """The most bytes at once beyond all that the piece keeps: in its forward, in its backward, and in a forward once more."""
+    """The most bytes at once beyond all that the piece keeps: in its forward, and in its backward."""
 
     forward: Any
     backward: Any
     adding: Any  # in a backward whose weight gradients are added to those of earlier micro-batches
-    again: Any
+    again: Any  # in a forward that is computed once more, of a block, and the backward behind it
+    again_adding: Any
 
 
 class FusedHead(NamedTuple):
@@ -59,6 +60,7 @@ def passing(
         for layer, own in zip(layers, weights, strict=True)
     ]
     scattered = s.gathers  # a weight's gradient, which is then whole for a moment
+    depth = s.z
     # The rows of one strand, on this rank.
     s = replace(s, samples=s.samples_of / s.ways, data=1, z=1)
     sizes = [_linear(layer, s) if isinstance(layer, specs.LinearSpec) else None for layer in layers]
@@ -89,15 +91,28 @@ def passing(
             before = before if own is None else own
         return most + stream
 
-    forward, backward, adding = walked(s.ways - 1), back(1), back(scattered)
-    again = forward
-    for layer in layers:
-        if isinstance(layer, specs.LossSpec) and not layer.whole:
-            # By then a strand before has the gradient of its logits, whole, in the place of what it kept of them.
-            instead = _logits(layer, s) * (s.x * s.item - s.statistic)
-            again = walked(0) + (s.ways > 1) * instead
-    # A head that found its gradients is not computed again.
-    return TransientMemory(forward, backward, adding, again if joined is None else again * (1 - joined.where))
+    def redone(made: Any) -> Any:
+        """Forward once more and backward: weights that were gathered stay until their own gradient is computed."""
+        most = staying = nothing
+        for place, layer in enumerate(layers):
+            staying = staying + gathered[place]
+            beside = _forward(layer, s, joined, sizes[place], 0) + staying + gathered[(place + 1) % len(layers)]
+            most = np.maximum(most, levels[place] - kept + beside)
+        made = s.gradient / s.item * (made + scattered / depth)  # whole, and this rank's part of the sum
+        own_weights = [weight for weight in weights if weight is not None]
+        before: Any = own_weights[0] * made * scattered if own_weights else nothing  # of the block behind
+        for place, layer in reversed(list(enumerate(layers))):
+            weight = weights[place]
+            own = None if weight is None else weight * made
+            staying = staying - gathered[place]
+            ahead = staying + (gathered[place] if place == 0 else 0.0)
+            beside = _backward(layer, s, joined, sizes[place], before, own, gathered[place]) + ahead
+            most = np.maximum(most, levels[place] - kept + beside)
+            before = before if own is None else own
+        return most + stream
+
+    again = (redone(1), redone(scattered)) if piece.block else (nothing, nothing)
+    return TransientMemory(walked(s.ways - 1), back(1), back(scattered), *again)
 
 
 def _weight(layer: LayerSpec, s: ParallelConfig) -> Any:

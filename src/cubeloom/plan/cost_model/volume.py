@@ -37,18 +37,24 @@ def pipeline_bytes(
     model: Model, c: ParallelConfig, schedule: Schedule, worker: int, recompute: Recompute = False
 ) -> Bytes:
     """One step of a worker's ranks. `c.samples` are those of one portion. Attention, where recomputed, moves nothing."""
-    stages = [_layers(model, counts) for counts in model.stages(schedule.stages)]
+    counts = model.stages(schedule.stages)
+    again = [_blocks(model, each) for each in counts] if recompute is True else []
+    stages = [_layers(model, each) for each in counts]
     outputs = [model.kinds[model.row[end - 1]].outputs for end in model.cuts[schedule.stages]]
     received = [output_numbers(each, model, c) * c.item for each in outputs]
     losses = model.kinds[model.row[-1]].losses
     averaged = model.planes is not None  # the loss of a traced model, as its runtime averages it
-    again = recompute is True
-    return add(pipeline_volume(stages, received, model.tied, c, schedule, worker, True, losses, again, averaged))
+    return add(pipeline_volume(stages, received, model.tied, c, schedule, worker, True, losses, averaged, again))
 
 
 def output_numbers(outputs: Sequence[StageOutput | PlaneOutput], model: Model, c: ParallelConfig) -> Any:
     """What a stage hands to the next, on one rank."""
     return sum(each.elements(model.tokens, c) for each in outputs)
+
+
+def _blocks(model: Model, counts: Sequence[int]) -> list[tuple[Sequence[LayerSpec], int]]:
+    """Those of so many pieces of each kind."""
+    return [(kind.layers, count) for kind, count in zip(model.kinds, counts, strict=True) if kind.block and count]
 
 
 def _layers(model: Model, counts: Sequence[int]) -> list[tuple[LayerSpec, int]]:

@@ -57,6 +57,7 @@ class Pieces:
     rooms: Sequence[PieceMemory]
     handed: Any  # bytes
     owner: int | None = None  # the kind of piece whose weight another shares
+    blocks: tuple[bool, ...] = ()  # whether each can be computed once more
 
 
 class WorkerLoad(NamedTuple):
@@ -76,9 +77,11 @@ class WorkerLoad(NamedTuple):
     most: Any  # the same in a forward or a backward
     adding: Any  # in a backward that adds to earlier gradients
     most_adding: Any
-    redoing: Any  # the most in a backward that computes activations again, with them
-    most_redoing: Any
+    given: Any  # of the activations, what is kept where blocks are computed once more
+    redoing: Any  # the most beyond it in such a backward, with the activations of a block
+    redoing_first: Any  # in the first one, where the gradient of a head is new
     at_end: Any  # the most as a backward ends
+    redoing_at_end: Any
     largest: Any  # gradient that is scattered along z, while it is whole
     gathered: Any  # weights that are kept
     handed: Any
@@ -113,19 +116,15 @@ def _carried(load: Load, pieces: Pieces) -> WorkerLoad:
 
     kept = weighted(load.held, rooms["gathered"]) * (pieces.settings.weights == KEPT)
     activations, found = (weighted(load.passed, rooms[name]) for name in ("activations", "found"))
-    forward, backward, adding, again = (most(way) for way in ("forward", "backward", "adding", "again"))
+    forward, backward, adding = (most(way) for way in ("forward", "backward", "adding"))
     s, item = pieces.settings, pieces.settings.item
-    # A head that found its gradients is done before anything is computed again; that of its weight stays.
-    stays = np.where(found > 0, rooms["largest"][last], 0.0)
-    inside = activations - found - behind + stays + most_of([rooms["backward"][place] for place in rank_stride])
-    one = np.maximum(inside, np.where(found > 0, backward, activations + np.maximum(backward, again)))
-    # Of several strands the first has used what it found when the last is computed again.
-    several = activations - found - found / s.ways + np.maximum(backward, again)
-    redoing = np.where(s.ways > 1, several, one)
+    ending = rooms["adding"][first] + rooms["activations"][first]
+    redone = _redone(load, pieces, behind, backward, adding, ending)
     return WorkerLoad(
         times=times._replace(
             forward=times.forward + pieces.times[first].first,
             input_grad=times.input_grad + pieces.times[final].last,
+            redone=times.redone + pieces.times[final].last,
         ),
         numbers=numbers,
         weights=numbers * item,
@@ -134,19 +133,41 @@ def _carried(load: Load, pieces: Pieces) -> WorkerLoad:
         updating=updating(numbers, alone, states, item, s.gradient),
         activations=activations,
         found=found,
+        given=weighted(load.passed, rooms["given"]),
         inside=weighted(load.passed, rooms["inside"]),
         noted=weighted(load.passed, rooms["noted"]),
         in_backward=backward,
         most=np.maximum(forward, backward),
         adding=adding,
         most_adding=np.maximum(forward, adding),
-        redoing=redoing,
-        most_redoing=np.maximum(forward, redoing),
-        at_end=rooms["adding"][first] + rooms["activations"][first],
+        redoing=redone[0],
+        redoing_first=redone[1],
+        at_end=ending,
+        redoing_at_end=redone[2],
         largest=most_of([rooms["largest"][place] for place in some]) * (s.gradient / item) * s.gathers,
         gathered=kept,
         handed=pieces.handed,
     )
+
+
+def _redone(load: Load, pieces: Pieces, behind: Any, backward: Any, adding: Any, ending: Any) -> tuple[Any, Any, Any]:
+    """The most beyond what is kept while blocks are computed once more: in any backward, in the first, and as it ends."""
+    rooms, item = pieces.rooms, pieces.settings.gradient
+    some = [place for place, count in enumerate(load.held) if count]
+    blocks = [place for place in some if pieces.blocks[place]]
+    if not blocks:
+        return adding, backward, ending
+    inside = {place: rooms[place].activations - rooms[place].given for place in blocks}
+    most, most_adding = (
+        most_of([inside[place] + getattr(rooms[place], way) for place in blocks]) - behind
+        for way in ("again", "again_adding")
+    )
+    # In the first backward the gradient of a head is new, and in the last block all are there but those before it.
+    last = len(load.held) - 1
+    head = (rooms[last].parameters + rooms[last].shared) * item if load.held[last] else 0.0
+    lacking = sum(rooms[place].parameters * item for place in {some[0], blocks[0]})
+    at_end = rooms[blocks[0]].activations + rooms[blocks[0]].again - lacking
+    return np.maximum(most_adding, adding), np.maximum(most + head, backward), np.maximum(at_end, ending)
 
 
 def _numbers(load: Load, pieces: Pieces, last: int) -> tuple[Any, Any, Any]:

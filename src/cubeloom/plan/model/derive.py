@@ -15,6 +15,7 @@ from cubeloom.models import AttentionCore, ModelSource, SwiGLU, preset, skeleton
 from cubeloom.models.pieces import Piece as TorchPiece
 from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.layers.declared import FoundCut
+from cubeloom.parallel.recomputed import blocks_of
 from cubeloom.parallel.resolution import specs_of
 from cubeloom.parallel.specs import (
     AttentionSpec,
@@ -45,12 +46,14 @@ def derive(name: str, source: ModelSource | None = None) -> Model:
     seen = _run(model, chosen)
     specs = _written_specs(model, chosen)
     pieces: list[TorchPiece] = model.pieces()  # type: ignore[operator]
+    blocks = blocks_of(model, specs)
     found = [
         Piece(
             layers=tuple(_layers(model, piece, specs, seen)),
             outputs=outputs,
             tokens=chosen.positions is not None,
             losses=sum(isinstance(s, LossSpec | SquaredLossSpec) and belongs(s.name, piece.modules) for s in specs),
+            block=set(piece.modules) <= set(blocks),
         )
         for piece, outputs in zip(pieces, stage_outputs(model, specs), strict=True)
     ]
@@ -121,6 +124,8 @@ def _layers(model: nn.Module, piece: TorchPiece, specs: Sequence[LayerSpec], see
             spec = by_name[name]
             if isinstance(spec, LossSpec):
                 spec = replace(spec, classes=seen[name][0][-1])
+            if isinstance(spec, DropoutSpec) and spec.probability:
+                yield spec
             if not isinstance(spec, DropoutSpec | FeedForwardSpec):
                 side, always = _leaves(spec, side, always)
                 yield spec

@@ -15,6 +15,7 @@ from cubeloom.base.grid import Grid
 from cubeloom.models import ModelSource, skeleton
 from cubeloom.parallel.config import Batch
 from cubeloom.parallel.layout import Axes
+from cubeloom.parallel.recomputed import blocks_of
 from cubeloom.parallel.specs import (
     BetweenSpec,
     LayerSpec,
@@ -126,6 +127,7 @@ class _Plane:
     specs: tuple[LayerSpec, ...]
     modules: Sequence[tuple[str, ...]]
     outputs: Sequence[tuple[RankOutput, ...]]
+    blocks: frozenset[str]
 
     @classmethod
     def of(cls, short: Shortened, cut: Tracing, x: int, y: int, batch: Batch) -> _Plane:
@@ -133,7 +135,7 @@ class _Plane:
         traced = cut.traced(short.model, grid, batch)
         specs = tuple(map(_plain, traced.specs))
         modules, outputs = _pieces(short.model, cut, grid, batch, specs)
-        return cls(x, y, traced, specs, modules, outputs)
+        return cls(x, y, traced, specs, modules, outputs, frozenset(blocks_of(short.model, specs)))
 
     def check_blocks(self, short: Shortened) -> None:
         """That each block that stands for others is a piece of its own."""
@@ -178,7 +180,7 @@ class _Plane:
             layers = tuple(_without_place(spec, names) for spec in (*map(_without_flops, own), between))
             losses = sum(isinstance(spec, TracedLossSpec) for spec in own)
             outputs = tuple(self._outputs(alone, place))
-            yield Piece(layers=layers, outputs=outputs, tokens=tokens, losses=losses)
+            yield Piece(layers=layers, outputs=outputs, tokens=tokens, losses=losses, block=set(names) <= self.blocks)
 
     def _multiplied(self, alone: _Plane, blocks: int) -> list[tuple[float, Axes]]:
         """Products between layers, of a block. Of those that are not cut evenly a part counts as whole."""

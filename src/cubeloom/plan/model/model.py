@@ -36,6 +36,7 @@ class Piece:
     outputs: tuple[StageOutput | PlaneOutput, ...]
     tokens: bool = True  # rows are tokens; otherwise the pixels of samples
     losses: int = 0  # whose targets are counted over the ranks, once a step
+    block: bool = False  # of the model's row of blocks, which can be computed once more
 
     @cached_property
     def weights(self) -> frozenset[str]:

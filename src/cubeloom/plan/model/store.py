@@ -83,8 +83,9 @@ def read(whole: Mapping[str, Any]) -> Model:
                 outputs=tuple(StageOutput(**each) for each in kind["outputs"]),
                 tokens=whole["tokens"],
                 losses=kind["losses"],
+                block=number not in (whole["row"][0], whole["row"][-1]),
             )
-            for kind in whole["kinds"]
+            for number, kind in enumerate(whole["kinds"])
         ),
         row=tuple(whole["row"]),
         cuts={int(count): tuple(ends) for count, ends in whole["cuts"].items()},

@@ -121,6 +121,7 @@ def cost(model: Model, s: ParallelConfig, cluster: Cluster, dtype: Dtype) -> Pie
         [room(kind, s) for kind in kinds],
         handed,
         owners[0] if owners else None,
+        tuple(kind.block for kind in kinds),
     )
 
 
@@ -134,6 +135,7 @@ def taken(pieces: Pieces, index: tuple[Array, ...], shape: tuple[int, ...], s: P
         [PieceMemory(*map(at, each)) for each in pieces.rooms],
         at(pieces.handed),
         pieces.owner,
+        pieces.blocks,
     )
 
 
@@ -165,8 +167,8 @@ def _with_pipe(
     if workers > len(model.row):
         tally.refused["more stages than pieces"] += int(possible.sum()) * variants
         return
-    # However stages are given to workers, one has at least the mean of all activations of a micro-batch.
-    least = _activations(model, pieces)[place] / workers
+    # However stages are given to workers, one keeps at least the mean of what all keep of a micro-batch.
+    least = _kept(model, pieces)[place] / workers
     too_large = possible & (least > task.room(cluster))
     tally.refused["memory"] += int(too_large.sum()) * variants
     index = np.nonzero(possible & ~too_large)
@@ -188,10 +190,10 @@ def _with_pipe(
         _with_schedule(chosen, shape, batch, best, tally)
 
 
-def _activations(model: Model, pieces: Pieces) -> Array:
-    """Of one micro-batch, over the mesh: what all stages together keep of it."""
+def _kept(model: Model, pieces: Pieces) -> Array:
+    """Of one micro-batch, over the mesh: what all stages together keep of it at least."""
     row = tuple(float(model.row.count(kind)) for kind in range(len(model.kinds)))
-    return np.asarray(weighted(row, [room.activations for room in pieces.rooms]))
+    return np.asarray(weighted(row, [room.given for room in pieces.rooms]))
 
 
 class _Batch:

@@ -36,16 +36,16 @@ def stage_times(model: Model, alike: ScheduleGroup, pieces: Pieces, cluster: Clu
     def each(values: Sequence[Any]) -> Any:
         return np.asarray(rows, dtype=float) @ np.stack([np.broadcast_to(value, s.z.shape) for value in values])
 
-    names = ("forward", "input_grad", "weight_grad", "saved")
+    redone = ("redone", "redone_saved") if alike.recompute is True else ("input_grad", "saved")
+    names = ("forward", redone[0], "weight_grad", redone[1])
     f, i, w, saved = (each([getattr(time, name) for time in pieces.times]) for name in names)
     ends = model.cuts[len(rows)]
     first, last = ([model.row[place] for place in places] for places in ((0, *ends[:-1]), [end - 1 for end in ends]))
     f = f + np.stack([np.broadcast_to(pieces.times[kind].first, s.z.shape) for kind in first])
     i = i + np.stack([np.broadcast_to(pieces.times[kind].last, s.z.shape) for kind in last])
     numbers = each([room.parameters for room in pieces.rooms])
-    if alike.recompute:
-        again = "attention" if alike.recompute == "attention" else "again"
-        i = i + each([getattr(time, again) for time in pieces.times])
+    if alike.recompute == "attention":
+        i = i + each([time.attention for time in pieces.times])
     message = (
         costs.send(cluster, pieces.handed, alike.workers, s.rank_stride["pipe"]) if alike.workers > 1 else 0.0 * s.z
     )

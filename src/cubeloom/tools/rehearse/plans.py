@@ -59,14 +59,12 @@ class Tried:
 
     @property
     def bytes_agree(self) -> bool:
-        """On every rank that was run. What is recomputed is predicted as an upper bound: torch decides where it stops."""
-        for run in self.rehearsal.runs:
-            predicted = self.predicted[run.rank]
-            for axis in run.bytes.keys() | predicted.keys():
-                counted, expected = run.bytes.get(axis, Fraction(0)), predicted.get(axis, Fraction(0))
-                if counted > expected or (counted < expected and self.plan.recompute is not True):
-                    return False
-        return True
+        """On every rank that was run."""
+        return all(
+            run.bytes.get(axis, Fraction(0)) == self.predicted[run.rank].get(axis, Fraction(0))
+            for run in self.rehearsal.runs
+            for axis in run.bytes.keys() | self.predicted[run.rank].keys()
+        )
 
     def as_json(self) -> dict[str, Any]:
         largest = max(self.rehearsal.runs, key=lambda run: run.memory.peak).memory

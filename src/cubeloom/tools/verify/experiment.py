@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,6 +14,7 @@ from cubeloom.base.grid import Grid
 from cubeloom.base.limits import within
 from cubeloom.models import ModelSource, skeleton
 from cubeloom.parallel import AnyCut, Batch, ShardingPolicy, resolve
+from cubeloom.parallel.recomputed import blocks_of
 from cubeloom.parallel.specs import LayerSpec
 from cubeloom.pipeline import Schedule, Updates
 from cubeloom.pipeline.runtime.build import Recompute, StagePlan, plan_stages, shared_owner
@@ -74,6 +76,8 @@ class Experiment:
         if self.schedule is None:
             if self.record:
                 raise UserError("what is recorded are the stages of a pipeline: give a schedule")
+            if self.recompute not in (True, False):
+                raise UserError("without a schedule all blocks are recomputed, or none")
             return self._strand_specs()
         layout = self.layout(self.schedule)
         layout.check_options(self.recompute, self.compile, self.record)
@@ -87,6 +91,10 @@ class Experiment:
             # Two stages would use two versions of one weight in the same micro-batch; a serial model has only one.
             raise UserError(f"{self.schedule.name} can be compared on a model that ties no weights: use llama-tiny")
         return specs
+
+    def blocks(self, model: nn.Module, specs: Sequence[LayerSpec]) -> tuple[str, ...]:
+        """Of a model without a pipeline, the modules that are computed once more in the backward."""
+        return blocks_of(model, specs) if self.recompute is True else ()
 
     def layout(self, schedule: Schedule) -> StagePlan:
         """Which stages have which layers; raises UserError if the model cannot be cut so."""

@@ -16,6 +16,7 @@ from cubeloom.models.weights import stored_values
 from cubeloom.parallel import Batch, CubeState, apply
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import Block, local_of
+from cubeloom.parallel.recomputed import recompute_blocks
 from cubeloom.parallel.replace import Fill
 from cubeloom.parallel.weave import Weave
 from cubeloom.pipeline.runtime import Pipeline
@@ -130,6 +131,8 @@ def build(experiment: Experiment, network: Network, fill: Fill, known: Known | N
     if experiment.schedule is None:
         strand = Batch(experiment.batch.samples // experiment.ways, experiment.batch.sequence)
         state = apply(model, experiment.cut(model), network, strand, fill, experiment.rest, experiment.compile)
+        specs = experiment.specs()
+        recompute_blocks(model, experiment.blocks(model, specs), specs)
         step, gradients = plainly(Weave(model, experiment.ways, state.staggers), state), state.gradients
         parameters = dict(model.named_parameters())
     else:

@@ -14,6 +14,7 @@ from cubeloom.comm.ledger import plain
 from cubeloom.launch import RankPool
 from cubeloom.models.weights import check_weights
 from cubeloom.parallel import ParallelConfig, step_volume
+from cubeloom.parallel.recomputed import layers_of
 from cubeloom.parallel.specs import cut_share
 from cubeloom.tools.verify.experiment import Experiment
 from cubeloom.tools.verify.runs import WEIGHTS, Outcome, differences_of_files, grid_run, no_less_than_nan
@@ -164,8 +165,7 @@ def _report(experiment: Experiment, serial: SerialRun, outcomes: list[Outcome]) 
         differences=differences,
         counted=counted[0],
         predicted=predicted[0],
-        # What a recomputation moves depends on where torch can stop it, so it is not predicted.
-        bytes_agree=bool(experiment.recompute) or counted == predicted,
+        bytes_agree=counted == predicted,
         replicas_agree=_replicas_agree(outcomes),
         parameters=max(outcome.parameters for outcome in outcomes),
         cut_share=cut_share(experiment.specs(), _config(experiment, 0)),
@@ -195,8 +195,12 @@ def _predict(experiment: Experiment) -> list[dict[str, Fraction]]:
     configs = [_config(experiment, rank) for rank in range(grid.world)]
     if experiment.schedule is None:
         specs = experiment.specs()
-        each = [step_volume(specs, config, zero) for config in configs]
+        again = [layers_of(block, specs) for block in experiment.blocks(experiment.skeleton(), specs)]
+        each = [step_volume(specs, config, zero, again) for config in configs]
     else:
         layout = experiment.layout(experiment.schedule)
-        each = [layout.volume(config, place["pipe"], zero) for config, place in zip(configs, places, strict=True)]
+        each = [
+            layout.volume(config, place["pipe"], zero, experiment.recompute)
+            for config, place in zip(configs, places, strict=True)
+        ]
     return [{axis: size * experiment.steps for axis, size in step.items()} for step in each]

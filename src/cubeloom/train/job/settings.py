@@ -203,7 +203,7 @@ class LayoutSettings:
     ways: int = 1
     """Strands of a micro-batch: while one waits for a collective, another computes."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """Activations computed once more in the backward: none, those inside attention, or all but what a stage was given."""
+    """Activations computed once more in the backward: none, those inside attention, or all but what each block was given."""
     compile: bool = False
     """Let torch compile what is computed between collectives. The first steps then take longer."""
     record: bool = False
