@@ -6,8 +6,9 @@ time, so that rows are those of one strand; weights and their gradients are whol
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,60 +60,64 @@ def passing(
         nothing if own is None else own * (s.gathers if isinstance(layer, specs.EmbeddingSpec) else freed)
         for layer, own in zip(layers, weights, strict=True)
     ]
-    scattered = s.gathers  # a weight's gradient, which is then whole for a moment
-    depth = s.z
+    scattered, depth = s.gathers, s.z  # a weight's gradient, which is then whole for a moment
     # The rows of one strand, on this rank.
     s = replace(s, samples=s.samples_of / s.ways, data=1, z=1)
     sizes = [_linear(layer, s) if isinstance(layer, specs.LinearSpec) else None for layer in layers]
-    kept = nothing
-    levels = []
-    for layer in layers:
-        kept = kept + keeps(layer)
-        levels.append(kept)
+    levels = list(accumulate(map(keeps, layers)))
+    walk = _Walk(layers, s, joined, stream, weights, gathered, sizes, levels)
+    wide = s.gradient / s.item
+    most = walk.forward(s.ways - 1), walk.backward(wide), walk.backward(wide * scattered)
+    if not piece.block:
+        return TransientMemory(*most, nothing, nothing)
+    # A gradient that is scattered is there as a whole, and as this rank's part of the sum; of the block behind, too.
+    part = scattered / depth
+    behind = next((own * wide * (1 + part) * scattered for own in weights if own is not None), nothing)
+    again = (
+        np.maximum(walk.forward(0, stays=True) + stream, walk.backward(wide * (made + part), behind, stays=True))
+        for made in (1, scattered)
+    )
+    return TransientMemory(*most, *again)
 
-    def walked(waiting: Any) -> Any:
-        """Forward, while so many other strands wait for a collective."""
-        most = nothing
-        for place, layer in enumerate(layers):
-            beside = _forward(layer, s, joined, sizes[place], waiting)
-            beside = beside + gathered[(place + 1) % len(layers)] + gathered[place]
-            most = np.maximum(most, levels[place] - kept + beside)
+
+@dataclass(frozen=True)
+class _Walk:
+    """Through the layers of a piece. `levels`: what is kept up to each of them."""
+
+    layers: Sequence[LayerSpec]
+    s: ParallelConfig
+    joined: FusedHead | None
+    stream: Any
+    weights: Sequence[Any]
+    gathered: Sequence[Any]
+    sizes: Sequence[_Linear | None]
+    levels: Sequence[Any]
+
+    def forward(self, waiting: Any, stays: bool = False) -> Any:
+        """While so many other strands wait for a collective. Gathered weights are freed behind their use, or stay."""
+        most = there = np.float64(0)
+        for place, layer in enumerate(self.layers):
+            there = self.gathered[place] + (there if stays else 0.0)
+            beside = _forward(layer, self.s, self.joined, self.sizes[place], waiting)
+            beside = beside + self.gathered[(place + 1) % len(self.layers)] + there
+            most = np.maximum(most, self.levels[place] - self.levels[-1] + beside)
         return most
 
-    def back(made: Any) -> Any:
-        """Backward, where `made` says whether weight gradients take room of their own."""
-        most = nothing
-        before: Any = nothing  # the gradient of the weight that was used after this one
-        for place, layer in reversed(list(enumerate(layers))):
-            weight = weights[place]
-            own = None if weight is None else weight * (s.gradient / s.item) * made
-            beside = _backward(layer, s, joined, sizes[place], before, own, gathered[place] + gathered[place - 1])
-            most = np.maximum(most, levels[place] - kept + beside)
-            before = before if own is None else own
-        return most + stream
+    def backward(self, made: Any, before: Any = 0.0, stays: bool = False) -> Any:
+        """A weight's gradient takes `made` times its bytes. `before`: one that is still on its way.
 
-    def redone(made: Any) -> Any:
-        """Forward once more and backward: weights that were gathered stay until their own gradient is computed."""
-        most = staying = nothing
-        for place, layer in enumerate(layers):
-            staying = staying + gathered[place]
-            beside = _forward(layer, s, joined, sizes[place], 0) + staying + gathered[(place + 1) % len(layers)]
-            most = np.maximum(most, levels[place] - kept + beside)
-        made = s.gradient / s.item * (made + scattered / depth)  # whole, and this rank's part of the sum
-        own_weights = [weight for weight in weights if weight is not None]
-        before: Any = own_weights[0] * made * scattered if own_weights else nothing  # of the block behind
-        for place, layer in reversed(list(enumerate(layers))):
-            weight = weights[place]
-            own = None if weight is None else weight * made
-            staying = staying - gathered[place]
-            ahead = staying + (gathered[place] if place == 0 else 0.0)
-            beside = _backward(layer, s, joined, sizes[place], before, own, gathered[place]) + ahead
-            most = np.maximum(most, levels[place] - kept + beside)
+        Gathered weights are there ahead of their use, or all from the beginning.
+        """
+        most = np.float64(0)
+        for place, layer in reversed(list(enumerate(self.layers))):
+            own = None if self.weights[place] is None else self.weights[place] * made
+            here, ahead = self.gathered[place] + self.gathered[place - 1], 0.0
+            if stays:
+                here, ahead = self.gathered[place], sum(self.gathered[: max(1, place)])
+            beside = _backward(layer, self.s, self.joined, self.sizes[place], before, own, here) + ahead
+            most = np.maximum(most, self.levels[place] - self.levels[-1] + beside)
             before = before if own is None else own
-        return most + stream
-
-    again = (redone(1), redone(scattered)) if piece.block else (nothing, nothing)
-    return TransientMemory(walked(s.ways - 1), back(1), back(scattered), *again)
+        return most + self.stream
 
 
 def _weight(layer: LayerSpec, s: ParallelConfig) -> Any:
