@@ -1,6 +1,6 @@
-"""Ranks: on this machine, on shared GPUs, in the jobs of torchrun, mpirun, Slurm and Kubernetes.
+"""Starts ranks: on this machine, on shared GPUs, in jobs of torchrun, mpirun, Slurm and Kubernetes.
 
-Each name is imported when it is first asked for: `launch.environment` needs no torch.
+Each name is imported when it is first used: `launch.environment` needs no torch.
 """
 
 from typing import TYPE_CHECKING

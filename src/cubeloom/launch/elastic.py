@@ -1,4 +1,4 @@
-"""The ranks of a job on this machine under torch's elastic agent: if one fails, all are ended and begun again."""
+"""Starts the ranks of a job on this machine under torch's elastic agent: if one fails, all are restarted."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ from cubeloom.launch.gate import Gate
 from cubeloom.launch.ready import preload
 from cubeloom.launch.slurm import INTERRUPTED
 
-_LOOK = 0.1  # seconds between two looks of the agent at its ranks
-# What the agent passes on to its ranks. Any other would end it alone, and leave them to train on.
+_LOOK = 0.1  # seconds between two checks of the ranks by the agent
+# Signals that the agent passes on to its ranks. Any other would end the agent alone and leave the ranks training.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-# A folder that ranks and agent share: in it a rank leaves word of what it was refused, or that it was asked to stop.
+# A folder shared by ranks and agent, in which a rank records that it was refused or asked to stop, and why.
 Refusals = Path
 
 
 class Interrupted(RuntimeError):
-    """Somebody asked the agent or a rank to stop, and the ranks have."""
+    """The agent or a rank was asked to stop, and the ranks have stopped."""
 
 
 class JobFailed(RuntimeError):
-    """A rank failed as often as a job may be begun again: says which, and how."""
+    """A rank failed more often than the job may be restarted: says which, and how."""
 
 
 def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: Any) -> dict[int, Any]:
-    """Run `function(refusals, *arguments)` on so many processes, and again if one dies; what they gave, by rank.
+    """Run `function(refusals, *arguments)` on this many processes, and restart them if one dies; return results by
+    rank.
 
-    What cannot be helped by beginning again, a rank tells with `refuse`: then this raises the same UserError. If a rank ends
-    with `stop`, this raises Interrupted.
+    If a restart cannot help, a rank calls `refuse`: then this raises the same UserError. If a rank ends with `stop`,
+    this raises Interrupted.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*preload(), function.__module__])
@@ -62,7 +63,7 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
             max_restarts=restarts,
             monitor_interval=_LOOK,
             start_method="forkserver",
-            # What is ignored, as nohup does, stays so: the agent would take it for a wish.
+            # An ignored signal, as under nohup, stays ignored: the agent would treat it as a request.
             signals_to_handle=",".join(e.name for e in _SIGNALS if signal.getsignal(e) is not signal.SIG_IGN),
         )
         _silence_torch()
@@ -81,7 +82,7 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
 
 
 def _silence_torch() -> None:
-    """Ranks say themselves what befell them, in one line each. Each of torch's loggers has a level of its own."""
+    """Ranks report their errors themselves, in one line each. Each of torch's loggers has its own level."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.multiprocessing.spawn")):
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -93,15 +94,15 @@ def _live(end: Gate, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _end_with_agent(end: Gate) -> None:
-    """An agent that is killed cannot end its ranks: they would train on, and nobody would know of them."""
+    """An agent that is killed cannot end its ranks: they would train on unnoticed."""
     end.wait()
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _ranks_that_may_be_killed() -> AbstractContextManager[None]:
-    """Torch's ranks that have answered sleep in an Event until all have, and if one was killed there, the agent never ends.
+    """torch's ranks that have finished sleep in an Event until all have. If one is killed there, the agent never ends.
 
-    And nobody hears which rank it was: it could not say so, and the others only say that they wait for it.
+    And nobody learns which rank it was: it cannot say so, and the others only say that they wait for it.
     """
     return torch_private.watched_ranks(lambda method: Gate(multiprocessing.get_context(method)), _tell_killed)
 
@@ -115,7 +116,7 @@ def _tell_killed(ranks: int, codes: Mapping[int, int]) -> None:
 
 @contextmanager
 def _giving_signals_back() -> Iterator[None]:
-    """The agent takes these signals for itself, and would keep them."""
+    """The agent installs handlers for these signals; restore the previous ones afterwards."""
     before = {each: signal.getsignal(each) for each in _SIGNALS}
     try:
         yield
@@ -126,17 +127,18 @@ def _giving_signals_back() -> Iterator[None]:
 
 
 def refuse(refusals: Refusals, error: UserError) -> None:
-    """Leave word that beginning again would not help."""
+    """Record that a restart would not help."""
     (refusals / "refused").write_text(str(error), encoding="utf-8")
 
 
 def stop(refusals: Refusals) -> NoReturn:
-    """Leave word that all ranks have stopped because somebody asked for it, and end this one.
+    """Record that all ranks have stopped because of a signal, and end this one.
 
-    An agent that was asked takes no results: a rank that waited to hand its own over would be killed in the end. One that was
-    not asked would wait for the result of a rank that ended well: so this ends as if it had failed.
+    An agent that got the signal takes no results: a rank that waited to deliver its own would be killed in the end. An
+    agent that did not get it would wait for the result of a rank that ended normally, so this rank ends as if it had
+    failed.
     """
-    with suppress(FileNotFoundError):  # an agent that is asked twice does not wait, and takes the folder with it
+    with suppress(FileNotFoundError):  # an agent that gets a second signal does not wait, and removes the folder
         (refusals / "stopped").touch()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -144,7 +146,7 @@ def stop(refusals: Refusals) -> NoReturn:
 
 
 def refused(refusals: Refusals) -> None:
-    """Raise what ranks left word of, if one did: there is nothing to begin again."""
+    """Raise the error that ranks recorded, if there is one: a restart would not help."""
     if (refusals / "refused").exists():
         raise UserError((refusals / "refused").read_text(encoding="utf-8"))
     if (refusals / "stopped").exists():

@@ -1,4 +1,4 @@
-"""Which job this process is part of, as the environment variables say that its launcher set.
+"""Finds out from environment variables which launcher's job this process belongs to.
 
 Nothing is asked of the network: `membership` is a function of the variables alone.
 """
@@ -18,7 +18,7 @@ Launcher = Literal["torchrun", "pod", "mpirun", "srun"]
 Variables = Mapping[str, str]
 
 _LOCAL = "127.0.0.1"
-# Below the ports that Linux gives to outgoing connections (32768 and up), so that none is taken by chance.
+# Below the ports that Linux gives to outgoing connections (32768 and up), so that none is in use by chance.
 _FIRST_PORT, _PORTS = 10_000, 20_000
 _STEP = 7919  # a prime: steps of one job are far from each other and from the next jobs' first steps
 
@@ -30,20 +30,20 @@ class Membership:
     rank: int
     world: int
     local_rank: int
-    """Among the ranks of this machine: which device is this rank's."""
+    """The rank among those of this machine, which determines its device."""
     address: str
-    """Where the ranks meet: the machine of rank 0."""
+    """The rendezvous: the machine of rank 0."""
     port: int
     restart: int = 0
-    """How often this job was begun again, as the launcher of this machine counts it: others may count differently."""
+    """The number of restarts, as counted by the launcher of this machine. Other machines may count differently."""
     by: Launcher
-    """`pod` is one process a machine, as a Kubernetes PyTorchJob without torchrun starts them."""
+    """`pod`: one process per machine, as a Kubernetes PyTorchJob without torchrun starts them."""
     hosted: bool = False
-    """Somebody already listens at the port (torchrun's agent); otherwise rank 0 has to."""
+    """A process already listens at the port (torchrun's agent); otherwise rank 0 has to."""
     one_machine: bool = False
-    """All ranks are on this machine: nobody else has to reach them."""
+    """All ranks are on this machine: no other machine has to reach them."""
     agent: bool = False
-    """Torch's agent started this process, and is its parent."""
+    """torch's agent started this process, and is its parent."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world:
@@ -60,10 +60,11 @@ def current() -> Variables:
 
 
 def membership(variables: Variables) -> Membership | None:
-    """The job that this process was started as a rank of, or None where it has to start the ranks itself.
+    """The job whose launcher started this process as a rank; None if it has to start the ranks itself.
 
-    torchrun comes first, since it may itself run under srun or mpirun; and mpirun before srun, by which it starts its helpers
-    on a Slurm cluster. Variables that are set in part, or contradict each other, are a UserError that names them.
+    torchrun comes first, because it may itself run under srun or mpirun; mpirun comes before srun, which it uses to
+    start its helpers on a Slurm cluster. If only some variables are set, or if they contradict each other, a UserError
+    names them.
     """
     if "RANK" in variables:
         return _by_torch(variables)
@@ -102,7 +103,7 @@ def _by_torch(variables: Variables) -> Membership:
 
 
 def _refuse_a_pod_of_many(variables: Variables) -> None:
-    """A PyTorchJob numbers pods, not processes: with several in a pod, RANK is not a rank until torchrun makes it one."""
+    """A PyTorchJob numbers pods, not processes: with several processes in a pod, RANK is not a rank without torchrun."""
     each = variables.get("PET_NPROC_PER_NODE", "1")
     if each.isdecimal() and int(each) > 1:
         raise UserError(
@@ -112,7 +113,7 @@ def _refuse_a_pod_of_many(variables: Variables) -> None:
 
 
 def _refuse_half_a_job(variables: Variables) -> None:
-    # MASTER_ADDR and MASTER_PORT alone say where a job would meet, not that there is one.
+    # MASTER_ADDR and MASTER_PORT alone name a rendezvous, not a job.
     half = [name for name in ("WORLD_SIZE", "LOCAL_RANK") if name in variables]
     if half:
         raise UserError(f"{' and '.join(half)} set, and RANK not: set all of a rank's variables, or none")
@@ -125,7 +126,7 @@ def _refuse_half_a_job(variables: Variables) -> None:
 
 
 def _by_mpirun(variables: Variables) -> Membership | None:
-    """Open MPI's. It says nothing of where ranks can meet, unless all are on this machine."""
+    """Open MPI's. It does not say where ranks can meet, unless all are on this machine."""
     prefix = "OMPI_COMM_WORLD_"
     if f"{prefix}RANK" not in variables:
         return None
@@ -150,9 +151,9 @@ def _by_mpirun(variables: Variables) -> Membership | None:
 def _by_srun(variables: Variables) -> Membership | None:
     """A task of a Slurm step.
 
-    A batch script has SLURM_PROCID = 0 and SLURM_NTASKS too, though no task of it runs yet: only a step has
-    SLURM_STEP_NODELIST. A step of one task is a shell that srun or salloc opened, or a job of one rank, for which it makes no
-    difference who starts it.
+    A batch script also has SLURM_PROCID = 0 and SLURM_NTASKS, although it is not a task: only a step has
+    SLURM_STEP_NODELIST. A step of one task is a shell that srun or salloc opened, or a job of one rank, for which it
+    does not matter who starts it.
     """
     if "SLURM_PROCID" not in variables or "SLURM_STEP_NODELIST" not in variables:
         return None
@@ -173,7 +174,7 @@ def _by_srun(variables: Variables) -> Membership | None:
 
 
 def first_host(nodes: str) -> str:
-    """Of a list as Slurm writes it: `node[03-05,7],other` begins with node03."""
+    """The first host of a Slurm list: `node[03-05,7],other` begins with node03."""
     first = re.match(r"(?:[^,\[\]\s]|\[\d[\d,-]*\])+(?=,|$)", nodes)
     if first is None:
         raise UserError(f"SLURM_STEP_NODELIST = {nodes!r} is not a list of machines such as node[03-05,7]")

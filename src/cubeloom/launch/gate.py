@@ -1,4 +1,4 @@
-"""A gate that processes wait at until another one opens it, or dies."""
+"""A gate at which processes wait until another one opens it, or dies."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Self
 
 
 class Gate:
-    """Belongs to the process that made it; others get it as an argument when they are started.
+    """Belongs to the process that created it; others get it as an argument when they are started.
 
-    An Event of multiprocessing would not do: to set one is to wait until all who sleep in it are awake, and thus forever if
-    one of them was killed there. Here nobody waits for those who wait: they read from a pipe in which nothing is ever sent,
-    until its other end is closed.
+    multiprocessing's Event does not work here: setting it waits until all sleeping processes are awake, and so forever
+    if one of them was killed. Here nobody waits for the waiting processes: they read from a pipe in which nothing is
+    ever sent, until its other end is closed.
     """
 
     def __init__(self, context: BaseContext) -> None:

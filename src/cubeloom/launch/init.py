@@ -1,4 +1,4 @@
-"""`cubeloom.init`: this process becomes a rank of a grid, however it was started."""
+"""`cubeloom.init`: makes this process a rank of a grid, however it was started."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cubeloom.launch.ready import join
 
 
 def init(*, device: devices.Kind | None = None, timeout: float = 600, **sizes: int) -> Network:
-    """Join the ranks of this job into a grid: `init(data=2, z=2, y=2)`; axes that are not named have size 1.
+    """Join the ranks of this job into a grid: `init(data=2, z=2, y=2)`. Axes that are not named have size 1.
 
-    Works under torchrun, mpirun, srun and `cubeloom.launch.run`, and in a single process for a grid of one rank. `timeout`:
-    seconds that a rank waits for another before the job ends.
+    Works under torchrun, mpirun, srun and `cubeloom.launch.run`, and in a single process for a grid of one rank.
+    `timeout`: seconds that a rank waits for another before the job ends.
     """
     for name in sizes:
         if name not in AXES:

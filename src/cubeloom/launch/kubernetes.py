@@ -18,13 +18,13 @@ _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainJob:
-    """A job on a Kubernetes cluster: a pod a node, in which torchrun starts the ranks."""
+    """A job on a Kubernetes cluster: one pod per node, in which torchrun starts the ranks."""
 
     name: str
     settings: str
-    """All of the job's, as TOML."""
+    """All settings of the job, as TOML."""
     command: tuple[str, ...]
-    """What each rank runs; the path of the settings is put behind it."""
+    """The command of each rank; the path of the settings is appended."""
     nodes: int
     ranks_per_node: int
     gpus: bool
@@ -34,9 +34,9 @@ class TrainJob:
     namespace: str | None = None
     runtime: str = "torch-distributed"
     claim: str | None = None
-    """A PersistentVolumeClaim that all pods can write to: where the run's folder and the data are."""
+    """A PersistentVolumeClaim that all pods can write, for the run's folder and the data."""
     mount: str = "/work"
-    """Where pods see it, and where ranks begin."""
+    """Its mount path, which is also the ranks' working directory."""
     restarts: int = 3
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class TrainJob:
         ]
 
     def script(self) -> str:
-        """What a pod runs. The runtime sets PET_NNODES and where the pods meet; ranks fail and begin again together."""
+        """The command of a pod. The runtime sets PET_NNODES and the rendezvous; ranks fail and restart together."""
         settings = f"/tmp/{_SETTINGS}"
         begin = "" if self.claim is None else f"cd {shlex.quote(self.mount)} && "
         return (
@@ -126,7 +126,7 @@ class TrainJob:
         return ["    resourcesPerNode:", "      requests:", each, "      limits:", each]
 
     def _volume(self) -> list[str]:
-        """Shared memory, of which a pod has 64 MB by itself, too little for NCCL; and the claim."""
+        """Shared memory, of which a pod has only 64 MB by default, too little for NCCL; and the claim."""
         volumes = ["- name: shared-memory", "  emptyDir:", "    medium: Memory"]
         mounts = ["- name: shared-memory", "  mountPath: /dev/shm"]
         if self.claim is not None:

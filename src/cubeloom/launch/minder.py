@@ -1,8 +1,8 @@
-"""A small process beside each rank, which kills the rank where it cannot end itself.
+"""A small process beside each rank, which kills the rank if it cannot end itself.
 
-A rank that is asked to end notes it in Python, and Python may be stuck in C++, or the whole process may be stopped. A launcher
-then waits, torch's agent for half a minute, while all other ranks wait for this one. This file is also the program that the
-process runs: it imports only what starts in a few milliseconds.
+A rank that gets a signal handles it in Python, but Python may be stuck in C++, or the whole process may be stopped. A
+launcher then waits, torch's agent for half a minute, while all other ranks wait for this one. This file is also the
+program of that process: it imports only what starts in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal
 
 
 class Minder:
-    """While it is entered, a SIGTERM to this process ends it within `grace` seconds, whatever it is doing.
+    """While it is entered, a SIGTERM ends this process within `grace` seconds, whatever it is doing.
 
-    A stopped process cannot take a SIGTERM, and has only `stopped` seconds. `agent`: the process that started this one. Where
-    that dies, this one gets a SIGTERM: nobody else would end it.
+    A stopped process cannot handle a SIGTERM, and has only `stopped` seconds. `agent`: the process that started this
+    one. If that dies, this one gets a SIGTERM, because nothing else would end it.
     """
 
     def __init__(self, name: str, grace: float, agent: int | None = None, stopped: float = 5.0) -> None:
@@ -33,29 +33,29 @@ class Minder:
     def __enter__(self) -> Self:
         theirs, self._ours = os.pipe()
         os.set_blocking(self._ours, False)
-        # Without site packages and the user's settings: they take longer than all else.
+        # Without site packages and the user's settings: they take longer than everything else.
         command = [sys.executable, "-I", "-S", __file__, *self._words, str(theirs)]
         self._process = subprocess.Popen(command, pass_fds=[theirs])
         os.close(theirs)
-        # The C part of Python's signal handler writes each signal's number there, also where Python itself is stuck.
+        # The C part of Python's signal handler writes each signal's number there, even if Python itself is stuck.
         self._before = signal.set_wakeup_fd(self._ours, warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(self._before)
         os.close(self._ours)
-        self._process.kill()  # a child of ours may have the pipe open
+        self._process.kill()  # one of our child processes may have the pipe open
         self._process.wait()
 
 
 def _mind(name: str, rank: int, grace: float, stopped: float, agent: int, pipe: int) -> None:
-    """Until the rank is gone."""
+    """Runs until the rank has ended."""
     deadline = deadline_stopped = float("inf")
     while os.getppid() == rank:
         heard, _, _ = select.select([pipe], [], [], _LOOK)
         numbers = os.read(pipe, 4096) if heard else b""
         if heard and not numbers:
-            return  # the rank has closed it, or has ended
+            return  # the rank has closed the pipe, or has ended
         now = time.monotonic()
         if signal.SIGTERM in numbers:
             deadline = min(deadline, now + grace)
@@ -73,14 +73,14 @@ def _mind(name: str, rank: int, grace: float, stopped: float, agent: int, pipe: 
 
 
 def _keeps_waiting(process: int) -> bool:
-    """Whether it is stopped (and by no debugger), with a SIGTERM that it will only take when it goes on."""
+    """Whether it is stopped (not by a debugger), with a SIGTERM that it will handle only when it continues."""
     found = dict(line.split(":\t", 1) for line in _read(f"/proc/{process}/status") if ":\t" in line)
     pending = int(found.get("ShdPnd", "0"), 16) | int(found.get("SigPnd", "0"), 16)
     return found.get("State", "").startswith("T") and bool(pending & 1 << signal.SIGTERM - 1)
 
 
 def _parent_of(process: int) -> int | None:
-    """None where that cannot be known."""
+    """None if it is unknown."""
     for line in _read(f"/proc/{process}/stat"):
         return int(line.rpartition(")")[2].split()[1])
     return None
@@ -93,7 +93,7 @@ def _read(file: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    for each in _IGNORED:  # a terminal sends them to all its processes
+    for each in _IGNORED:  # a terminal sends these to all its processes
         signal.signal(each, signal.SIG_IGN)
     with suppress(ProcessLookupError):  # it ended meanwhile
         _, name, rank, *seconds, agent, pipe = sys.argv

@@ -3,8 +3,9 @@
     with RankPool(8) as pool:
         results = pool.run(8, function, argument)     # function runs on each rank, inside a process group of 8
 
-The processes fork from a server that has imported torch already, so that a rank starts in milliseconds. What a rank
-returns or raises comes back pickled. A rank that fails or hangs ends the job, and the pool starts afresh for the next.
+The processes fork from a server that has already imported torch, so a rank starts in milliseconds. Results and
+exceptions of a rank are pickled. A rank that fails or hangs ends the job, and the pool starts new processes for the
+next.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from typing import Any, NoReturn
 from cubeloom.comm import CommunicationError, blames_others, devices, watch, world
 from cubeloom.launch.ready import check_startable, make_ready, preload
 
-_GRACE = 1.0  # seconds that ranks have to end, and the others to say what they saw, once one has failed
+_GRACE = 1.0  # seconds that ranks have to end, and the others to report, after one has failed
 
 
 class RankFailed(RuntimeError):
-    """A rank died or did not answer in time, or raised what could not be sent here."""
+    """A rank died or did not answer in time, or raised an exception that cannot be pickled."""
 
 
 class RankPool:
@@ -47,7 +48,7 @@ class RankPool:
         self.close()
 
     def run(self, ranks: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120) -> list[Any]:
-        """Call `function(*arguments)` on as many ranks; their results, by rank."""
+        """Call `function(*arguments)` on this many ranks; return their results, by rank."""
         if ranks > self.size:
             raise ValueError(f"this pool has {self.size} ranks and {ranks} were asked for")
         self._start(ranks)
@@ -120,7 +121,7 @@ class RankPool:
             return _Failure(died, "", blames_others=False)
 
     def close(self) -> None:
-        """Let ranks that have nothing to do end by themselves, with what they started, as torch's compiler does processes."""
+        """Let idle ranks end by themselves, together with processes that they started, such as torch's compiler's."""
         for _, pipe in self._ranks:
             pipe.close()
         deadline = time.monotonic() + _GRACE
@@ -145,7 +146,7 @@ def run(
     device: devices.Kind = devices.CPU,
     timeout: float = 600,
 ) -> list[Any]:
-    """`function(*arguments)` on ranks of this machine, for one job."""
+    """Run `function(*arguments)` on ranks of this machine, for one job."""
     with RankPool(ranks, device) as pool:
         return pool.run(ranks, function, *arguments, timeout=timeout)
 
@@ -154,11 +155,11 @@ def run(
 class _Failure:
     error: Exception
     trace: str
-    blames_others: bool  # it failed because another rank did not do its part
+    blames_others: bool  # the failure was caused by another rank
 
 
 def _raise(failures: dict[int, _Failure], silent: list[int], ranks: int) -> NoReturn:
-    """The error that began it, with what the other ranks said as notes."""
+    """Raise the first error, with those of the other ranks as notes."""
     first = min(failures, key=lambda rank: (failures[rank].blames_others, rank))
     begin = failures.pop(first)
     for rank, failure in failures.items():
@@ -171,8 +172,8 @@ def _raise(failures: dict[int, _Failure], silent: list[int], ranks: int) -> NoRe
 def _serve(
     pipe: Connection, port: int, local_rank: int, device: devices.Kind, size: int, variables: dict[str, str]
 ) -> None:
-    """A rank's life: wait for a job, join its process group, run it, answer."""
-    # The server that forks ranks has the variables of when it began.
+    """The main loop of a rank: wait for a job, join its process group, run it, answer."""
+    # The server that forks ranks has the variables of its own start.
     os.environ.clear()
     os.environ.update(variables)
     make_ready(local_rank, device, size)
@@ -190,17 +191,17 @@ def _serve(
             pipe.send(result)
         except Exception as error:
             pipe.send(_failure(error, rank, ranks))
-            return  # the group is in an unknown state: the pool starts another process in this one's place
+            return  # the process group is in an unknown state: the pool replaces this process
 
 
 def _failure(error: Exception, rank: int, ranks: int) -> _Failure:
-    """An error as it can travel: with its trace, and as itself if it can be pickled, so that callers know its type."""
+    """An error in a form that can be sent: its traceback, and the exception if it can be pickled."""
     trace = f"rank {rank} of {ranks}:\n{traceback.format_exc()}"
     return _Failure(_portable(error), trace, blames_others(error))
 
 
 def _portable(error: Exception) -> Exception:
-    """The error itself if it can travel, otherwise its words."""
+    """The exception if it can be pickled, otherwise its message."""
     try:
         copy = pickle.loads(pickle.dumps(error))
     except Exception:

@@ -1,4 +1,4 @@
-"""A process made ready to be a rank."""
+"""Prepares a process to be a rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def preload() -> list[str]:
 
 
 def check_startable(ranks: int) -> None:
-    """Raises UserError where this machine would not get so many processes to meet."""
+    """Raises UserError if this machine cannot start that many processes."""
     most = min(PROCESSES, PROCESSES_A_CORE * cores())
     if ranks > most:
         raise UserError(
@@ -39,25 +39,25 @@ def check_startable(ranks: int) -> None:
 
 
 def tell_where_on_signal() -> None:
-    """From now on `kill -USR2` has this process print where each of its threads is, also where they wait in C++."""
+    """From now on `kill -USR2` makes this process print where each of its threads is, even if it waits in C++."""
     faulthandler.register(signal.SIGUSR2)
 
 
 def make_ready(local_rank: int, device: devices.Kind, ranks: int) -> None:
-    """Threads, memory, sockets and device of one of so many ranks, all of this machine."""
+    """Set up threads, memory, sockets and device of one of `ranks` ranks, all on this machine."""
     torch.set_num_threads(1)
-    gc.freeze()  # what was forked is never garbage: looking through it would take a tenth of a second each time
+    gc.freeze()  # forked objects are never garbage: scanning them would take a tenth of a second each time
     os.environ.update(devices.wiring(device, local_rank, shared=ranks > devices.count(device)))
     devices.use(device, local_rank)
 
 
 def join(here: Membership, device: devices.Kind, patience: float) -> None:
-    """Take the place in the job that its launcher gave us."""
+    """Join the job of this process's launcher."""
     devices.use(device, here.local_rank)
     alone = here.one_machine or world.is_local(here.address)
     if alone:
         for name, value in devices.wiring(device, here.local_rank, shared=False).items():
-            os.environ.setdefault(name, value)  # who set it knows better
+            os.environ.setdefault(name, value)  # a value that the user set takes precedence
     if here.hosted:
         longest = max(patience, LEAST)
         store = world.visit(here.port, here.address, longest)

@@ -1,4 +1,4 @@
-"""Where torch's elastic agent meets itself and its ranks, when all are on this machine."""
+"""The rendezvous of torch's elastic agent with itself and its ranks, if all are on this machine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ BACKEND = "cubeloom"
 
 
 class OneMachine(RendezvousHandler):
-    """The agent is the only one, and waits for no other.
+    """There is one agent, which waits for no other.
 
-    Torch's own listens on every interface, and unpickles what it is sent there: whoever reached it could run commands.
+    torch's own rendezvous listens on every interface and unpickles what it receives: anyone who reached it could run
+    commands.
     """
 
     def __init__(self, run: str) -> None:
@@ -31,11 +32,11 @@ class OneMachine(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Ranks meet here, too."""
+        """Ranks use the same store."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        self._round += 1  # after a restart, what the agent left in the store is out of date
+        self._round += 1  # after a restart, what the agent left in the store is outdated
         here = RendezvousStoreInfo(world.LOCAL, self._store.port)
         return RendezvousInfo(world.within(self._store, f"{self._run}.{self._round}"), 0, 1, here)
 

@@ -1,7 +1,7 @@
-"""Several ranks on one GPU, side by side: CUDA's multi-process service (MPS), started for one job and ended with it.
+"""Several ranks on one GPU in parallel: CUDA's multi-process service (MPS), started for one job and ended with it.
 
-Without it a GPU takes turns between processes. With it they run at once, each on its own part of the multiprocessors. NCCL
-refuses ranks that share a GPU, unless each says that it is on another host: `comm.devices.wiring` lets them.
+Without it a GPU switches between processes. With it they run at once, each on its own part of the multiprocessors. NCCL
+refuses ranks that share a GPU unless each says that it is on another host: `comm.devices.wiring` does this.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from cubeloom.comm import devices
 
 CONTROL = "nvidia-cuda-mps-control"
 
-# Products in bfloat16 run in clusters of up to eight blocks, which need free multiprocessors next to each other. Among more
-# ranks than this, the kernels in which others wait for a message can hold the places that the rank they wait for needs for
-# such a cluster, and all wait forever: with eight parts of an H200, of 14 or of 16 multiprocessors, a job hung within its
-# first 60 steps whenever it was tried; with four parts of 32 never (2026-11-16, docs/performance.md).
+# bfloat16 matmuls run in clusters of up to eight blocks, which need neighbouring free multiprocessors. With more ranks
+# than this, kernels that wait for a message can occupy the multiprocessors that the awaited rank needs for such a
+# cluster, and all ranks deadlock. With eight parts of an H200, of 14 or 16 multiprocessors, a job hung within its first
+# 60 steps in every try; with four parts of 32 it never did (2026-11-16, docs/performance.md).
 SIDE_BY_SIDE = 4
 
 
 @contextmanager
 def sharing(ranks: int, kind: devices.Kind) -> Iterator[bool]:
-    """While it is entered, processes that are started share this machine's GPUs; gives whether MPS helps them to.
+    """While it is entered, processes that are started share this machine's GPUs. Returns whether they use MPS.
 
-    Where MPS is not installed or does not start, or more than `SIDE_BY_SIDE` ranks share a GPU, they share all the same, in
-    turns. An MPS that somebody else started is never used. Nothing is left behind.
+    If MPS is not installed or does not start, or more than `SIDE_BY_SIDE` ranks share a GPU, they share it in turns. An
+    MPS that another program started is never used. Nothing is left behind.
     """
     have = 0 if kind == devices.CPU else devices.count(kind)
     each = -(-ranks // have) if have else 0
@@ -49,14 +49,14 @@ def sharing(ranks: int, kind: devices.Kind) -> Iterator[bool]:
             yield not failed
         finally:
             if not failed:
-                # Without a time MPS would wait for kernels that ended ranks left behind, such as a receive that nobody serves.
+                # Without a timeout MPS would wait for kernels of ended ranks, such as a receive that never completes.
                 with suppress(subprocess.TimeoutExpired):
                     quits = b"quit -t 10\n"
                     subprocess.run([CONTROL], input=quits, env=inside, capture_output=True, timeout=60)
 
 
 def _start(each: int) -> str:
-    """Start MPS for so many ranks of a GPU; why that was not done, if it was not."""
+    """Start MPS for this many ranks per GPU; return why it was not started, if so."""
     if shutil.which(CONTROL) is None:
         return "MPS is not installed"
     if each > SIDE_BY_SIDE:
@@ -65,13 +65,13 @@ def _start(each: int) -> str:
 
 
 def _tell_turns(why: str) -> None:
-    """It is much slower, and whoever measures should know."""
+    """Taking turns is much slower, and a user who measures should know."""
     sys.stderr.write(f"the ranks of a GPU take turns: {why}\n")
 
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """A process that is asked to end leaves its contexts first, as it would for an error, unless somebody else sees to that."""
+    """A process that gets a SIGTERM leaves its contexts first, as for an error, unless it has its own handler."""
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -85,10 +85,11 @@ def _ended_in_order() -> Iterator[None]:
 
 @contextmanager
 def _apart(folder: Path, each: int) -> Iterator[None]:
-    """Private places, so that jobs of one machine do not meet; an equal part of the multiprocessors for each rank of a GPU.
+    """Private folders, so that jobs of one machine do not interfere; an equal part of the multiprocessors for each rank
+    of a GPU.
 
-    A client of MPS has two queues into the GPU unless it asks for more: streams that share one wait for each other, and a
-    message that waits for its partner would hold up computation.
+    By default a client of MPS has two queues into the GPU: streams that share one wait for each other, and a message
+    that waits for its partner would block computation.
     """
     before = dict(os.environ)
     os.environ.update(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=str(100 // each), CUDA_DEVICE_MAX_CONNECTIONS="8")

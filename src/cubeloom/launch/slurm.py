@@ -1,4 +1,4 @@
-"""The sbatch script of a job: a pure function of its size and of what the user asked for."""
+"""The sbatch script of a job: a pure function of its size and of the user's options."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from cubeloom.base.errors import UserError
 from cubeloom.base.limits import within
 
 INTERRUPTED = 75
-"""What a rank exits with that was told to stop and has written a checkpoint: sysexits.h's "try again later"."""
-_EARLY = 60  # seconds: Slurm may send the signal so much earlier than asked
+"""The exit code of a rank that was told to stop and has written a checkpoint: sysexits.h's "try again later"."""
+_EARLY = 60  # seconds: Slurm may send the signal this much earlier than requested
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmScript:
-    """A job on a Slurm cluster: one task a rank."""
+    """A job on a Slurm cluster: one task per rank."""
 
     name: str
     command: tuple[str, ...]
-    """What each rank runs."""
+    """The command of each rank."""
     nodes: int
     ranks_per_node: int
     gpus: bool
     """Whether each rank needs a GPU."""
     folder: Path
-    """Where ranks begin, so that relative paths mean what they mean here."""
+    """The ranks' working directory, so that relative paths mean the same as here."""
     programs: Path
-    """The folder with the `cubeloom` command, put first on the path."""
+    """The folder of the `cubeloom` command, put first on the path."""
     cpus_per_rank: int = 1
-    """Slurm gives a task one core unless it is asked for more: threads for data, checkpoints and messages then share it."""
+    """Slurm gives a task one core by default: threads for data, checkpoints and messages would share it."""
     time: str = "24:00:00"
     partition: str | None = None
     account: str | None = None
     restarts: int = 3
-    """How often a step that failed is begun again within the job."""
+    """How often a failed step is restarted within the job."""
     notice: int = 180
     """Seconds before the time limit at which ranks are told to write a checkpoint and stop."""
 
@@ -68,7 +68,7 @@ class SlurmScript:
             *([f"#SBATCH --gpus-per-node={self.ranks_per_node}"] if self.gpus else []),
             "# So many seconds before the limit, ranks are told to write a checkpoint and stop.",
             f"#SBATCH --time={self.time}",
-            # Not TERM, after which a rank has only as long as whoever sent it waits before it kills.
+            # Not TERM: after it a rank has only as long as its sender waits before killing it.
             f"#SBATCH --signal=USR1@{self.notice}",
             "# After a preemption or the loss of a node Slurm starts this script again, and its output goes on.",
             "#SBATCH --requeue",
@@ -92,7 +92,7 @@ class SlurmScript:
             f"# A step that fails is begun again from the last checkpoint, {self.restarts} times.",
             "# Input that cannot work (2) never will. Once a rank has ended, the others have a minute to end too.",
             f"for attempt in {{0..{self.restarts}}}; do",
-            # Since Slurm 22.05 a step does not take this from the job.
+            # Since Slurm 22.05 a step does not inherit this from the job.
             f"    srun --cpus-per-task={self.cpus_per_rank} --kill-on-bad-exit=0 --wait=60 {shlex.join(self.command)}",
             "    code=$?",
             f"    case $code in 0 | 2 | {INTERRUPTED}) break ;; esac",
@@ -109,7 +109,7 @@ class SlurmScript:
 
 
 def seconds(time: str) -> int:
-    """Of a limit as Slurm writes it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S."""
+    """Seconds of a limit in Slurm's format: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S."""
     found = _TIME.fullmatch(time)
     if found is None:
         raise UserError(f"--time {time!r} should read as Slurm's do: 30 (minutes), 24:00:00 or 2-12 (days and hours)")

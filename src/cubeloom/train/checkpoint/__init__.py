@@ -1,11 +1,11 @@
-"""Checkpoints that any grid, schedule and number of ranks can go on from: weights, optimizer, and where training stood.
+"""Checkpoints that any grid, schedule and number of ranks can resume: weights, optimizer, position in the training.
 
-    folder/step-00000100/      one checkpoint: a safetensors file of each rank, index.json, which says in which of them each
-                               block of each tensor lies, and manifest.json with the checksums of all
+    folder/step-00000100/      one checkpoint: a safetensors file per rank; index.json, which says in which file each
+                               block of each tensor is; and manifest.json with the checksums of all
     folder/.step-00000200/     one that is being written; a crash leaves it, and it is never read
 
-A checkpoint appears whole or not at all: it is written beside its place and renamed when all ranks are done. Its files hold
-numbers and JSON alone: to read one executes nothing, whoever wrote it.
+A checkpoint is atomic: it is written in the same parent folder and renamed when all ranks are done. Its files contain
+only numbers and JSON, so reading one executes nothing, whoever wrote it.
 """
 
 from cubeloom.train.checkpoint.blocks import read_blocks as read_blocks

@@ -1,6 +1,6 @@
-"""Writing and reading the blocks of tensors: each rank writes a file of its own, and reads what it holds of any.
+"""Writes and reads the blocks of tensors: each rank writes its own file, and reads its blocks from any files.
 
-Nothing but sizes and numbers is stored (safetensors), so that to read a checkpoint executes nothing.
+Only sizes and numbers are stored (safetensors), so reading a checkpoint executes nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from cubeloom.train.checkpoint.tensor_file import CODES, TensorFile
 
 
 class Held(NamedTuple):
-    """A shard without its numbers: what rank 0 has to know to say who writes it."""
+    """A shard without its values: what rank 0 needs to assign its writing to a rank."""
 
     name: str
     dtype: torch.dtype
     whole: tuple[int, ...]
     offset: tuple[int, ...]
     shape: tuple[int, ...]
-    number: int = 0  # of those that this rank has of the tensor
+    number: int = 0  # among this rank's shards of the tensor
 
     @property
     def entry(self) -> str:
@@ -37,7 +37,7 @@ class Held(NamedTuple):
 
 
 def assign(shards: Mapping[str, Shard], host_group: HostGroup) -> tuple[dict[str, Shard], Index | None]:
-    """What of its shards this rank has to write, so that equal ones are written once; on rank 0 also the index of them all.
+    """The shards that this rank must write, so that equal ones are written once; on rank 0 also the index of all.
 
     Called by all ranks.
     """
@@ -58,7 +58,7 @@ def assign(shards: Mapping[str, Shard], host_group: HostGroup) -> tuple[dict[str
 
 
 def write_blocks(folder: Path, rank: int, shards: Mapping[str, Shard], index: Index | None) -> list[Path]:
-    """Write this rank's file, and the index where it has one; gives the files that it wrote."""
+    """Write this rank's file, and the index if given; return the written files."""
     wrote = []
     tensors = {entry: shard.local for entry, shard in shards.items()}
     if tensors:
@@ -78,7 +78,9 @@ def file_of(rank: int) -> str:
 
 
 def assigned(of_all: Sequence[list[Held]]) -> tuple[list[list[str]], Index]:
-    """What each rank writes, and the index of it all. Of equal shards that rank writes one that has the least to write."""
+    """What each rank writes, and the index. Of the ranks with equal shards, the one with the least to write writes
+    them.
+    """
     holders: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
     described: dict[tuple[str, tuple[int, ...]], Held] = {}
     held_by: dict[tuple[int, str, tuple[int, ...]], Held] = {}
@@ -104,7 +106,7 @@ def assigned(of_all: Sequence[list[Held]]) -> tuple[list[list[str]], Index]:
 
 
 def read_blocks(checkpoint: Path, index: Index, wanted: Mapping[str, Shard]) -> None:
-    """Fill shards from whichever blocks are stored; of each file only the parts that are wanted are read."""
+    """Fill shards from any stored blocks. Only the needed parts of each file are read."""
     by_file: dict[str, list[tuple[str, StoredBlock, Shard]]] = defaultdict(list)
     for name, shard in wanted.items():
         for piece in shard.pieces():
@@ -131,13 +133,13 @@ def _check_header(opened: safe_open, name: str, block: StoredBlock, dtype: torch
 def _copy(opened: safe_open, name: str, block: StoredBlock, shard: Shard) -> None:
     overlap = _overlap(block, shard)
     target = shard.local[_within(overlap, shard.offset)]
-    # safetensors cuts no slices of a tensor without dimensions.
+    # safetensors cannot slice a tensor without dimensions.
     entry = block.entry(name)
     target.copy_(opened.get_slice(entry)[_within(overlap, block.offset)] if block.shape else opened.get_tensor(entry))
 
 
 def _overlap(block: StoredBlock, shard: Shard) -> list[tuple[int, int]]:
-    """In the whole tensor; empty where a start is not before its end."""
+    """The overlap in the whole tensor; empty if a start is not before its end."""
     sides = zip(block.offset, block.shape, shard.offset, shard.local.shape, strict=True)
     return [(max(a, b), min(a + m, b + n)) for a, m, b, n in sides]
 

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint: weights, and what an optimizer keeps, each a shard of a whole."""
+"""The tensors of a checkpoint: weights and optimizer state, each a shard of a whole tensor."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from cubeloom.train.part import Part
 from cubeloom.train.sharded_optimizer import ShardedOptimizer
 
 WEIGHTS = "weights/"
-"""Before the names of weights."""
+"""Prefix of the names of weights."""
 STATE = "optimizer/"
 MASTER = "master"
-"""Float32 weights of an optimizer whose model has fewer digits."""
+"""Float32 master weights of an optimizer whose model has a lower precision."""
 Parameters = nn.Module | Mapping[str, Tensor]
-"""A model; or what is saved of it, by name: its parameters, and buffers that are part of its state."""
+"""A model; or its saved tensors by name: its parameters, and buffers that are part of its state."""
 Optimizer = BlockOptimizer | ShardedOptimizer
 
 
 def tensors_of(model: Parameters, network: Network) -> Mapping[str, Tensor]:
-    """All that a checkpoint of this model has; or what was given of it, if nothing of its state is missing."""
+    """The tensors of a checkpoint of this model. If tensors are given, none of its state may be missing."""
     if isinstance(model, nn.Module):
         return dict(model.named_parameters()) | _kept_buffers(model)
     given = set(map(id, model.values()))
@@ -47,13 +47,13 @@ def tensors_of(model: Parameters, network: Network) -> Mapping[str, Tensor]:
 
 
 def _kept_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Those that `state_dict` has."""
+    """The buffers that `state_dict` has."""
     kept = model.state_dict(keep_vars=True)
     return {name: buffer for name, buffer in model.named_buffers() if name in kept}
 
 
 def weights_of(parameters: Parameters, network: Network) -> dict[str, Shard]:
-    """A buffer that is no distributed tensor is whole on every rank."""
+    """A buffer that is not a distributed tensor is whole on every rank."""
     found = {}
     for name, tensor in tensors_of(parameters, network).items():
         if isinstance(tensor, DTensor):
@@ -66,7 +66,7 @@ def weights_of(parameters: Parameters, network: Network) -> dict[str, Shard]:
 
 
 def updated(parameters: Parameters, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """Those that the optimizer updates."""
+    """The parameters that the optimizer updates."""
     named = parameters.named_parameters() if isinstance(parameters, nn.Module) else parameters.items()
     return {name: each for name, each in named if isinstance(each, nn.Parameter) and each in optimizer.parts}
 
@@ -74,7 +74,7 @@ def updated(parameters: Parameters, optimizer: Optimizer) -> dict[str, nn.Parame
 def state_of(
     parameters: Parameters, optimizer: Optimizer, network: Network, stored: Mapping[str, Any] | None = None
 ) -> dict[str, Shard]:
-    """The optimizer's tensors, each a shard of one as large as its parameter; of those that are stored, if that is said."""
+    """The optimizer's tensors, each with the shape of its parameter; only the stored ones, if `stored` is given."""
     found = {}
     for name, parameter in updated(parameters, optimizer).items():
         part = optimizer.parts[parameter]
@@ -89,14 +89,12 @@ def state_of(
 
 
 def shard_of(value: Tensor, parameter: nn.Parameter, part: Part, network: Network) -> Shard:
-    own = (
-        local_of(value) if isinstance(value, DTensor) else value
-    )  # torch's optimizers keep state as the parameter lies
+    own = local_of(value) if isinstance(value, DTensor) else value  # torch's optimizers shard state like the parameter
     return Shard.lying(own, lie_of(parameter, network, part.rows))
 
 
 def said_of(optimizer: Optimizer) -> dict[str, Any]:
-    """What a checkpoint says of the optimizer whose tensors it has."""
+    """A checkpoint's description of the optimizer whose tensors it has."""
     return {"optimizer": name_of(optimizer), "updates": _updates_of(optimizer)}
 
 
@@ -105,7 +103,7 @@ def name_of(optimizer: Optimizer) -> str:
 
 
 def _updates_of(optimizer: Optimizer) -> float:
-    """How many updates the optimizer has made, the same for every parameter; 0 if it does not count."""
+    """The optimizer's number of updates, equal for every parameter; 0 if it does not count them."""
     for state in optimizer.optimizer.state.values():
         if "step" in state:
             return float(state["step"])

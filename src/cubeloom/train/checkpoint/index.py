@@ -1,4 +1,4 @@
-"""Which tensors a checkpoint has, and in which file each block of them lies: JSON, so that to read it executes nothing."""
+"""The index of a checkpoint: its tensors, and the file of each block. JSON, so that reading it executes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INDEX = "index.json"
 
 @dataclass(frozen=True)
 class StoredBlock:
-    """From `offset` on, in `file` under the tensor's name: one of several blocks there, if that has `number`s."""
+    """A block from `offset` on, in `file` under the tensor's name; with a `number` if there are several in one file."""
 
     file: str
     offset: tuple[int, ...]
@@ -36,7 +36,7 @@ class StoredTensor:
     dtype: torch.dtype
     shape: tuple[int, ...]
     blocks: tuple[StoredBlock, ...]
-    """Together the whole tensor, each number of it once."""
+    """Together they make the whole tensor, each element once."""
 
 
 Index = Mapping[str, StoredTensor]
@@ -48,7 +48,7 @@ def entry_of(name: str, number: int) -> str:
 
 
 def files_of(index: Index) -> set[str]:
-    """The files that hold its tensors: a checkpoint needs those and the index, and no others."""
+    """The files with its tensors: a checkpoint needs these and the index, and no others."""
     return {block.file for tensor in index.values() for block in tensor.blocks}
 
 
@@ -69,7 +69,7 @@ def write_index(folder: Path, index: Index) -> None:
 
 
 def read_index(folder: Path) -> Index:
-    """Raises UserError where it is not one; whether it is the one that was written the manifest says."""
+    """Raises UserError if it is not an index. The manifest says whether it is the one that was written."""
     known = read_json(folder / INDEX)
     try:
         return {name: _tensor(entry) for name, entry in known.items()}
@@ -79,7 +79,7 @@ def read_index(folder: Path) -> Index:
 
 
 def index_of(checkpoint: Path, manifest: Mapping[str, Any]) -> Index:
-    """Of a checkpoint to be read: all files that it names must be the manifest's, which has their checksums."""
+    """The index of a checkpoint to be read. All files that it names must be in the manifest, which has their checksums."""
     index = read_index(checkpoint)
     if unknown := files_of(index) - manifest["files"].keys():
         raise UserError(f"{checkpoint / INDEX} is damaged: it names {min(unknown)}, of which nobody knows the checksum")

@@ -1,4 +1,4 @@
-"""Reading checkpoints: each rank reads what it holds, whatever grid wrote them."""
+"""Reads checkpoints: each rank reads its own blocks, whatever grid wrote them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OtherModel(UserError):
 
 
 def check_fits(checkpoint: Path, shapes: Shapes, optimizer: str | None = None) -> None:
-    """That a training whose parameters have these shapes can begin with it; with this optimizer, if it is to go on."""
+    """Check that a training with parameters of these shapes can start from it, or resume with this optimizer."""
     manifest = read_manifest(checkpoint)
     if optimizer is not None:
         _check_optimizer(checkpoint, manifest, optimizer)
@@ -50,7 +50,7 @@ def check_fits(checkpoint: Path, shapes: Shapes, optimizer: str | None = None) -
 def load_checkpoint(
     checkpoint: Path, parameters: Parameters, optimizer: Optimizer, network: Network
 ) -> tuple[int, dict[str, Any]]:
-    """Fill parameters and optimizer from a checkpoint of any grid; gives the number of steps done, and the progress."""
+    """Load parameters and optimizer from a checkpoint of any grid; return the completed steps, and the progress."""
     manifest = _read_together(checkpoint, network)
     _check_optimizer(checkpoint, manifest, name_of(optimizer))
     stored = index_of(checkpoint, manifest)
@@ -61,7 +61,7 @@ def load_checkpoint(
 
 
 def load_weights(checkpoint: Path, parameters: Parameters, optimizer: Optimizer | None, network: Network) -> None:
-    """Fill the parameters alone, and their masters, to begin a training with weights of another; or to judge them."""
+    """Load only the parameters and their master weights, to start a training from them or to evaluate them."""
     manifest = _read_together(checkpoint, network)
     kept = (WEIGHTS, f"{STATE}{MASTER}/")
     stored = {name: each for name, each in index_of(checkpoint, manifest).items() if name.startswith(kept)}
@@ -70,7 +70,7 @@ def load_weights(checkpoint: Path, parameters: Parameters, optimizer: Optimizer 
 
 
 def _read_together(checkpoint: Path, network: Network) -> dict[str, Any]:
-    """The manifest, once each rank has found its part of the files as they were written: so that none reads them all."""
+    """The manifest, after each rank has verified its share of the files, so that no rank reads them all."""
 
     def read() -> dict[str, Any]:
         if network.rank:
@@ -85,7 +85,7 @@ def _read_together(checkpoint: Path, network: Network) -> dict[str, Any]:
 def _read(
     checkpoint: Path, stored: Index, parameters: Parameters, optimizer: Optimizer | None, network: Network
 ) -> None:
-    """Each rank's shards; where one cannot be read, all ranks are refused."""
+    """Each rank's shards. If one cannot be read, all ranks are refused."""
     wanted, exact = weights_of(parameters, network), {}
     if optimizer is not None:
         wanted |= state_of(parameters, optimizer, network, stored)
@@ -99,7 +99,7 @@ def _read(
 
 
 def _exact(stored: Index, parameters: Parameters, optimizer: Optimizer, network: Network) -> dict[str, Shard]:
-    """Between jobs of many digits and of few: nothing that is stored in many is rounded on its way to where it has many."""
+    """Restores float32 master weights across a change of dtype, without rounding."""
     found = {}
     for name, parameter in updated(parameters, optimizer).items():
         part, entry = optimizer.parts[parameter], f"{STATE}{MASTER}/{name}"
@@ -111,7 +111,7 @@ def _exact(stored: Index, parameters: Parameters, optimizer: Optimizer, network:
 
 
 def _make_room(parameters: Parameters, optimizer: Optimizer, stored: Index, updates: float) -> None:
-    """State tensors where the checkpoint has some: an optimizer makes its own at its first step only."""
+    """Create state tensors that the checkpoint has: an optimizer creates its own only in its first step."""
     own = updated(parameters, optimizer)
     for entry in stored:
         if not entry.startswith(STATE):
@@ -120,12 +120,12 @@ def _make_room(parameters: Parameters, optimizer: Optimizer, stored: Index, upda
         if name in own and key != MASTER:
             tensor = optimizer.parts[own[name]].tensor
             state = optimizer.optimizer.state[tensor]
-            state[key] = torch.zeros_like(tensor)  # which padding is, and nothing is read into it
-            state["step"] = torch.tensor(updates, device=tensor.device)  # where a fused optimizer counts
+            state[key] = torch.zeros_like(tensor)  # padding stays zero, because nothing is read into it
+            state["step"] = torch.tensor(updates, device=tensor.device)  # where a fused optimizer counts its updates
 
 
 def _check_optimizer(checkpoint: Path, manifest: Mapping[str, Any], here: str) -> None:
-    """What one optimizer keeps is of no use to another. Imports and checkpoints of earlier versions name none."""
+    """The state of one optimizer is useless to another. Imports and checkpoints of earlier versions name none."""
     stored = manifest.get("optimizer")
     if stored is not None and stored != here:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, and whether its files are what they were when it was written."""
+"""A checkpoint's description of itself, and whether its files are unchanged since they were written."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cubeloom.base.file_errors import PAUSES, FilesFailed, retried
 from cubeloom.base.files import check_sealed, checksum, is_plain_name, read_json, sync_names, write_sealed
 
 FORMAT = 3
-# Of earlier versions, and why they are not read.
+# Earlier versions, and why they are not read.
 EARLIER = {
     1: "to read format 1 could execute what somebody put there",
     2: "a Llama's queries, keys and values, gates and ups lay otherwise in it",
 }
 MANIFEST = "manifest.json"
 BEST = "best_step"
-"""Of what was in progress: after which step the loss on validation was least."""
+"""In the progress: the step after which the validation loss was lowest."""
 
 
 def seal(
@@ -31,9 +31,9 @@ def seal(
     checksums: Mapping[str, str] | None = None,
     named: Iterable[str] | None = None,
 ) -> None:
-    """Make a folder whose files are all written a checkpoint: add what it says of itself, and their checksums.
+    """Complete a checkpoint in a folder whose files are all written: add its manifest, with their checksums.
 
-    `checksums` are of the files that ranks say they wrote, `named` are the files that the checkpoint's index names. Raises
+    `checksums`: of the files that ranks say they wrote; `named`: the files that the checkpoint's index names. Raises
     FilesFailed unless these and the files in the folder are the same.
     """
     known = checksums or {}
@@ -48,13 +48,13 @@ def seal(
         "progress": dict(progress),
         "files": {name: known.get(name) or checksum(folder / name) for name in _listed(folder, expected)},
     }
-    # On disk before the folder gets its name: after a loss of power the name could be there, and an empty file under it.
+    # On disk before the folder gets its name: after a power failure the name could exist with an empty file in it.
     write_sealed(folder / MANIFEST, manifest)
     sync_names(folder)
 
 
 def _listed(folder: Path, expected: set[str] | None) -> list[str]:
-    """The names of the files there; a file server may need a moment to list what other machines wrote."""
+    """The names of the files there. A file server may need a moment to list what other machines wrote."""
     for pause in (*PAUSES, None):
         found = {file.name for file in folder.iterdir() if file.name != MANIFEST and not file.name.startswith(".nfs")}
         if expected is None or found == expected:
@@ -88,23 +88,24 @@ def _some(names: Iterable[str]) -> str:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The whole ones, oldest first."""
+    """The complete checkpoints, oldest first."""
     return [path for path in _folders(folder) if (path / MANIFEST).exists()]
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint in a folder of them, or in that of a run."""
+    """The newest checkpoint in a folder of checkpoints, or in the folder of a run."""
     found = _folders(folder) or _folders(folder / "checkpoints")
     if not found:
         return None
     if not (found[-1] / MANIFEST).exists():
-        # They get their names when they are whole: somebody took it away, and whoever goes on from another should know.
+        # Complete checkpoints have a manifest: someone removed it, and resuming from another should not happen
+        # silently.
         raise damaged(found[-1], f"{MANIFEST} is missing")
     return found[-1]
 
 
 def best(folder: Path) -> Path | None:
-    """The one with the least loss on validation; None where nothing was evaluated, or it was not kept."""
+    """The checkpoint with the lowest validation loss; None if there was no evaluation, or it was not kept."""
     found = newest(folder)
     step = None if found is None else read_manifest(found)["progress"].get(BEST)
     if found is None or type(step) is not int:
@@ -114,12 +115,12 @@ def best(folder: Path) -> Path | None:
 
 
 def name_of_step(step: int) -> str:
-    """Of the checkpoint after so many."""
+    """The name of the checkpoint after this many steps."""
     return f"step-{step:08d}"
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself, once all its files are there; `check_files` says whether they are as written."""
+    """The description of a checkpoint, after checking that all its files exist. `check_files` compares their contents."""
     file = checkpoint / MANIFEST
     if checkpoint.is_file():
         raise UserError(f"{checkpoint} is not a checkpoint of cubeloom: it is a file, not a folder")
@@ -149,7 +150,7 @@ def _check_format(checkpoint: Path, found: object) -> None:
 
 
 def _check_types(checkpoint: Path, manifest: Mapping[str, Any]) -> None:
-    """Of a manifest that no program of ours wrote."""
+    """Check the types in a manifest, which another program may have written."""
     for name, kinds in (("step", int), ("updates", (int, float)), ("progress", dict), ("files", dict)):
         if not isinstance(manifest.get(name), kinds):
             raise damaged(checkpoint, f"{MANIFEST} lacks {name}, or it is not of its type")
@@ -158,7 +159,7 @@ def _check_types(checkpoint: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def check_files(checkpoint: Path, manifest: Mapping[str, Any], names: Iterable[str] | None = None) -> None:
-    """That files are what they were when they were written: all, or those named."""
+    """Check that files are unchanged since they were written: all, or those named."""
     for name in manifest["files"] if names is None else names:
         if name not in manifest["files"]:
             raise damaged(checkpoint, f"{MANIFEST} has no checksum of {name}")
@@ -167,7 +168,7 @@ def check_files(checkpoint: Path, manifest: Mapping[str, Any], names: Iterable[s
 
 
 def damaged(checkpoint: Path, what: str) -> UserError:
-    """Says from where one could go on instead."""
+    """An error that also says from where one could resume instead."""
     older = [each for each in checkpoints(checkpoint.parent) if each.name < checkpoint.name]
     instead = (
         f"; {older[-1].name} beside it is older: to go on from there, take {checkpoint.name} away" if older else ""

@@ -1,4 +1,4 @@
-"""Writing checkpoints: at once, or by a thread while training goes on."""
+"""Writes checkpoints: directly, or in a thread while training continues."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ def save_checkpoint(
     keep: int = 2,
     best: int | None = None,
 ) -> Path:
-    """Write all that is needed to go on after `step` steps; called by all ranks. The newest `keep` are kept, and the `best`.
+    """Write everything needed to resume after `step` steps; called by all ranks. Keeps the newest `keep` and the
+    `best`.
 
-    `progress` is what is not a tensor, such as the position in the data: JSON, the same on all ranks.
+    `progress`: everything that is not a tensor, such as the position in the data: JSON, the same on all ranks.
     """
     shards = weights_of(parameters, network) | state_of(parameters, optimizer, network)
     return _write(folder, step, shards, network, network.host_group, progress, said_of(optimizer), keep, best)
 
 
 class CheckpointWriter:
-    """Checkpoints written by a thread while training goes on, one at a time. All ranks call the same."""
+    """Writes checkpoints in a thread while training continues, one at a time. All ranks make the same calls."""
 
     def __init__(self, folder: Path, network: Network, keep: int) -> None:
         self._folder = folder
@@ -46,7 +47,7 @@ class CheckpointWriter:
         self._keep = keep
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        # Its own, made by all ranks together: two threads of a rank must not speak in one group.
+        # A separate group, created by all ranks together: two threads of a rank must not communicate in one group.
         self._aside = network.new_host_group()
 
     def save(
@@ -57,18 +58,18 @@ class CheckpointWriter:
         progress: Mapping[str, Any],
         best: int | None = None,
     ) -> None:
-        """Copy everything now, and write it later. Of older checkpoints the newest and that of the step `best` are kept."""
+        """Copy everything now, and write it later. Of older checkpoints the newest and that of step `best` are kept."""
         self.wait()
         shards = weights_of(parameters, self._network) | state_of(parameters, optimizer, self._network)
         copies = {name: replace(shard, local=shard.local.to("cpu", copy=True)) for name, shard in shards.items()}
         said = said_of(optimizer)
         arguments = self._folder, step, copies, self._network, self._aside, progress, said, self._keep, best
-        # A rank that fails because another is gone must not wait for it: it waits for that other, too.
+        # A rank that fails because another is gone must not wait for this thread, which waits for that rank, too.
         self._thread = threading.Thread(target=self._work, args=arguments, name="cubeloom checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Until the last one is in its place; raises what kept it from there."""
+        """Wait until the last one is complete; raise the error that prevented it."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -79,7 +80,7 @@ class CheckpointWriter:
     def _work(self, *arguments: Any) -> None:
         try:
             _write(*arguments)
-        except BaseException as error:  # it is the training thread's to raise
+        except BaseException as error:  # raised in the training thread
             self._failure = error
 
 
@@ -102,7 +103,7 @@ def _write(
 
     def write_mine() -> dict[str, str]:
         wrote = retried(what, lambda: write_blocks(writing, network.rank, mine, index))
-        # Each rank reads its own files back, so that none reads them all.
+        # Each rank reads its own files back, so that no rank reads them all.
         return {file.name: checksum(file) for file in wrote}
 
     wrote = host_group.gather(host_group.agree(write_mine))
@@ -112,7 +113,7 @@ def _write(
         named = {*files_of(read_index(writing)), INDEX}
         retried(what, lambda: seal(writing, step, progress, optimizer, checksums, named))
         retried(what, lambda: _put_in_place(writing, final))
-        retried(what, lambda: sync_names(folder))  # before those go that it replaces
+        retried(what, lambda: sync_names(folder))  # before the checkpoints that it replaces are removed
         for old in checkpoints(folder)[:-keep]:
             if best is None or old.name != name_of_step(best):
                 shutil.rmtree(old, ignore_errors=True)
@@ -131,11 +132,11 @@ def _make_folder(writing: Path) -> None:
 def _put_in_place(writing: Path, final: Path) -> None:
     if (
         writing.exists() or not final.exists()
-    ):  # else a try before this one did it, though the file server said otherwise
+    ):  # otherwise an earlier try did it, although the file server reported an error
         replace_folder(writing, final)
 
 
 def sweep(folder: Path) -> None:
-    """Remove what saves left that crashed: only one is written at a time, and none when this is called."""
+    """Remove the remains of crashed saves: only one save runs at a time, and none when this is called."""
     for left in folder.glob(".step-*"):
         shutil.rmtree(left, ignore_errors=True)

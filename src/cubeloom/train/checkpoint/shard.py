@@ -1,4 +1,4 @@
-"""A block of a tensor: what one rank holds of it, and where in the whole that lies."""
+"""A block of a tensor: what one rank holds of it, and its position in the whole."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cubeloom.parallel.arrangement import Run
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """What this rank holds, from `offset` on, of a tensor of the shape `whole`. Equal shards are written once.
+    """This rank's part, from `offset` on, of a tensor of the shape `whole`. Equal shards are written once.
 
-    `runs`: where its rows, or what its dimension `dim` has, lie, unless they lie as they are from `offset` on: some may be
-    padding, and some copies of rows that another rank has.
+    `runs`: the positions of the rows of its dimension `dim`, unless they are consecutive from `offset` on. Some may be
+    padding, and some copies of another rank's rows.
     """
 
     local: Tensor
@@ -27,16 +27,16 @@ class Shard:
 
     @classmethod
     def of(cls, local: Tensor, whole: tuple[int, ...], offset: tuple[int, ...]) -> Shard:
-        """Shares memory with the local tensor, so that what is loaded into it is there."""
+        """Shares memory with the local tensor, so that loading into the shard fills the tensor."""
         return cls(local.detach(), whole, offset)
 
     @classmethod
     def lying(cls, local: Tensor, lie: Lie) -> Shard:
-        """The same, wherever its rows lie."""
+        """The same for a tensor with arranged rows."""
         return cls(local.detach(), lie.whole, lie.offset, lie.runs or None, lie.dim)
 
     def pieces(self) -> Iterator[Shard]:
-        """Shards whose rows lie as they are: all of it but padding."""
+        """Shards with consecutive rows: everything except padding."""
         if self.runs is None:
             yield self
             return
@@ -45,7 +45,7 @@ class Shard:
                 yield self._piece(run.start, run.length, run.first)
 
     def written(self) -> Iterator[Shard]:
-        """What is saved of it, in as few shards as it can be: of rows of which there are copies, those that count."""
+        """What is saved of it, in as few shards as possible: of copied rows only those that count."""
         if self.runs is None:
             yield self
             return

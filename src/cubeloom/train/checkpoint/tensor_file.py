@@ -1,7 +1,7 @@
-"""A safetensors file that is written a tensor at a time, in any order.
+"""Writes a safetensors file one tensor at a time, in any order.
 
-A file is the length of its header, the header, which says where each tensor lies, and the tensors. All of that is known
-before the first value is; safetensors' own writer wants all values at once.
+A file consists of the length of its header, the header with the position of each tensor, and the tensors. All positions
+are known before the first value; safetensors' own writer needs all values at once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""The kinds of numbers, by the names that safetensors has for them."""
+"""safetensors' names of the dtypes."""
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 class TensorFile:
-    """`tensors` have the shapes and dtypes, and may be on the meta device. Each must be written once, then `finish`."""
+    """`tensors` have the shapes and dtypes, and may be on the meta device. Write each once, then call `finish`."""
 
     def __init__(self, file: Path, tensors: Mapping[str, Tensor]) -> None:
         self.file = file
@@ -42,17 +42,17 @@ class TensorFile:
     def write(self, name: str, tensor: Tensor) -> None:
         with self.file.open("r+b") as opened:
             opened.seek(self._places[name])
-            # A tensor without dimensions cannot be seen as bytes.
+            # A tensor without dimensions cannot be viewed as bytes.
             opened.write(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
     def finish(self) -> None:
-        """See to it that all is on the disk."""
+        """Flush everything to disk."""
         with self.file.open("rb") as opened:
             os.fsync(opened.fileno())
 
 
 def _header(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int]]:
-    """With the length before it; and where each tensor begins after it. In safetensors' own order, wide numbers first."""
+    """The header after its length, and the offset of each tensor. In safetensors' own order, widest dtypes first."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offsets, end = {}, 0
     for name, tensor in sorted(tensors.items(), key=lambda each: (-each[1].itemsize, CODES[each[1].dtype], each[0])):

@@ -1,4 +1,4 @@
-"""Data: text to token files, and token files to batches whose order depends on the seed and the position alone."""
+"""Data: from text to token files, and from token files to batches whose order depends only on seed and position."""
 
 from typing import TYPE_CHECKING
 

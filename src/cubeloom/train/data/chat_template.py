@@ -1,8 +1,8 @@
-"""Chat templates: conversations as the text that a model is trained on.
+"""Chat templates: render conversations as the text that a model is trained on.
 
-A template is Jinja, a small language of its own, from a file that may be of others. It is run in Jinja's sandbox for templates
-that nobody trusts, as transformers does: it sees the messages and the names of special tokens, changes neither, and reaches no
-attribute of Python, no file and no module.
+A template is written in Jinja, from a file that may come from others. It runs in Jinja's sandbox for untrusted
+templates, as in transformers: it sees the messages and the names of special tokens, can change neither, and cannot
+reach Python attributes, files or modules.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ PLAIN = (
     "{{ eos_token if message.role == 'assistant' else '\n\n' }}{% endfor %}"
     "{{ 'assistant:\n' if add_generation_prompt else '' }}"
 )
-"""Ours, for tokenizers without one: `role:`, a line break and the content; an answer is followed by the end token."""
+"""Our template, for tokenizers without one: `role:`, a line break and the content; an answer is followed by the end
+token.
+"""
 SAFE = (3, 1, 6)
-"""Before, there were ways out of Jinja's sandbox (CVE-2024-56326, CVE-2025-27516)."""
+"""In earlier versions there were ways out of Jinja's sandbox (CVE-2024-56326, CVE-2025-27516)."""
 
 
 class _Generation(Extension):
-    """`{% generation %}` around answers, as some templates have it: what is inside is written as it is."""
+    """`{% generation %}` around answers, which some templates have: the content is written unchanged."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -58,12 +60,12 @@ class Template:
             raise UserError(f"{where} is no chat template: {first_line(error)}") from None
 
     def render(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
-        """`prompt`: with what an answer begins with, as a model is asked for one."""
+        """`prompt`: with the beginning of an answer, as when a model is asked for one."""
         try:
             return self._template.render(
                 messages=list(messages), add_generation_prompt=prompt, tools=None, documents=None, **self._specials
             )
-        except Exception as error:  # whatever a template does with what is not there
+        except Exception as error:  # a template may fail in any way on missing values
             raise UserError(f"{self._where} refuses the conversation: {first_line(error)}") from None
 
 

@@ -1,6 +1,6 @@
-"""Sources in chunks, each with the place where the next begins, so that reading can go on from there.
+"""Reads sources in chunks, each with the position of the next, so that reading can be resumed.
 
-Where a chunk ends depends on the source alone: a run that was interrupted sees the same chunks as one that was not.
+The end of a chunk depends only on the source: an interrupted run sees the same chunks as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK = 1 << 22
 
 @dataclass(frozen=True)
 class Place:
-    """In a source: bytes, or rows of a table; and the lines before it, for messages."""
+    """A position in a source: bytes, or rows of a table; and the number of lines before it, for messages."""
 
     offset: int = 0
     line: int = 0
@@ -33,7 +33,7 @@ class Chunk:
     pieces: list[Piece]
     after: Place
     read: int
-    """Bytes of the source up to the end of this chunk; of Parquet, in proportion to rows."""
+    """Bytes of the source up to the end of this chunk; for Parquet in proportion to rows."""
 
 
 def chunks(source: Source, start: Place, reading: Reading) -> Iterator[Chunk]:
@@ -47,7 +47,7 @@ def chunks(source: Source, start: Place, reading: Reading) -> Iterator[Chunk]:
 
 
 def fields(source: Source) -> list[str]:
-    """Those of the first record; none of a text, or of what is no record."""
+    """The fields of the first record; none for text, or if it is not a record."""
     if source.kind == "text":
         return []
     if source.kind != "json lines":
@@ -57,7 +57,7 @@ def fields(source: Source) -> list[str]:
     try:
         record = json.loads(first.removeprefix(b"\xef\xbb\xbf"))
     except (ValueError, RecursionError):
-        return []  # reading it says where it is wrong
+        return []  # reading it will report the error
     return list(record) if isinstance(record, dict) else []
 
 
@@ -69,7 +69,7 @@ def _text(source: Source, start: Place, separator: str | None) -> Iterator[Chunk
 
 
 def _cut(text: str, separator: str | None, last: bool) -> list[Piece]:
-    """A line that is exactly the separator ends a document, and so does the end of the file."""
+    """A line that equals the separator ends a document, and so does the end of the file."""
     if separator is None:
         return [Piece(text, last)]
     end_of_line = r"\r?(?:\n|\Z)" if last else r"\r?\n"
@@ -81,7 +81,7 @@ def _json_lines(source: Source, start: Place, reading: Reading) -> Iterator[Chun
     line = start.line
     for offset, data in _blocks(source.path, start.offset, whole_lines=True):
         pieces = []
-        # A line ends in a newline and nothing else: text may hold other separators of lines, such as U+2028.
+        # Lines end in a newline only: text may contain other line separators, such as U+2028.
         lines = _decode(data, source.path, offset).removesuffix("\n").split("\n")
         for number, text in enumerate(lines, line + 1):
             if text.strip():
@@ -114,7 +114,7 @@ def _table(source: Source, start: Place, reading: Reading) -> Iterator[Chunk]:
 
 
 def _blocks(path: Path, offset: int, whole_lines: bool) -> Iterator[tuple[int, bytes]]:
-    """Parts of a file that end with a line; where lines are very long and need not be whole, with a character."""
+    """Parts of a file that end with a line; if lines are very long and may be cut, with a character."""
     with path.open("rb") as file:
         file.seek(offset)
         while data := file.read(CHUNK):
@@ -125,7 +125,7 @@ def _blocks(path: Path, offset: int, whole_lines: bool) -> Iterator[tuple[int, b
 
 
 def _rest_of_character(file: BinaryIO) -> bytes:
-    """Up to three bytes that go on with a character."""
+    """Up to three bytes that complete a character."""
     rest = b""
     while len(rest) < 3 and (byte := file.read(1)):
         if byte[0] & 0xC0 != 0x80:

@@ -1,7 +1,7 @@
-"""Chat and instruction records: the text of a conversation, and which of it is the assistant's.
+"""Chat and instruction records: the text of a conversation, and which part of it is the assistant's.
 
-What a template writes for an answer is what it adds to the question before: rendered up to the question, with what an answer
-begins with, and up to the answer, the two differ by that.
+The text of an answer is what the template adds to the prompt: the conversation is rendered up to the question, with the
+beginning of an answer, and up to the answer; the two differ by that text.
 """
 
 from __future__ import annotations
@@ -30,35 +30,37 @@ CONTEXTS = ("input", "context")
 SYSTEM = "system"
 FIELDS = (*LISTS, *dict.fromkeys(name for pair in PAIRS for name in pair), *CONTEXTS, SYSTEM)
 _ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "model": ASSISTANT, "bot": ASSISTANT}
-# A special token in what somebody wrote stands as one of these: characters that Unicode keeps for such use.
+# A special token in a message is encoded in these characters, which Unicode reserves for internal use.
 _BEGIN, _DIGITS = "\ufdd0", [chr(0xFDD1 + digit) for digit in range(16)]
 _LITERAL = re.compile(f"({_BEGIN}[{_DIGITS[0]}-{_DIGITS[-1]}]{{4}})")
 
 
 @dataclass(frozen=True)
 class Marked:
-    """A document: `text` as the template wrote it, and `answers`, from and until which of its characters they are."""
+    """A document: `text` as the template rendered it, and `answers`, the ranges of its characters that are answers."""
 
     text: str
     answers: tuple[tuple[int, int], ...]
 
 
 def is_conversation(fields: Sequence[str]) -> bool:
-    """Whether a record with these fields is one."""
+    """Whether a record with these fields is a conversation."""
     here = set(fields)
     return bool(here & set(LISTS)) or any(set(pair) <= here for pair in PAIRS)
 
 
 class Conversations:
     def __init__(self, template: Template, specials: Sequence[str], end: str) -> None:
-        """`end` is the special token that ends a document."""
+        """`end`: the special token that ends a document."""
         self._template = template
         self._end = end
         self._specials = sorted(specials, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, self._specials)) or r"(?!)")
 
     def documents(self, record: Mapping[str, Any], where: str) -> list[Marked]:
-        """None of a conversation without an answer; more than one where the template writes earlier answers anew each turn."""
+        """Empty for a conversation without an answer; several if the template renders earlier answers differently
+        later.
+        """
         if isinstance(record.get("prompt"), str) and isinstance(record.get("completion"), str):
             return [self._completed(self._plain(record["prompt"]), self._plain(record["completion"]))]
         messages, counts = _messages(record, where)
@@ -69,7 +71,7 @@ class Conversations:
             raise UserError(f"{where}: {error}") from None
 
     def encode(self, document: Marked, tokenizer: Tokenizer) -> tuple[Array, Array]:
-        """The tokens, and whether each counts: those that end within an answer."""
+        """The tokens, and which of them count: those that end within an answer."""
         tokens, ends, done = [], [], 0
         for part in _LITERAL.split(document.text):
             literal = self._written(part)
@@ -98,7 +100,7 @@ class Conversations:
         return found
 
     def _answer(self, messages: Sequence[Message], place: int) -> Marked:
-        """The conversation up to this answer, as a model that is asked for it sees it."""
+        """The conversation up to this answer, as a model sees it that is asked for the answer."""
         question, asked = (
             self._template.render(messages[:place], prompt=each) if place else "" for each in (False, True)
         )
@@ -115,7 +117,7 @@ class Conversations:
         return self._special.sub(lambda found: _code(self._specials.index(found[0])), text)
 
     def _written(self, part: str) -> str | None:
-        """The text that a code stands for."""
+        """The text that an encoded special token stands for."""
         if not _LITERAL.fullmatch(part):
             return None
         number = int("".join(f"{_DIGITS.index(digit):x}" for digit in part[1:]), 16)
@@ -123,7 +125,7 @@ class Conversations:
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """The length of the common prefix."""
     differ = (place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
     return next(differ, min(len(one), len(other)))
 
@@ -178,7 +180,7 @@ def _asked(record: Mapping[str, Any], pair: tuple[str, str], where: str) -> tupl
 
 
 def _of_list(value: Any, where: str) -> Iterator[dict[str, Any]]:
-    """Messages have a role and a content, or `from` and a `value`; a table may keep them as columns."""
+    """Messages have a role and a content, or `from` and a `value`. A table may store them as columns."""
     if isinstance(value, dict) and value and all(isinstance(each, list) for each in value.values()):
         value = [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
     if not isinstance(value, list):
@@ -195,7 +197,7 @@ def _of_list(value: Any, where: str) -> Iterator[dict[str, Any]]:
 
 
 def _parts(content: Any, where: str) -> str:
-    """The text of a message; of one in parts, those of text. A message that only calls tools may have none."""
+    """The text of a message, or of its text parts. A message that only calls tools may have none."""
     if content is None:
         return ""
     if isinstance(content, list):
@@ -210,11 +212,11 @@ def _text(value: Any, name: str, where: str) -> str:
         raise UserError(f"{where}: {name} is not text but {type(value).__name__}")
     try:
         value.encode()
-    except UnicodeEncodeError:  # JSON may spell half of a surrogate pair
+    except UnicodeEncodeError:  # JSON may contain half of a surrogate pair
         raise UserError(f"{where}: {name} holds half of a character, which UTF-8 cannot") from None
     return value
 
 
 def _is_answer(message: Mapping[str, Any]) -> bool:
-    """A weight of 0 leaves an answer out, as OpenAI's files have it."""
+    """A weight of 0 excludes an answer, as in OpenAI's files."""
     return message["role"] == ASSISTANT and message.get("weight", 1) != 0

@@ -1,4 +1,4 @@
-"""Documents that are read as they come, with a place from which reading goes on: of files here, or of a dataset elsewhere."""
+"""Documents that are read during training, with a position at which reading resumes: from files, or from a dataset."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cubeloom.train.data.sources import KINDS, Source, files_of, is_dataset
 
 HUB = "hf:"
 _RUNS_NO_SCRIPTS = 4  # the first version of datasets
-_AT_ONCE = 64  # records between two places
+_AT_ONCE = 64  # records between two positions
 Where = dict[str, Any]
-"""A place, as JSON; empty for the begin."""
+"""A position, as JSON; empty at the start."""
 
 
 class Documents(Protocol):
@@ -23,26 +23,26 @@ class Documents(Protocol):
     def name(self) -> str: ...
 
     def read(self, where: Where) -> Iterator[tuple[list[Piece], Where]]:
-        """All from this place on, each time with the place behind what is given."""
+        """Everything from this position on, each time with the position after it."""
         ...
 
 
 class Records(Protocol):
-    """What a dataset of Hugging Face's that is streamed is, and any iterable like it."""
+    """The interface of a streamed Hugging Face dataset, and of any similar iterable."""
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Of an iteration that is under way: where it goes on."""
+        """The position of the current iteration."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> Any:
-        """The next iteration goes on there."""
+        """The next iteration continues there."""
         ...
 
 
 class Files:
-    """Of a folder all text, JSON lines, Parquet and Arrow, by name; or one file."""
+    """All text, JSON lines, Parquet and Arrow files of a folder, in order of name; or one file."""
 
     def __init__(self, path: Path, reading: Reading) -> None:
         self.name = str(path)
@@ -64,7 +64,7 @@ class Files:
 
 
 class Streamed:
-    """Records of an iterable with a state, which `make` makes anew for each epoch."""
+    """Records of an iterable with a state. `make` creates it again for each epoch."""
 
     def __init__(self, name: str, make: Callable[[], Records], reading: Reading) -> None:
         self.name = name
@@ -87,7 +87,7 @@ class Streamed:
 
 
 def hub(name: str, subset: str | None, split: str, reading: Reading) -> Streamed:
-    """A dataset of Hugging Face's hub, with the package `datasets`. Nothing is fetched before somebody reads."""
+    """A dataset of Hugging Face's hub, with the package `datasets`. Nothing is fetched before the first read."""
     try:
         import datasets
     except ImportError:
@@ -99,7 +99,7 @@ def hub(name: str, subset: str | None, split: str, reading: Reading) -> Streamed
     def make() -> Records:
         try:
             found: Records = datasets.load_dataset(name, subset, split=split, streaming=True)
-        except Exception as error:  # of the network, of the hub, of the dataset
+        except Exception as error:  # from the network, the hub, or the dataset
             raise UserError(f"{HUB}{name} cannot be read: {first_line(error)}") from None
         return found
 

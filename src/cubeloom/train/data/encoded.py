@@ -1,4 +1,4 @@
-"""Pieces of documents as tokens, by part: which of them count as targets, and where documents end."""
+"""Turns pieces of documents into tokens, by part, with the targets that count and the ends of documents."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cubeloom.train.data.tokenizer import Array, Tokenizer
 
 @dataclass
 class Encoded:
-    """What one part gets of some pieces."""
+    """What one part gets from some pieces."""
 
     tokens: list[Array] = field(default_factory=list)
     counted: list[Array] = field(default_factory=list)
     """For each token whether it counts."""
     ends: list[int] = field(default_factory=list)
-    """Of documents, counted from the first of these tokens."""
+    """Ends of documents, counted from the first of these tokens."""
     size: int = 0
 
     def add(self, tokens: Array, counted: Array, closes: bool) -> None:
@@ -40,7 +40,7 @@ class Encoder:
     """Share of documents."""
 
     def __call__(self, pieces: Sequence[Piece], document: int, is_open: bool) -> tuple[Encoded, Encoded, int, bool]:
-        """For training and for validation; with the number of the document that comes next, and whether it has begun."""
+        """For training and for validation; and the number of the next document, and whether it has begun."""
         parts = Encoded(), Encoded()
         for piece, (tokens, counted) in zip(pieces, self._encoded(pieces), strict=True):
             part = parts[is_validation(document, self.validation)]
@@ -52,7 +52,7 @@ class Encoder:
         return *parts, document, is_open
 
     def _encoded(self, pieces: Sequence[Piece]) -> Iterator[tuple[Array, Array]]:
-        """The tokens of each, and which of them count: of text all."""
+        """The tokens of each piece, and which of them count: for text all."""
         texts = iter(self.tokenizer.encode([piece.text for piece in pieces if piece.marked is None]))
         for piece in pieces:
             if piece.marked is None:
@@ -63,7 +63,9 @@ class Encoder:
                 yield self.chat.encode(piece.marked, self.tokenizer)
 
     def _closed(self, tokens: Array, counted: Array, piece: Piece) -> tuple[Array, Array]:
-        """With the token that ends the document, unless a template wrote it; after a template it is not the answer's."""
+        """Adds the token that ends the document, unless a template wrote it. After a template it is not part of an
+        answer.
+        """
         end = self.tokenizer.end
         if piece.marked is not None and len(tokens) and tokens[-1] == end:
             return tokens, counted
@@ -71,5 +73,5 @@ class Encoder:
 
 
 def is_validation(document: int, share: Fraction) -> bool:
-    """Of n documents ⌊n · share⌋, spread evenly; never the first."""
+    """⌊n · share⌋ of n documents, spread evenly; never the first."""
     return int((document + 1) * share) > int(document * share)

@@ -15,21 +15,21 @@ from cubeloom.train.data.tokenizer import END as END
 from cubeloom.train.data.tokenizer import Array
 from cubeloom.train.data.tokenizer_files import read
 
-# How published tokenizers call the token that ends a document, the commonest first.
+# The usual names of the token that ends a document, the most common first.
 KNOWN_ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 SMALLEST = 257
-"""A trained vocabulary holds every byte and the end, so that no text is beyond it."""
+"""A trained vocabulary has every byte and the end token, so that it can encode any text."""
 
 
 class HuggingFace:
-    """A tokenizer file, with the name of the token that ends a document (found by itself where it is a usual one)."""
+    """A tokenizer file, with the name of the token that ends a document (found automatically if it is a usual one)."""
 
     def __init__(self, file: Path, end: str | None = None) -> None:
         text = read(file)
         self._made = _made(file, text)
         self._text = text
         self._file = file
-        # Text that looks like the end token is text.
+        # Text that looks like the end token is encoded as text.
         self._made.encode_special_tokens = True
         vocabulary = self._made.get_vocab()
         names = [end] if end is not None else [name for name in KNOWN_ENDS if name in vocabulary]
@@ -56,7 +56,7 @@ class HuggingFace:
 
     @cached_property
     def _of_templates(self) -> Any:
-        """The same, where special tokens count as such."""
+        """The same tokenizer, in which special tokens count as such."""
         made = _made(self._file, self._text)
         made.encode_special_tokens = False
         return made
@@ -66,7 +66,7 @@ class HuggingFace:
 
 
 def _made(file: Path, text: str) -> Any:
-    """Files often carry the settings of a model's own training. Here no text is cut short, and none is padded."""
+    """Files often have the settings of a model's own training. Here no text is truncated or padded."""
     try:
         made = _package().Tokenizer.from_str(text)
     except Exception as error:  # the package raises plain Exceptions
@@ -94,7 +94,7 @@ def train(texts: Iterator[str], vocabulary: int) -> str:
 
 
 def require() -> None:
-    """Refuse early where the package is not installed."""
+    """Raise early if the package is not installed."""
     _package()
 
 

@@ -1,4 +1,4 @@
-"""The tokenizer beside a run, an import or an export, as files that transformers reads, too."""
+"""The tokenizer that is stored with a run, an import or an export, in files that transformers also reads."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from cubeloom.train.data.tokenizer import END, Bytes, Tokenizer
 from cubeloom.train.data.tokenizer_files import CONFIG, TOKENIZER
 
 FOLDER = "tokenizer"
-"""Within a run, or beside a checkpoint that was imported."""
-_KEPT = "kept.json"  # which tokenizer it is, and checksums of the other files
+"""The folder in a run, or beside an imported checkpoint."""
+_KEPT = "kept.json"  # identifies the tokenizer, and has checksums of the other files
 
 
 def keep(tokenizer: Tokenizer, files: Mapping[str, str], beside: Path) -> None:
-    """Write the folder. `files` are those of the tokenizer that there are; what else transformers needs is added."""
+    """Write the folder. `files`: the tokenizer's existing files; others that transformers needs are added."""
     texts = dict(files)
     if TOKENIZER not in texts:
         texts[TOKENIZER] = _bytes_as_file()
@@ -42,7 +42,7 @@ def keep(tokenizer: Tokenizer, files: Mapping[str, str], beside: Path) -> None:
 
 
 def kept(beside: Path) -> Tokenizer | None:
-    """The tokenizer that was kept there; None where there is none. Raises UserError where it is not what was written."""
+    """The tokenizer stored there; None if there is none. Raises UserError if its files have changed."""
     folder = beside / FOLDER
     if not (folder / _KEPT).is_file():
         return None
@@ -56,7 +56,7 @@ def kept(beside: Path) -> Tokenizer | None:
 
 
 def kept_files(checkpoint: Path) -> dict[str, str]:
-    """By name, the files of the tokenizer of a checkpoint's run, or of what it was imported from."""
+    """The tokenizer files of a checkpoint's run, or of its import, by name."""
     for beside in (checkpoint.resolve().parent, checkpoint.resolve().parent.parent):
         if (beside / FOLDER / _KEPT).is_file():
             names = _checked(beside / FOLDER)["files"]
@@ -79,13 +79,13 @@ def _checked(folder: Path) -> dict[str, Any]:
 
 
 def _config(end: str) -> str:
-    """What transformers needs to know of a tokenizer that says nothing of itself."""
+    """What transformers needs to know about a tokenizer without a configuration."""
     said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "clean_up_tokenization_spaces": False}
     return json.dumps(said, indent=2) + "\n"
 
 
 def _bytes_as_file() -> str:
-    """Tokens that are bytes, as a byte-level BPE that merges nothing."""
+    """The byte tokenizer, as a byte-level BPE without merges."""
     made: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
@@ -122,7 +122,7 @@ def _bytes_as_file() -> str:
 
 
 def _byte_characters() -> list[str]:
-    """The character that stands for each byte in byte-level tokenizers: itself where it shows, else one from 256 on."""
+    """The character for each byte in byte-level tokenizers: itself if it is printable, otherwise one from 256 on."""
     shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = [byte for byte in range(256) if byte not in shown]
     return [chr(byte) if byte in shown else chr(256 + hidden.index(byte)) for byte in range(256)]

@@ -1,4 +1,4 @@
-"""Batches for one rank, made ahead of time."""
+"""Batches for one rank, prepared ahead of time."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _Made = queue.Queue[dict[str, Tensor] | BaseException]
 class Loader:
     """A rank's share of each batch: `tokens` and the `targets` that follow them, both `[n, sequence]`.
 
-    Its only state is `position`, the number of the next sample, which counts whole batches: it knows nothing of the grid. Of
-    samples that are streamed, `progress` says as well where to read on.
-    A thread keeps two batches ready; `close`, or the end of a `with` block, ends it.
+    Its only state is `position`, the number of the next sample, in whole batches: it does not depend on the grid. For
+    streamed samples `progress` also has the position in the stream. A thread keeps two batches ready; `close`, or the
+    end of a `with` block, ends it.
     """
 
     def __init__(self, samples: Samples, batch: int, share: slice | None = None, position: int = 0) -> None:
@@ -37,14 +37,14 @@ class Loader:
         self.batch = batch
         self.position = position
         self._streaming = samples if isinstance(samples, Streaming) else None
-        self.waited = 0.0  # seconds that whoever asked for a batch had to wait for it, in all
+        self.waited = 0.0  # total seconds that callers had to wait for a batch
         self._made: _Made = queue.Queue(AHEAD)
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         arguments = (samples, batch, whole, position, self._made, self._stop)
         self._thread = threading.Thread(target=_work, args=arguments, name="cubeloom data", daemon=True)
         self._thread.start()
-        weakref.finalize(self, self._stop.set)  # the thread does not hold us, so it ends with us
+        weakref.finalize(self, self._stop.set)  # the thread has no reference to us, so it ends with us
 
     def __iter__(self) -> Self:
         return self
@@ -66,7 +66,7 @@ class Loader:
 
     @property
     def progress(self) -> dict[str, Any]:
-        """What a checkpoint says of it, as JSON."""
+        """The state for a checkpoint, as JSON."""
         stream = {} if self._streaming is None else {"stream": self._streaming.state(self.position)}
         return {"position": self.position, **stream}
 
@@ -79,12 +79,12 @@ class Loader:
     def close(self) -> None:
         self._stop.set()
         with suppress(queue.Empty):
-            self._made.get_nowait()  # the thread may be waiting for room
+            self._made.get_nowait()  # the thread may be waiting for a free place
         self._thread.join()
 
 
 def read(samples: Samples, position: int, share: slice) -> dict[str, Tensor]:
-    """A rank's share of the batch that begins with the sample of this number."""
+    """A rank's share of the batch that starts with the sample of this number."""
     return samples.batch(torch.arange(position + share.start, position + share.stop))
 
 
@@ -93,7 +93,7 @@ def _work(samples: Samples, batch: int, share: slice, position: int, made: _Made
         try:
             _put(made, read(samples, position, share), stop)
             position += batch
-        except BaseException as error:  # it is the caller's to handle, in the caller's thread
+        except BaseException as error:  # raised again in the caller's thread
             _put(made, error, stop)
             return
 

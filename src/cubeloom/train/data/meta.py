@@ -1,4 +1,4 @@
-"""What `meta.json` says of a folder of tokens."""
+"""The contents of `meta.json` in a token folder."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cubeloom.base.files import check_sealed, is_plain_name, read_json, write_se
 FORMAT, VERSION = "cubeloom tokens", 2
 META, TOKENS, DOCUMENTS, COUNTED = "meta.json", "tokens.bin", "documents.bin", "counted.bin"
 CHECKSUMS = "checksums.bin"
-"""Of the parts of tokens.bin, then of those of documents.bin, then of counted.bin."""
+"""Checksums of the parts of tokens.bin, then of documents.bin, then of counted.bin."""
 ENDS = np.dtype("<u8")
-"""Of the ends of documents."""
+"""The ends of documents."""
 MARKS = np.dtype("u1")
-"""Of whether a token counts as a target: 1, or 0."""
+"""Whether a token counts as a target: 1 or 0."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Meta:
-    """Training comes first in the files, validation after it. Everything but `request` can be checked in the files."""
+    """Training comes first in the files, then validation. Everything but `request` can be checked against the files."""
 
     vocabulary: int
     end: int
@@ -41,11 +41,11 @@ class Meta:
     tokenizer: str
     """The fingerprint of the tokenizer."""
     sha256: dict[str, str]
-    """Of each file beside this one."""
+    """The hash of each other file."""
     request: dict[str, Any]
-    """What was asked for: the sources with their hashes, and the options. The same request gives the same folder."""
+    """The request: the sources with their hashes, and the options. The same request gives the same folder."""
     counted: bool = False
-    """Whether only some tokens count as targets, those that counted.bin marks."""
+    """Whether only some tokens count as targets, which counted.bin marks."""
 
     @property
     def tokens(self) -> int:
@@ -86,7 +86,7 @@ class Meta:
         return found
 
     def check(self) -> None:
-        """Raises TypeError where something is not of its type, as in a file that no program of ours wrote."""
+        """Raises TypeError if a value has the wrong type, as in a file of another program."""
         numbers = [self.vocabulary, self.end, *asdict(self.training).values(), *asdict(self.validation).values()]
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise TypeError("a count")

@@ -1,4 +1,4 @@
-"""Several streams in one, by weights."""
+"""Several streams mixed by weights."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LONGEST = 1 << 16
 
 
 class Mixture:
-    """Among any first n samples, each stream has its share of n to within one; and gives its samples in its own order.
+    """Among any first n samples each stream has its share of n to within one, and yields its samples in its own order.
 
-    Weights are taken as written, so 0.7 and 0.3 are 7 and 3 in every 10. Which stream gives a sample repeats with the sum of
-    the weights as whole numbers, so a table of one such turn is all that is kept.
+    Weights are used as written: 0.7 and 0.3 are 7 and 3 in every 10. The order of streams repeats with the sum of the
+    weights as integers, so only a table of one such turn is stored.
     """
 
     def __init__(self, streams: Sequence[Stream], weights: Sequence[float]) -> None:
@@ -47,7 +47,7 @@ class Mixture:
         return out
 
     def needed(self, count: int) -> list[int]:
-        """How many samples of each stream the first so many are."""
+        """How many of the first `count` samples each stream gives."""
         which, own = self.source(torch.arange(count))
         return [
             int(own[which == index].max()) + 1 if (which == index).any() else 0 for index in range(len(self.streams))
@@ -55,7 +55,7 @@ class Mixture:
 
     @property
     def longest(self) -> int:
-        """As many samples as there are without one coming twice."""
+        """The largest number of samples without a repetition."""
         turns = min(stream.windows / part for stream, part in zip(self.streams, self._parts.tolist(), strict=True))
         count = int((turns + 1) * len(self._stream))
         while any(need > stream.windows for need, stream in zip(self.needed(count), self.streams, strict=True)):
@@ -63,14 +63,14 @@ class Mixture:
         return count
 
     def source(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """The stream that gives each sample, and its number in that stream."""
+        """The stream of each sample, and its number in that stream."""
         turns, within = numbers // len(self._stream), numbers % len(self._stream)
         which = self._stream[within]
         return which, turns * self._parts[which] + self._before[within]
 
 
 def whole_numbers(weights: Sequence[float]) -> list[int]:
-    """The smallest whole numbers in the same proportion."""
+    """The smallest integers in the same proportion."""
     if not all(math.isfinite(weight) and weight > 0 for weight in weights):
         raise UserError(f"weights must be above 0, got {', '.join(map(str, weights))}")
     exact = [Fraction(str(weight)) for weight in weights]
@@ -86,11 +86,11 @@ def whole_numbers(weights: Sequence[float]) -> list[int]:
 
 
 def turn(parts: Sequence[int]) -> list[int]:
-    """Which stream gives each sample of one turn, `parts[i]` of stream i.
+    """The stream of each sample of one turn, with `parts[i]` samples of stream i.
 
-    Sample k of stream i has its window, from ⌊k·whole/part⌋ until ⌈(k+1)·whole/part⌉; of the streams whose window is open,
-    that goes first whose window closes first. So each always has its share to within one (Tijdeman, The chairman
-    assignment problem, 1980).
+    Sample k of stream i has a window, from ⌊k·whole/part⌋ until ⌈(k+1)·whole/part⌉. Of the streams whose window is
+    open, the one whose window closes first is next. Each stream thus always has its share to within one (Tijdeman, The
+    chairman assignment problem, 1980).
     """
     whole, given, order = sum(parts), [0] * len(parts), []
     for slot in range(whole):

@@ -1,4 +1,4 @@
-"""Whole documents packed into samples, so that none begins in one sample and ends in the next unless it is too long."""
+"""Packs whole documents into samples. Only a document longer than a sample continues in the next one."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ _AT_ONCE = 1 << 14  # samples whose marks are in memory at once
 
 @dataclass(frozen=True)
 class Packs:
-    """Sample n is the tokens from `starts[n]` until `stops[n]`: as many whole documents, in their order, as there is room for.
+    """Sample n is the tokens from `starts[n]` until `stops[n]`: as many whole documents as fit, in order.
 
-    A document that is longer than a sample is cut, and each part goes on with the last token of the one before; documents
-    that follow it are packed from where it ends.
+    A document longer than a sample is cut. Each part starts with the last token of the one before, and the next
+    documents are packed after the last part.
     """
 
     starts: Array
     stops: Array
     ends: Array
-    """Where documents end, all of them."""
+    """The ends of all documents."""
 
     @classmethod
     def of(cls, ends: Array, sequence: int) -> Packs:
-        """`ends` of documents, each that of its end token; samples have `sequence` tokens and the one that follows."""
+        """`ends`: the position after each document's end token. Samples have `sequence` tokens and the one that
+        follows.
+        """
         starts, stops = [], []
         start, last = 0, int(ends[-1]) if len(ends) else 0
         while start < last:
@@ -46,15 +48,15 @@ class Packs:
         return slice(int(self.starts[number]), int(self.stops[number]))
 
     def __getitem__(self, where: slice) -> Array:
-        """For each of these tokens, of which document it is, from 0 for the first."""
+        """For each of these tokens the number of its document, from 0."""
         found = np.searchsorted(self.ends, np.arange(where.start, where.stop), side="right")
         return found - found[0]
 
 
 def with_targets(starts: Array, stops: Array, counted: Array | Checked, ends: Array | None) -> Array:
-    """Which samples have a target that counts. Where there are `ends` of documents, their first tokens are no targets.
+    """The samples with a target that counts. With `ends` of documents, their first tokens are not targets.
 
-    Sample n is the tokens from `starts[n]` until `stops[n]`, and the first one of it is no target.
+    Sample n is the tokens from `starts[n]` until `stops[n]`, and its first token is not a target.
     """
     found = [
         _with_targets(starts[at : at + _AT_ONCE], stops[at : at + _AT_ONCE], counted, ends)

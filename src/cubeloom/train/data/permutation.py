@@ -1,4 +1,4 @@
-"""A random order of any number of things, without a list of them: where each goes is computed."""
+"""A random order of any number of items, computed and not stored."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ _ROUNDS = 6
 
 @dataclass(frozen=True)
 class Permutation:
-    """A bijection of 0 to size - 1 onto itself, given by a key: a Feistel network on the smallest 4ⁿ that is no less.
+    """A bijection of 0 to size - 1 onto itself, given by a key: a Feistel network on the smallest 4ⁿ that is not
+    smaller.
 
-    What falls outside is sent through again until it falls inside (cycle walking), fewer than four times on average.
+    A result out of range is permuted again until it is in range (cycle walking), fewer than four times on average.
     """
 
     size: int
     key: int
 
     def __call__(self, index: Tensor) -> Tensor:
-        """Where each int64 index goes."""
+        """The new position of each int64 index."""
         place = self._mixed(index)
         while (outside := place >= self.size).any():
             place[outside] = self._mixed(place[outside])

@@ -1,7 +1,7 @@
-"""Text to a folder of tokens: atomically, and going on where an interrupted run stopped.
+"""Writes text to a token folder: atomically, and resuming where an interrupted run stopped.
 
-Everything happens in a hidden folder beside the result. After each chunk a journal there says how far the files are good;
-the folder gets its name when it is whole.
+All work happens in a hidden folder beside the result. After each chunk a journal there records how much of the files is
+valid. The folder gets its name when it is complete.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from cubeloom.train.data.writer import BEGIN, VALIDATION, State, Writer
 
 _JOURNAL = "journal.json"
 TRAINED_ON = 1 << 30
-"""Bytes that a tokenizer is trained on at most: the first part of each source, in proportion."""
+"""The most bytes that a tokenizer is trained on: the first part of each source, in proportion."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The folder, and whether it was written now, after an interruption, or before."""
+    """The folder, and whether it was written now, resumed after an interruption, or existed before."""
 
     file: TokenFile
     how: Literal["written", "resumed", "already there"]
 
 
 def prepare(request: Request, out: Path, *, force: bool = False, progress: Progress = lambda *_: None) -> Prepared:
-    """Write `out`, a folder of tokens. One that is there already is left alone if it is of the same request."""
+    """Write the token folder `out`. An existing folder of the same request is left alone."""
     out = out.resolve()
     if not out.parent.is_dir():
         raise UserError(f"there is no folder {out.parent} to write {out.name} in")
@@ -81,7 +81,7 @@ def _no_text(sources: list[Source]) -> UserError:
 
 
 def _is_ours(out: Path) -> bool:
-    """A folder of tokens, damaged or not; or an empty folder."""
+    """Whether it is a token folder, damaged or not, or an empty folder."""
     return out.is_dir() and ((out / META).exists() or not any(out.iterdir()))
 
 
@@ -119,7 +119,7 @@ def _training_texts(reading: Reading, sources: list[Source], progress: Progress)
     parts = [source.bytes * min(whole, TRAINED_ON) // whole for source in sources]
     for index, (source, part) in enumerate(zip(sources, parts, strict=True)):
         for chunk in chunks(source, Place(), reading):
-            for piece in chunk.pieces:  # of a conversation without the ends that its template writes
+            for piece in chunk.pieces:  # of a conversation without the end tokens that its template writes
                 yield from [piece.text] if piece.marked is None else piece.text.split(END)
             progress("training the tokenizer", sum(parts[:index]) + min(chunk.read, part), sum(parts))
             if chunk.read >= part:
@@ -131,7 +131,7 @@ def _write_journal(folder: Path, wanted: dict[str, Any], state: State) -> None:
 
 
 def _journal(folder: Path, wanted: dict[str, Any]) -> State | None:
-    """Where to go on, if what lies here is of this request."""
+    """The state to resume from, if the journal is of this request."""
     file = folder / _JOURNAL
     if not file.exists():
         return None

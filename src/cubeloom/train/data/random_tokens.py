@@ -1,4 +1,4 @@
-"""Samples of random tokens, to try a model or a grid out without any text."""
+"""Samples of random tokens, to try a model or a grid without text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cubeloom.train.data.stream import following
 
 @dataclass(frozen=True)
 class RandomTokens:
-    """Every token is as likely as any other, so that the least loss is the logarithm of their number."""
+    """All tokens are equally likely, so the smallest possible loss is the logarithm of their number."""
 
     vocabulary: int
     sequence: int

@@ -1,4 +1,4 @@
-"""What becomes of a record of JSON lines, Parquet or Arrow: pieces of documents."""
+"""Turns a record of JSON lines, Parquet or Arrow into pieces of documents."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class Reading:
-    """`field` holds the text, unless a record is a conversation and `chat` says what becomes of one."""
+    """`field` has the text, unless a record is a conversation, which `chat` handles."""
 
     field: str = TEXT
     separator: str | None = None
-    """In text files, a line that is exactly this ends a document."""
+    """In text files, a line that equals this ends a document."""
     chat: Conversations | None = None
 
     def columns(self, names: Sequence[str], where: str) -> list[str]:
-        """Of a table with these columns, those that are read."""
+        """The columns to read from a table with these columns."""
         if self.chat is not None and is_conversation(names):
             return [name for name in names if name in FIELDS]
         if self.field not in names:
@@ -58,6 +58,6 @@ def _string(value: Any, field: str, where: str) -> str:
         raise UserError(f"{where}: field {field!r} is not text but {type(value).__name__}")
     try:
         value.encode()
-    except UnicodeEncodeError:  # JSON may spell half of a surrogate pair
+    except UnicodeEncodeError:  # JSON may contain half of a surrogate pair
         raise UserError(f"{where}: field {field!r} holds half of a character, which UTF-8 cannot") from None
     return value

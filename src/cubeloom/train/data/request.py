@@ -1,4 +1,4 @@
-"""What is asked of `prepare`, checked, and as the JSON by which two requests are the same."""
+"""The request to `prepare`: checked, and as JSON, which is equal for equal requests."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ class Request:
     tokenizer: str = "bytes"
     """`bytes`, `bpe`, or the path of a tokenizer file, or of a folder with one."""
     vocabulary: int | None = None
-    """Of bpe; it has fewer where the text does not hold as many."""
+    """For bpe; the result is smaller if the text does not suffice."""
     end: str | None = None
-    """The token of a tokenizer that ends a document; by default what a tokenizer's folder says, or one with a usual name."""
+    """The token that ends a document; by default what the tokenizer's folder says, or a token with a usual name."""
     field: str | None = None
-    """Of JSON lines, Parquet and Arrow. `text` by default, and then conversations are known by their fields."""
+    """For JSON lines, Parquet and Arrow. `text` by default; then conversations are recognised by their fields."""
     template: str | None = None
-    """Of conversations: `plain`, or a file with a chat template; by default the tokenizer folder's, else plain."""
+    """For conversations: `plain`, or a file with a chat template; by default the tokenizer folder's, otherwise plain.
+    """
     separator: str | None = None
-    """In text, a line that ends a document; else a file is a document."""
+    """In text, a line that ends a document; without it a file is a document."""
     validation: float = 0.01
     """Share of documents."""
 
@@ -52,28 +53,28 @@ class Request:
             raise UserError(f"--vocab is for --tokenizer bpe; that of {self.tokenizer} is fixed")
         if self.end is not None and self.tokenizer in ("bytes", "bpe"):
             raise UserError(f"--end is for a tokenizer file; that of {self.tokenizer} is fixed")
-        if self.vocabulary is not None:  # 256 bytes and the end are in all of them
+        if self.vocabulary is not None:  # 256 bytes and the end token are in every vocabulary
             within("--vocab", self.vocabulary, hugging_face.SMALLEST, SIZE)
         if self.tokenizer != "bytes":
             hugging_face.require()
 
     @property
     def share(self) -> Fraction:
-        """The share of validation as it is written: 0.1 is a tenth."""
+        """The share of validation as it is written: 0.1 is exactly a tenth."""
         return Fraction(str(self.validation))
 
     @cached_property
     def tokenizer_files(self) -> TokenizerFiles | None:
-        """None of a tokenizer that we make."""
+        """None for a tokenizer that we create."""
         return None if self.tokenizer in ("bytes", "bpe") else TokenizerFiles.read(Path(self.tokenizer))
 
     @property
     def ends(self) -> str | None:
-        """The token that ends a document, where somebody says so."""
+        """The token that ends a document, if it is given."""
         return self.end or (None if self.tokenizer_files is None else self.tokenizer_files.end)
 
     def chat_template(self, sources: Sequence[Source]) -> str | None:
-        """None where no source has conversations."""
+        """None if no source has conversations."""
         chats = self.field is None and any(is_conversation(fields(source)) for source in sources)
         if self.template is not None and not chats:
             raise UserError("--template is for conversations, and no input begins with one")
@@ -81,20 +82,20 @@ class Request:
 
     @property
     def own_template(self) -> str:
-        """Of conversations, if there are any."""
+        """The template for conversations, if there are any."""
         if self.template not in (None, PLAIN_NAME):
             return read(Path(self.template))
         own = None if self.tokenizer_files is None or self.template is not None else self.tokenizer_files.template
         return own or PLAIN
 
     def made_tokenizer(self) -> Tokenizer:
-        """Of bytes, or of the user's own file, which a refusal then names; not one that is to be trained."""
+        """The byte tokenizer, or the user's own file, which errors then name; not one that must be trained first."""
         if self.tokenizer_files is None:
             return Bytes()
         return hugging_face.HuggingFace(self.tokenizer_files.where, self.ends)
 
     def reading(self, template: str | None, tokenizer: Tokenizer | None) -> Reading:
-        """`tokenizer`: None while it is being trained, which then reads text where it will have special tokens."""
+        """`tokenizer`: None while it is being trained. Then special tokens are read as text."""
         chat = None
         if template is not None:
             end = END if tokenizer is None else tokenizer.end_text

@@ -1,4 +1,4 @@
-"""The files that a user names: what kind each is, its size and its hash."""
+"""The source files: the kind, size and hash of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cubeloom.base.files import is_plain_name, read_json
 
 Kind = Literal["text", "json lines", "parquet", "arrow"]
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many bytes of it are done, and how many there are."""
+"""Called with a description of the work, the bytes that are done, and the total."""
 
 KINDS: dict[str, Kind] = {
     ".jsonl": "json lines",
@@ -34,16 +34,16 @@ class Source:
 
     @property
     def kind(self) -> Kind:
-        """By the end of its name; what we do not know is text."""
+        """By the suffix of its name; unknown files are text."""
         return KINDS.get(self.path.suffix.lower(), "text")
 
     def as_json(self) -> dict[str, str | int]:
-        """Without the folder, so that data that were moved are the same data."""
+        """Without the folder, so that moved data count as the same data."""
         return {"name": self.path.name, "bytes": self.bytes, "sha256": self.sha256}
 
 
 def describe(paths: Sequence[Path], progress: Progress) -> list[Source]:
-    """Every file is read once, for its hash; one that cannot be read is refused before anything is written."""
+    """Every file is read once, for its hash. An unreadable file is refused before anything is written."""
     if not paths:
         raise UserError("no input: name text, .jsonl or .parquet files, or a folder of Hugging Face's save_to_disk")
     paths = [file for path in paths for file in files_of(path)]
@@ -89,7 +89,7 @@ def is_dataset(folder: Path) -> bool:
 
 
 def sha256(path: Path, progress: Callable[[int], None] = lambda _: None) -> tuple[int, str]:
-    """The size of a file and its hash."""
+    """The size and hash of a file."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while part := file.read(_PART):

@@ -1,4 +1,4 @@
-"""An endless stream of samples from one run of tokens."""
+"""An endless stream of samples from one sequence of tokens."""
 
 from __future__ import annotations
 
@@ -17,54 +17,55 @@ from cubeloom.train.data.permutation import Permutation
 from cubeloom.train.data.tokenizer import Array
 
 IGNORED = -100
-"""A target that does not count: what torch and our losses ignore."""
+"""A target that does not count: torch and our losses ignore it."""
 NO_DOCUMENT = -1
-"""Of what fills up a sample of packed documents."""
+"""The document number of padding in a sample of packed documents."""
 
 
 class Samples(Protocol):
-    """Endless samples by number: the same number is the same sample, whoever asks and when."""
+    """Endless samples by number: the same number always gives the same sample."""
 
     @property
     def sequence(self) -> int: ...
 
     def batch(self, numbers: Tensor) -> dict[str, Tensor]:
-        """For n int64 numbers `tokens` and the `targets` that follow them, `[n, sequence]`; IGNORED is no target.
+        """For n int64 numbers `tokens` and the `targets` that follow them, `[n, sequence]`; IGNORED is not a target.
 
-        Where documents are packed also `documents`: of which of its sample's each token is, or NO_DOCUMENT.
+        With packed documents also `documents`: the document of each token within its sample, or NO_DOCUMENT.
         """
         ...
 
 
 def following(windows: Tensor) -> dict[str, Tensor]:
-    """Tokens, and those that follow them, of `[n, sequence + 1]`; in memory of their own, also where n is 1."""
+    """Tokens and their targets from `[n, sequence + 1]`, in their own memory even if n is 1."""
     return {"tokens": windows[:, :-1].clone(), "targets": windows[:, 1:].clone()}
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Windows of `sequence + 1` tokens, each beginning with the last token of the one before; all of them in each epoch.
+    """Windows of `sequence + 1` tokens, each beginning with the last token of the one before; all of them in each
+    epoch.
 
-    So in an epoch every token after the first is predicted once; only what does not fill a window at the end is left out.
-    With `packs` a sample is whole documents instead, filled up with end tokens; none predicts the first token of another.
+    In an epoch every token after the first is thus predicted once; only an incomplete window at the end is skipped.
+    With `packs` a sample consists of whole documents, padded with end tokens; none predicts the first token of another.
     """
 
     tokens: Array | Checked
     sequence: int
     seed: int = 0
     shuffled: bool = True
-    """Anew in each epoch; else in order."""
+    """Shuffled again in each epoch; otherwise in order."""
     tokenizer: str = ""
-    """Its fingerprint: streams of different tokenizers do not mix."""
+    """The tokenizer's fingerprint: streams of different tokenizers cannot be mixed."""
     vocabulary: int | None = None
-    """How many tokens there are: none may be outside. By default nobody looks."""
+    """The number of tokens, which none may exceed. By default this is not checked."""
     name: str = "the stream"
-    """Where its tokens are from."""
+    """Where its tokens come from."""
     counted: Array | Checked | None = None
     """For each token whether it counts as a target; by default all do."""
     packs: Packs | None = None
     end: int = 0
-    """The token that fills packs up."""
+    """The token that pads packs."""
     kept: Array | None = None
     """The windows that are samples: those with a target that counts. By default all."""
 
@@ -74,7 +75,7 @@ class Stream:
 
     @property
     def windows(self) -> int:
-        """Samples in an epoch."""
+        """The number of samples in an epoch."""
         if self.kept is not None:
             return len(self.kept)
         return (len(self.tokens) - 1) // self.sequence if self.packs is None else len(self.packs)
@@ -95,7 +96,7 @@ class Stream:
         """`[n, sequence + 1]` tokens."""
         found = self._rows(self._bounds(numbers), self.tokens, self.end)
         largest = int(found.max())
-        # A model would look it up in a table that does not have it: an error far from here, or none at all.
+        # A model would look it up out of range: an error far from here, or none at all.
         if self.vocabulary is not None and largest >= self.vocabulary:
             raise UserError(
                 f"{self.name} is damaged: it has a token {largest}, and a vocabulary of {self.vocabulary}; "
@@ -104,21 +105,21 @@ class Stream:
         return found
 
     def _bounds(self, numbers: Tensor) -> list[slice]:
-        """Where the tokens of each sample are."""
+        """The range of each sample's tokens."""
         windows = self.order(numbers).tolist()
         if self.packs is not None:
             return [self.packs.bounds(window) for window in windows]
         return [slice(window * self.sequence, (window + 1) * self.sequence + 1) for window in windows]
 
     def _rows(self, bounds: list[slice], source: Array | Checked | Packs, fill: int) -> Tensor:
-        """`[n, sequence + 1]` of a number for each token."""
+        """`[n, sequence + 1]` with one number per token."""
         found = np.full((len(bounds), self.sequence + 1), fill, np.int64)
         for row, where in zip(found, bounds, strict=True):
             row[: where.stop - where.start] = source[where]
         return torch.from_numpy(found)
 
     def order(self, numbers: Tensor) -> Tensor:
-        """Which window each sample is."""
+        """The window of each sample."""
         epochs, index = numbers // self.windows, numbers % self.windows
         for epoch in epochs.unique().tolist() if self.shuffled else []:
             here = epochs == epoch

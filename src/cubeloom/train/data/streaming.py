@@ -1,4 +1,4 @@
-"""Samples of documents that are read as they come: in the order of their numbers, with a state from which others go on."""
+"""Samples of documents that are read during training: in order of their numbers, with a state from which to resume."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from cubeloom.train.data.tokenizer import Array, Tokenizer
 
 @dataclass(frozen=True)
 class _State:
-    """Between two chunks: where to read on, and what is left of those before."""
+    """Between two chunks: where to continue reading, and what is left over from earlier chunks."""
 
     number: int = 0
-    """Of the next sample."""
+    """The number of the next sample."""
     where: Where = field(default_factory=dict)
     document: int = 0
     open: bool = False
@@ -39,9 +39,9 @@ class _State:
 
 
 class Streaming:
-    """A `Samples` that is read forward: windows, or packs of whole documents, in the order of the documents, again and again.
+    """`Samples` that are read forward: windows, or packs of whole documents, in document order, epoch after epoch.
 
-    Every rank reads and tokenizes all, and takes its share: so the same samples come on every grid.
+    Every rank reads and tokenizes everything and takes its share, so the samples are the same on every grid.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Streaming:
         part: PartName = "training",
         state: dict[str, Any] | None = None,
     ) -> None:
-        """`state` is one that `state` gave. `chat`: what becomes of conversations, whose answers alone count."""
+        """`state`: a result of the method `state`. `chat` handles conversations, of which only the answers count."""
         self.sequence = sequence
         self.tokenizer = tokenizer.fingerprint
         self.name = documents.name
@@ -74,13 +74,13 @@ class Streaming:
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
     def state(self, position: int) -> dict[str, Any]:
-        """As JSON, from where the sample of this number and those behind it can be made again."""
+        """The state as JSON, from which the sample of this number and later ones can be read again."""
         self.forget(position)
         with self._lock:
             return {"sequence": self.sequence, "documents": self.name, **vars(self._states[0])}
 
     def forget(self, position: int) -> None:
-        """Nobody will go on before the sample of this number."""
+        """Discard states before the sample of this number: nothing will resume from them."""
         with self._lock:
             while len(self._states) > 1 and self._states[1].number <= position:
                 self._states.popleft()
@@ -129,7 +129,7 @@ class Streaming:
             state = replace(state, where={}, document=0, open=False, epoch=state.epoch + 1)
 
     def _made(self, state: _State, found: Encoded) -> tuple[Stream | None, _State]:
-        """Samples of what was left and what was found, and what is left then."""
+        """Samples from the leftover and the new tokens, and the new leftover."""
         before = len(state.tokens)
         tokens = np.concatenate([np.array(state.tokens, np.int64), *found.tokens]).astype(np.int64)
         counted = np.concatenate([np.array(state.counted, np.int64), *found.counted]).astype(np.int64)
@@ -143,11 +143,11 @@ class Streaming:
         )
 
     def _cut(self, tokens: Array, counted: Array, ends: Array) -> tuple[Stream | None, int]:
-        """Samples of these tokens, and from where on tokens are left over."""
+        """Samples of these tokens, and where the leftover begins."""
         if self._packing:
             tail = [] if len(ends) and ends[-1] == len(tokens) else [len(tokens)]
             packs = Packs.of(np.append(ends, tail).astype(np.int64), self.sequence)
-            # More documents may fit in the last.
+            # More documents may fit into the last pack.
             starts, stops, rest = packs.starts[:-1], packs.stops[:-1], int(packs.starts[-1]) if len(packs) else 0
             found: Packs | None = Packs(starts, stops, packs.ends)
         else:
@@ -171,7 +171,7 @@ class Streaming:
 
 
 class Held:
-    """The first samples of a stream, kept in memory: those of validation are asked for again and again."""
+    """The first samples of a stream, kept in memory: validation reads them again and again."""
 
     def __init__(self, stream: Streaming) -> None:
         self.sequence = stream.sequence

@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files, a batch at a time. Arrow is as Hugging Face's `save_to_disk` writes it."""
+"""Rows of Parquet and Arrow files, one batch at a time. Arrow as Hugging Face's `save_to_disk` writes it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ ROWS = 1024
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows from `first` on, each a dict of the columns that were asked for."""
+    """Rows from `first` on, each a dict of the requested columns."""
 
     first: int
     rows: list[dict[str, Any]]
     read: int
-    """Bytes of the source up to their end."""
+    """Bytes of the source up to the end of these rows."""
 
 
 def names(source: Source) -> list[str]:
-    """Of its columns."""
+    """The names of its columns."""
     with _readable(source):
         if source.kind == "arrow":
             with _memory(source) as memory:
@@ -36,7 +36,7 @@ def names(source: Source) -> list[str]:
 
 
 def rows(source: Source, columns: list[str], start: int) -> Iterator[Rows]:
-    """From this row on, which must be the first of some batch."""
+    """From this row on, which must be the first of a batch."""
     with _readable(source):
         yield from (_arrow if source.kind == "arrow" else _parquet)(source, columns, start)
 
@@ -81,7 +81,7 @@ def _memory(source: Source) -> Any:
 
 
 def _opened(memory: Any) -> Any:
-    """Hugging Face writes the format of streams; others may write that of files, which begins with a magic word."""
+    """Hugging Face writes Arrow's stream format; others may write its file format, which begins with a magic word."""
     from pyarrow import ipc
 
     is_file = memory.read(6) == b"ARROW1"
@@ -99,6 +99,6 @@ def _readable(source: Source) -> Iterator[None]:
         yield
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk's, and not the file's
+            raise  # an error of the disk, not of the file's contents
         kind = "Arrow" if source.kind == "arrow" else "Parquet"
         raise UserError(f"{source.path} is not a readable {kind} file: {first_line(error)}") from None

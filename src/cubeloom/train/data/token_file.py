@@ -1,4 +1,4 @@
-"""A folder of tokens, mapped into memory."""
+"""A token folder, mapped into memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PartName = Literal["training", "validation"]
 
 
 def _more(tokens: int, part: PartName) -> str:
-    """What gives enough tokens."""
+    """How to get enough tokens, for an error."""
     shorter = f"set batch.sequence to {tokens - 1} or less" if tokens > 1 else ""
     if part == "training":
         return f"{shorter}, or prepare more text" if shorter else "prepare more text"
@@ -31,7 +31,7 @@ def _more(tokens: int, part: PartName) -> str:
 
 
 class TokenFile:
-    """What `cubeloom data prepare` wrote. What is read is checked as it is; `damaged` reads everything."""
+    """A folder that `cubeloom data prepare` wrote. Data are checked when they are read; `damaged` reads everything."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,12 +55,12 @@ class TokenFile:
             raise UserError(f"{folder / CHECKSUMS} is damaged: it is not what was written")
         sums = np.fromfile(folder / CHECKSUMS, SUMS)
         self.tokens = Checked(folder / TOKENS, self._dtype, sums[: parts(tokens)])
-        """All of them, training first."""
+        """All tokens, training first."""
         rest = sums[parts(tokens) :]
         self.documents = Checked(folder / DOCUMENTS, ENDS, rest[: parts(documents)])
-        """Where each document ends in `tokens`, its end token included."""
+        """The end of each document in `tokens`, after its end token."""
         self.counted = Checked(folder / COUNTED, MARKS, rest[parts(documents) :]) if self.meta.counted else None
-        """For each of `tokens` whether it counts as a target; None where all do."""
+        """For each of `tokens` whether it counts as a target; None if all do."""
 
     @property
     def training(self) -> Checked:
@@ -75,7 +75,7 @@ class TokenFile:
         return (0, first) if part == "training" else (first, len(self.tokens))
 
     def document(self, number: int) -> Array:
-        """The tokens of a document, the end token included."""
+        """The tokens of a document, with the end token."""
         first, last = self.documents[number - 1 : number + 1] if number else (0, *self.documents[:1])
         return self.tokens[int(first) : int(last)]
 
@@ -104,7 +104,7 @@ class TokenFile:
         )
 
     def _with_targets(self, counted: Checked, packs: Packs | None, sequence: int, part: PartName) -> Array:
-        """Which samples have a target: one without would cost as much, and teach nothing."""
+        """The samples with a target: one without would cost as much and teach nothing."""
         if packs is None:
             starts = np.arange((len(counted) - 1) // sequence) * sequence
             found = with_targets(starts, starts + sequence + 1, counted, None)
@@ -115,7 +115,7 @@ class TokenFile:
         return found
 
     def _ends(self, part: PartName) -> Array:
-        """Of the documents of a part, from its begin."""
+        """The ends of a part's documents, counted from its start."""
         cut = self.meta.training.documents
         if part == "training":
             return self.documents[:cut].astype(np.int64)
@@ -132,11 +132,11 @@ class TokenFile:
 
     @property
     def tokenizer_texts(self) -> dict[str, str]:
-        """The tokenizer's files that are here, by name; a chat template is one of them."""
+        """The tokenizer's files in the folder, by name, including a chat template."""
         return {name: read(self.folder / name) for name in NAMES if (self.folder / name).is_file()}
 
     def damaged(self) -> list[str]:
-        """The files that are not as they were written."""
+        """The files that have changed since they were written."""
         return [
             name
             for name, digest in self.meta.sha256.items()

@@ -1,4 +1,4 @@
-"""What a tokenizer is, and the one that needs no package: a token for each byte."""
+"""The interface of tokenizers, and the one that needs no package: a token for each byte."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = npt.NDArray[Any]
 
 
 END = "<|endoftext|>"
-"""The end token of our own tokenizers, as text in which special tokens count has it."""
+"""The end token of our own tokenizers, as it appears in text with special tokens."""
 
 
 class Tokenizer(Protocol):
@@ -27,12 +27,12 @@ class Tokenizer(Protocol):
 
     @property
     def end_text(self) -> str:
-        """What stands for `end` among `specials`."""
+        """The text of `end` among `specials`."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """The same for two tokenizers only if they give the same tokens."""
+        """Two tokenizers have the same fingerprint only if they give the same tokens."""
         ...
 
     def encode(self, texts: Sequence[str]) -> list[Array]:
@@ -41,11 +41,11 @@ class Tokenizer(Protocol):
 
     @property
     def specials(self) -> Mapping[str, int]:
-        """Special tokens, by the text that stands for them in what a chat template writes."""
+        """Special tokens, by the text that chat templates write for them."""
         ...
 
     def encode_special(self, text: str) -> tuple[Array, Array]:
-        """Tokens of a text in which special tokens count as such; and how many characters of it end with each token."""
+        """The tokens of a text in which special tokens count as such, and the character position at which each ends."""
         ...
 
     def decode(self, tokens: Iterable[int]) -> str:
@@ -54,7 +54,7 @@ class Tokenizer(Protocol):
 
 
 class Bytes:
-    """UTF-8 bytes as they are, and 256 as the end."""
+    """UTF-8 bytes as they are, and 256 as the end token."""
 
     vocabulary = 257
     end = 256

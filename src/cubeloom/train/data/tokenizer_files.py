@@ -1,4 +1,4 @@
-"""The files of a Hugging Face tokenizer: the tokenizer itself, what it says of its special tokens, and a chat template."""
+"""The files of a Hugging Face tokenizer: the tokenizer, the configuration of its special tokens, and a chat template."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = (TOKENIZER, CONFIG, SPECIALS, TEMPLATE)
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """Of a folder those that we know; of a file that alone. Nothing in them is executed: a template is text here."""
+    """The known files of a folder, or a single file. Nothing in them is executed: here a template is text."""
 
     texts: Mapping[str, str]
     where: Path
@@ -26,7 +26,7 @@ class TokenizerFiles:
 
     @classmethod
     def read(cls, given: Path) -> TokenizerFiles:
-        """Raises UserError where there is no tokenizer."""
+        """Raises UserError if there is no tokenizer."""
         if not given.is_dir():
             return cls({TOKENIZER: read(given)}, given)
         if not (given / TOKENIZER).is_file():
@@ -38,7 +38,7 @@ class TokenizerFiles:
 
     @property
     def template(self) -> str | None:
-        """The chat template, where there is one: the first or the one named default of several."""
+        """The chat template, if there is one: of several the first, or the one named default."""
         if TEMPLATE in self.texts:
             return self.texts[TEMPLATE]
         found = self._config.get("chat_template")
@@ -49,7 +49,7 @@ class TokenizerFiles:
 
     @property
     def special_names(self) -> dict[str, str]:
-        """`bos_token`, `eos_token` and the like, as templates know them."""
+        """`bos_token`, `eos_token` and so on, under the names that templates use."""
         known = self._json(SPECIALS) | self._config
         found = {name: _content(value) for name, value in known.items() if name.endswith("_token")}
         return {name: text for name, text in found.items() if text is not None}
@@ -73,7 +73,7 @@ class TokenizerFiles:
 
 
 def _content(value: Any) -> str | None:
-    """Of a token that is described at length, what it looks like."""
+    """The text of a token that is described by a dictionary."""
     found = value.get("content") if isinstance(value, dict) else value
     return found if isinstance(found, str) and found else None
 

@@ -1,4 +1,4 @@
-"""The hidden folder in which a folder of tokens is made, beside the place where it will be."""
+"""The hidden folder in which a token folder is written, in the same parent folder."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def workshop(out: Path) -> Iterator[Path]:
 
 
 def empty(folder: Path) -> None:
-    """Remove what another request left."""
+    """Remove the remains of another request."""
     for path in folder.iterdir():
         if path.name != _LOCK:
             path.unlink()
 
 
 def publish(folder: Path, out: Path) -> None:
-    """Put a finished folder in its place at once, instead of one that may be there."""
+    """Rename a finished folder to its final name, atomically replacing an existing one."""
     (folder / _LOCK).unlink()
     replace_folder(folder, out)
     sync_names(out.parent)

@@ -1,4 +1,4 @@
-"""Token files as they grow: appended chunk by chunk, with a journal of how far they are good."""
+"""Appends to token files chunk by chunk, with a journal that records how much of them is valid."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from cubeloom.train.data.reading import Piece
 from cubeloom.train.data.tokenizer import Tokenizer
 
 VALIDATION = "validation-"
-"""Before the names of files that hold validation until the end."""
+"""Prefix of the files that hold validation until the end."""
 _PREFIXES = ("", VALIDATION)
 _COPIED = 1 << 22
 _LEAST = 64
-"""Tokens for which a document is cut in two."""
+"""The number of tokens after which a document is written in two parts."""
 
 
 @dataclass(frozen=True)
 class State:
-    """After a chunk: where to read on, and how much is written."""
+    """After a chunk: where to continue reading, and how much is written."""
 
     source: int
     place: Place
@@ -44,7 +44,7 @@ BEGIN = State(source=0, place=Place(), document=0, open=False, training=Part(0, 
 
 
 class Writer:
-    """Appends documents to the files of training and of validation. Validation joins training's files at the end."""
+    """Appends documents to the files of training and validation. At the end validation is appended to training's files."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Writer:
         state: State,
         chat: Conversations | None = None,
     ) -> None:
-        """`chat`: if there are conversations, and so marks of what counts."""
+        """`chat`: set if there are conversations, and so marks of the targets that count."""
         self.state = state
         self._encode = Encoder(tokenizer, chat, validation)
         self._marked = chat is not None
@@ -80,7 +80,7 @@ class Writer:
         self._opened.close()
 
     def add(self, pieces: list[Piece], source: int, place: Place) -> None:
-        """One chunk, after which reading goes on at this place of this source. Empty documents are left out."""
+        """Add one chunk, after which reading continues at this position of this source. Empty documents are skipped."""
         pieces = [piece for piece in pieces if piece.text or piece.ends]
         *parts, document, is_open = self._encode(pieces, self.state.document, self.state.open)
         after = []
@@ -107,7 +107,7 @@ class Writer:
         self.state = replace(self.state, source=self.state.source + 1, place=Place())
 
     def finish(self) -> None:
-        """Append validation to training. Its own files stay: as long as there is a journal this can be done again."""
+        """Append validation to training. Its own files stay: as long as the journal exists, this can be repeated."""
         if not self.state.validation.documents and self._validation and not self._marked:
             self._cut_last_document()
         shift = self.state.training.tokens
@@ -120,14 +120,14 @@ class Writer:
         self._save()
 
     def _cut_last_document(self) -> None:
-        """Of documents so few that the share has none, validation gets the end of the text: so many of its tokens."""
+        """If there are too few documents for the share, validation gets this share of the tokens from the end."""
         total = self.state.training.tokens
         wanted = int(total * self._validation)
         cut = total - (wanted if wanted >= _LEAST else 0)
         file = self._files[DOCUMENTS]
         file.seek(0)
         ends = np.frombuffer(file.read(), ENDS)
-        # What an interrupted try left there has the cut already.
+        # An interrupted attempt may already have made this cut.
         ends = np.unique(np.append(ends, [cut, total] if cut < total else [total])).astype(ENDS)
         file.seek(0)
         file.write(ends.tobytes())
@@ -146,7 +146,7 @@ class Writer:
 
 
 def _cut(path: Path, size: int) -> BinaryIO:
-    """A file to append to, without what was written after the last entry of the journal."""
+    """A file to append to, truncated to the journal's last entry."""
     if (path.stat().st_size if path.exists() else 0) < size:
         raise UserError("what an interrupted run had left was damaged, and is removed now; run again")
     path.touch()

@@ -1,4 +1,6 @@
-"""A job: all that a settings file says of a run, typed and frozen; the same for planning, verifying and training."""
+"""A job: everything that a settings file says about a run, typed and frozen; the same for planning, verifying and
+training.
+"""
 
 from typing import TYPE_CHECKING
 

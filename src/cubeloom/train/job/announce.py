@@ -1,4 +1,4 @@
-"""What a training is about to do, said before torch is imported: that takes seconds, and this a tenth of one."""
+"""Announces what a training is about to do, before torch is imported: that takes seconds, and this a tenth of one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cubeloom.train.job.settings import Source
 
 
 def announced(job: Job) -> str:
-    """Raises UserError for what can be seen to be wrong already."""
+    """Raises UserError for errors that are already visible."""
     lines = {
         "model": _model(job),
         "grid": f"{job.grid}: {counted(job.grid.world, 'rank')} on {job.device}{_schedule(job)}",

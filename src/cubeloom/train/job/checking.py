@@ -1,4 +1,4 @@
-"""Everything about a job that can be found wrong before a process starts."""
+"""All checks of a job that are possible before a process starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cubeloom.train.job.settings import RECOMPUTE
 
 
 def check(job: Job, device_here: bool = True) -> None:
-    """Raises UserError; touches nothing. `device_here`: that this machine has the job's device, too."""
+    """Raises UserError; changes nothing. `device_here`: also check that this machine has the job's device."""
     if device_here and not devices.available(job.device):
         raise UserError(f"device = {job.device!r}: torch sees none here; use device = {devices.CPU!r}")
     layout = job.laid_out()
@@ -43,7 +43,7 @@ def check(job: Job, device_here: bool = True) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """That the run can be written there."""
+    """Check that the run's folder can be written."""
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent

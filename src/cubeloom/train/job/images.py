@@ -1,4 +1,4 @@
-"""Images of a folder: `training.safetensors`, and `validation.safetensors` if need be, with `images` and `labels`."""
+"""Images in a folder: `training.safetensors`, and optionally `validation.safetensors`, with `images` and `labels`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def file_of(folder: Path, part: str) -> Path:
 
 @dataclass(frozen=True)
 class Images:
-    """`images` `[n, channels, height, width]`, of bytes or of numbers from -1 to 1; shuffled anew in each epoch."""
+    """`images` `[n, channels, height, width]`, of bytes or of numbers from -1 to 1; shuffled again in each epoch."""
 
     file: Path
     dtype: torch.dtype
     seed: int
-    steps: int | None = None  # of noise, for a model that takes it off again
+    steps: int | None = None  # of noise, for a diffusion model
     shuffled: bool = True
     sequence: int = 1
 
@@ -72,6 +72,6 @@ class Images:
         each = shape[1:].numel()
         places = (numbers[:, None] * each + torch.arange(each)).view(shape)
         first, second = (counter.uniform(counter.key(self.seed, what), places) for what in ("radius", "angle"))
-        normal = torch.sqrt(-2 * torch.log(1 - first)) * torch.cos(2 * torch.pi * second)  # Box and Muller
+        normal = torch.sqrt(-2 * torch.log(1 - first)) * torch.cos(2 * torch.pi * second)  # Box-Muller
         times = (counter.uniform(counter.key(self.seed, "times"), numbers) * self.steps).long()
         return {"noise": normal.to(self.dtype), "times": times}

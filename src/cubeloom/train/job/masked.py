@@ -1,4 +1,4 @@
-"""Samples with hidden tokens, as BERT learns from: which ones are hidden depends on seed and number alone."""
+"""Samples with masked tokens, for BERT. Which tokens are masked depends only on the seed and the sample's number."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from cubeloom.base import counter
 from cubeloom.models.naming import IGNORED
 from cubeloom.train.data import Samples
 
-CHOSEN, HIDDEN, REPLACED = 0.15, 0.8, 0.9  # of all tokens; of the chosen ones, up to where they are hidden and replaced
+# the chosen share of all tokens; of these, up to where they are masked and replaced
+CHOSEN, HIDDEN, REPLACED = 0.15, 0.8, 0.9
 
 
 @dataclass(frozen=True)
 class MaskedTokens:
-    """Of the tokens that are chosen 80 % become `mask`, 10 % any other and 10 % stay; these alone are targets."""
+    """80 % of the chosen tokens become `mask`, 10 % any other token and 10 % stay. Only these are targets."""
 
     plain: Samples
     vocabulary: int

@@ -1,4 +1,4 @@
-"""A model's own random samples by number, to try a model or a grid out without any data."""
+"""A model's own random samples by number, to try a model or a grid without data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cubeloom.parallel import Batch
 
 @dataclass(frozen=True)
 class RandomSamples:
-    """As the model's forward names them."""
+    """Named as in the model's forward."""
 
     source: ModelSource
     of_step: Batch
@@ -26,7 +26,7 @@ class RandomSamples:
         return self.of_step.sequence
 
     def batch(self, numbers: Tensor) -> dict[str, Tensor]:
-        """Of numbers that are all of one step's batch."""
+        """`numbers` must all be of one step's batch."""
         step, rows = int(numbers[0]) // self.of_step.samples, numbers % self.of_step.samples
         whole = self.source.samples(self.of_step, self.seed, step, self.dtype)
         return {name: each[rows] for name, each in whole.items()}

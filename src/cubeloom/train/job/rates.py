@@ -1,4 +1,4 @@
-"""Learning rates over the steps of a run: a warm-up, then one of a few shapes. Pure functions of the step."""
+"""Learning rates over the steps of a run: a warm-up, followed by one of a few shapes. Pure functions of the step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Decay = Literal["constant", "linear", "cosine", "wsd"]
 class Rate:
     """From 0 to `peak` over `warmup` steps, then down to `floor` at the last step.
 
-    A floor of 0 would be reached one step after the last: a step with rate 0 would train nothing.
+    A floor of 0 is reached one step after the last, because a step with rate 0 would train nothing.
 
-    - `constant`: never down;
-    - `linear`, `cosine`: from the end of the warm-up on;
-    - `wsd` (warm-up, stable, decay): at the peak until the last `cooldown` of the steps, then down in a line.
+    - `constant`: stays at the peak;
+    - `linear`, `cosine`: fall from the end of the warm-up on;
+    - `wsd` (warm-up, stable, decay): stays at the peak until the last `cooldown` of the steps, then falls linearly.
     """
 
     peak: float
@@ -28,7 +28,7 @@ class Rate:
     warmup: int = 0
     decay: Decay = "cosine"
     floor: float = 0.0
-    cooldown: float = 0.2  # of all steps, for wsd
+    cooldown: float = 0.2  # share of all steps, for wsd
 
     def __post_init__(self) -> None:
         if not 0 <= self.floor <= self.peak:
@@ -40,7 +40,7 @@ class Rate:
             raise UserError(f"rate.cooldown is a share of the steps, above 0 and at most 1, got {self.cooldown}")
 
     def __call__(self, step: int) -> float:
-        """The rate of step 0, 1, …; steps beyond the last have the last one's."""
+        """The rate of step 0, 1, …; later steps have the rate of the last one."""
         step = min(step, self.steps - 1)
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup

@@ -1,4 +1,4 @@
-"""Another grid for a job, when there are other ranks than the ones it was made for."""
+"""Finds another grid for a job when there are more or fewer ranks than the job was made for."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from cubeloom.train.job.job import Job
 
 
 def replan(job: Job, ranks: int) -> Job:
-    """The job on at most so many ranks: on as many as can be used, and of those grids on the one that moves fewest bytes.
+    """The job on at most this many ranks: on as many as can be used, and of those grids on the one that moves fewest
+    bytes.
 
-    Model, batch and schedule stay, so that the same training goes on. A job that fits exactly is left alone.
+    Model, batch and schedule stay, so that the same training continues. A job that fits exactly is not changed.
     """
     within("--ranks", ranks, most=RANKS)
     if job.grid.world == ranks:
@@ -35,7 +36,7 @@ def replan(job: Job, ranks: int) -> Job:
 
 
 class _Fits:
-    """Whether so many samples, pieces and layers can be cut so. Most cannot, and of each it is asked once."""
+    """Whether these samples, pieces and layers can be cut by a grid. Most grids cannot; answers are cached."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -49,7 +50,7 @@ class _Fits:
     def __call__(self, grid: Grid, samples: int) -> bool:
         if grid.pipe > self._pieces or samples % (grid.data * grid.z):
             return False
-        # An axis that cannot cut alone cannot with others. There are few such, and many grids.
+        # An axis that cannot cut alone cannot with others. There are few such axes, and many grids.
         alone = (Grid(x=grid.x), Grid(y=grid.y), Grid(z=grid.z))
         return all(self._cuts(each, samples) for each in (*alone, replace(grid, pipe=1)))
 
@@ -65,7 +66,7 @@ class _Fits:
 
 
 def _fitted(job: Job, grid: Grid, fits: _Fits) -> Job | None:
-    """The job on this grid, with its schedule if that runs there, else with the one that always does."""
+    """The job on this grid, with its own schedule if that runs there, otherwise with one that always does."""
     placed = replace(grid, placement=job.grid.placement)
     for schedule in (job.schedule, replace(job.schedule, name="1f1b", pairs=None, mode=None)):
         fitted = replace(job, grid=placed, schedule=schedule)
@@ -81,7 +82,7 @@ def _fitted(job: Job, grid: Grid, fits: _Fits) -> Job | None:
 
 
 def _bytes(job: Job) -> float:
-    """Of the first rank in a step."""
+    """Bytes that the first rank receives in a step."""
     config = ParallelConfig.exact(job.grid, job.rest, job.batch, job.numbers.itemsize)
     volume = job.laid_out().volume(config, worker=0, zero=job.optimizer.zero)
     return float(sum(volume.values()))

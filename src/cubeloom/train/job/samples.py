@@ -1,4 +1,4 @@
-"""The samples that a job trains on, and those that it is judged on."""
+"""The samples for a job's training and validation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Part = Literal["training", "validation"]
 
 
 def check_validation(job: Job) -> None:
-    """That validation has as many samples as are asked for: the first would be counted again in silence."""
+    """Check that validation has as many samples as requested: otherwise the first would silently count twice."""
     samples, wanted = samples_of(job, "validation"), job.evaluation.batches * job.batch.samples
     streams = (
         [samples] if isinstance(samples, Stream) else list(samples.streams) if isinstance(samples, Mixture) else []
@@ -40,7 +40,7 @@ def check_validation(job: Job) -> None:
 
 
 def samples_of(job: Job, part: Part, stream: dict[str, Any] | None = None) -> Samples:
-    """Raises UserError where a folder is missing or does not fit the model. `stream` is where one was left."""
+    """Raises UserError if a folder is missing or does not fit the model. `stream`: the state of a stream to resume."""
     given = job.given_samples(part)
     if given is not None:
         return given
@@ -114,7 +114,7 @@ def _streamed(job: Job, source: Source, part: Part, state: dict[str, Any] | None
 
 
 def _masked(job: Job, part: Part) -> Samples:
-    """The last token of the model's vocabulary hides others: no text has it."""
+    """The last token of the model's vocabulary is the mask: no text contains it."""
     plain, vocabulary = _tokens(job, part), job.source().vocabulary
     assert vocabulary is not None
     most = max(TokenFile(source.tokens).meta.vocabulary for source in job.data.sources)
@@ -141,4 +141,4 @@ SOURCES: dict[str, Callable[[Job, Part], Samples]] = {
     "image class": _images,
     "denoising": _images,
 }
-"""Where the samples of each task come from."""
+"""The source of samples for each task."""

@@ -1,4 +1,4 @@
-"""Streams that a settings file names."""
+"""Streams named in a settings file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cubeloom.train.job.settings import Source
 def stream_of(
     source: Source, sequence: int, packing: bool, part: PartName, state: dict[str, Any] | None = None
 ) -> Streaming:
-    """Raises UserError where there is nothing to read. `state` is where a run stopped."""
+    """Raises UserError if there is nothing to read. `state`: where a run stopped."""
     request = _request(source)
     tokenizer = request.made_tokenizer()
     reading = request.reading(None if source.field is not None else request.own_template, tokenizer)
@@ -46,7 +46,7 @@ def stream_of(
 
 
 def tokenizer_of(source: Source) -> tuple[Tokenizer, Mapping[str, str]]:
-    """Of a stream, and its files; the chat template is one of them."""
+    """The tokenizer of a stream, and its files, which include the chat template."""
     request = _request(source)
     files = {} if request.tokenizer_files is None else dict(request.tokenizer_files.texts)
     return request.made_tokenizer(), files if source.field is not None else {**files, TEMPLATE: request.own_template}

@@ -1,4 +1,4 @@
-"""How many tokens a model needs for the data that it is trained on."""
+"""The vocabulary size that a model needs for its training data."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def vocabulary_of(data: DataSettings, more: int = 0) -> int | None:
-    """That of the sources and so many `more`, rounded up as the settings ask.
+    """The vocabulary of the sources plus `more` tokens, rounded up as the settings say.
 
-    None where none is here to be asked, as on a machine that plans.
+    None if no source is on this machine, for example one that only plans.
     """
     found = [vocabulary for source in data.sources if (vocabulary := _vocabulary(source)) is not None]
     return -(-(max(found, default=0) + more) // data.vocab_multiple) * data.vocab_multiple if found else None
@@ -26,6 +26,6 @@ def _vocabulary(source: Source) -> int | None:
     known = source.tokenizer in (None, "bytes") or Path(str(source.tokenizer)).exists()
     if not known:
         return None
-    from cubeloom.train.job.streams import tokenizer_of  # which reads streams, with torch
+    from cubeloom.train.job.streams import tokenizer_of  # reads streams, which needs torch
 
     return tokenizer_of(source)[0].vocabulary

@@ -1,4 +1,4 @@
-"""What a run says of itself: records of its steps, its progress, how well it uses the devices, and a report of it all."""
+"""What a run writes down: records of its steps, its progress, its model FLOPs utilisation, and a report."""
 
 from cubeloom.train.metrics.flops import flops_per_token as flops_per_token
 from cubeloom.train.metrics.flops import mfu as mfu

@@ -1,4 +1,4 @@
-"""Curves over the steps of a run, as SVG. What the pointer shows of them is in the page's script, from the same points."""
+"""Curves over the steps of a run, as SVG. The page's script shows values under the pointer, from the same points."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cubeloom.train.metrics.thin import Point
 
 LEFT, TOP, WIDTH, HEIGHT = 62, 26, 480, 150
 _RIGHT, _BOTTOM = 14, 26
-Place = Callable[[int, float], tuple[float, float]]  # from a step and a value to the picture
+Place = Callable[[int, float], tuple[float, float]]  # from a step and a value to a position in the picture
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Series:
     name: str
     points: Sequence[Point]
     colour: str
-    shape: Literal["line", "dots", "area"] = "line"  # areas lie on those before them, at the same steps
+    shape: Literal["line", "dots", "area"] = "line"  # areas are stacked on those before them, at the same steps
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Chart:
     name: str  # the element's id in the page
     title: str
     series: Sequence[Series]
-    show: Callable[[float], str]  # a value in words
-    marks: Sequence[tuple[int, str]] = ()  # steps with a line from top to bottom, and what it says
+    show: Callable[[float], str]  # formats a value
+    marks: Sequence[tuple[int, str]] = ()  # steps with a vertical line, and its label
 
     def as_json(self) -> dict[str, Any]:
-        """For the script: None is a point that is no number."""
+        """For the script: None is a NaN."""
         return {
             "name": self.name,
             "first": self._range[0],
@@ -55,7 +55,7 @@ class Chart:
         return min(steps), max(steps)
 
     def svg(self) -> str:
-        """Raises ValueError where there is not one point."""
+        """Raises ValueError if there is no point."""
         first, last = self._range
         low, high = self._values()
         wide = WIDTH / ((last - first) or 1)
@@ -77,7 +77,7 @@ class Chart:
         return f'<svg class="chart" id="{self.name}" viewBox="{box}" {label}>{"".join(parts)}</svg>'
 
     def _values(self) -> tuple[float, float]:
-        """The lowest and highest value on the axis."""
+        """The lowest and highest value of the axis."""
         stacks = self._stacks()
         tops = [value for _, edges in stacks for value in edges]
         plain = [value for each in self.series if each.shape != "area" for _, value in each.points]
@@ -102,7 +102,7 @@ class Chart:
         for place, each in enumerate(areas):
             over = [at(step, edges[place]) for step, edges in stacks]
             under = [at(step, edges[place - 1] if place else 0.0) for step, edges in stacks]
-            if len(over) == 1:  # one step has no width of its own
+            if len(over) == 1:  # a single step has no width
                 over, under = (
                     [(LEFT, over[0][1]), (LEFT + WIDTH, over[0][1])],
                     [(LEFT, under[0][1]), (LEFT + WIDTH, under[0][1])],
@@ -139,7 +139,7 @@ class Chart:
 
 
 def _line(series: Series, at: Place) -> Iterator[str]:
-    """Broken where a value is no number, which has a mark of its own at the top."""
+    """Interrupted at a NaN, which has its own mark at the top."""
     run: list[tuple[float, float]] = []
     for step, value in [*series.points, (0, math.nan)]:
         if math.isfinite(value):
@@ -169,7 +169,7 @@ def _text(points: Sequence[tuple[float, float]]) -> str:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """About so many round numbers from low to high."""
+    """About `count` round numbers from low to high."""
     if high <= low:
         return [low]
     rough = (high - low) / count

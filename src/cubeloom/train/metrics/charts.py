@@ -1,4 +1,4 @@
-"""Which curves a report has."""
+"""The curves of a report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_MARKS = 200
 
 
 def charts(log: Log) -> list[Chart]:
-    """Those that have a point."""
+    """The curves that have a point."""
     records, marks = log.records, _marks(log)
     found = [
         Chart("loss", "Loss", _losses(records), _short, marks),
@@ -64,7 +64,7 @@ def _one(
 
 
 def _times(records: tuple[Record, ...]) -> list[Series]:
-    """The parts of a step on each other, where they were measured, under the time of the whole step."""
+    """The parts of a step, stacked, where they were measured, under the time of the whole step."""
     columns = []
     for record in records:
         parts = (record.computing_s, record.exposed_s, record.bubble_s)
@@ -82,7 +82,7 @@ def _times(records: tuple[Record, ...]) -> list[Series]:
 
 
 def _marks(log: Log) -> list[tuple[int, str]]:
-    """Skipped updates, and where a run began again."""
+    """Skipped updates, and restarts of the run."""
     found = [(record.step, f"update skipped: {record.skipped}") for record in log.records if record.skipped is not None]
     again = ("resume", "early stop")
     found += [(event.step, event.name) for event in log.events if event.step is not None and event.name in again]

@@ -1,12 +1,12 @@
 """How much of the devices' peak a run uses: model FLOPs utilisation (MFU).
 
-The FLOPs of a token are those that the model needs, not those that a run happens to do:
-- a multiplication and an addition are two;
-- a backward has two products for each of the forward, so that a step is three forwards;
-- attention's scores are counted whole, also where a causal mask hides half of them;
-- what is computed a second time to save memory is not counted, nor are norms, activation functions and lookups.
+The FLOPs of a token are those that the model needs, not those that a run executes:
+- a multiplication and an addition are two FLOPs;
+- the backward has two matmuls for each matmul of the forward, so a step counts as three forwards;
+- attention scores are counted in full, even if a causal mask hides half of them;
+- recomputation is not counted, nor are norms, activation functions and lookups.
 
-This is the sense of the formula of Narayanan et al. 2021 (Megatron-LM, arXiv 2104.04473, appendix), whose step has four
+This follows the formula of Narayanan et al. 2021 (Megatron-LM, arXiv 2104.04473, appendix). Their step has four
 forwards because it recomputes; ours has three.
 """
 
@@ -27,12 +27,12 @@ from cubeloom.plan.model.flops import flops
 from cubeloom.train.job import Job
 
 _DTYPES: dict[str, Dtype] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-# Words of a device's name that say nothing of how fast it computes.
+# Words in a device's name that do not determine its speed.
 _MAKERS = {"nvidia", "amd", "tesla", "instinct", "hbm2", "hbm2e", "hbm3", "hbm3e"}
 
 
 def flops_per_token(job: Job) -> float:
-    """Forward and backward, from the sizes of the model's own layers. Of a model of images a sample is one token."""
+    """Forward and backward, from the sizes of the model's layers. For a model of images a sample counts as one token."""
     source, batch = job.source(), job.batch
     if isinstance(source, OurModel):
         return flops(derive(source.name, source), batch.sequence) / tokens_of(source, batch)
@@ -44,12 +44,12 @@ def flops_per_token(job: Job) -> float:
 
 
 def tokens_of(source: ModelSource, batch: Batch) -> int:
-    """Of a sample."""
+    """Tokens per sample."""
     return 1 if source.positions is None else batch.sequence
 
 
 def _counted(source: ModelSource, model: nn.Module, batch: Batch) -> float:
-    """What torch counts in a forward of one sample without values."""
+    """torch's count for a forward of one sample, run without values."""
     data = source.samples(Batch(1, batch.sequence), 0, 0, torch.get_default_dtype())
     with FlopCounter() as counter, torch.no_grad(), torch.device("meta"):
         model(**{name: each.to("meta") for name, each in data.items()})
@@ -57,16 +57,16 @@ def _counted(source: ModelSource, model: nn.Module, batch: Batch) -> float:
 
 
 def mfu(tokens_per_s: float, flops_per_token: float, peak: float | None, ranks: int) -> float | None:
-    """The share of the peak of all ranks that went into the model; None where the peak is not known."""
+    """The share of all ranks' peak that the model used; None if the peak is unknown."""
     return None if peak is None else tokens_per_s * flops_per_token / (peak * ranks)
 
 
 def peak_of(device_name: str, dtype: str) -> float | None:
-    """The FLOP/s of a device, by the name that torch reports and the name of torch's dtype; None if it is not known.
+    """The FLOP/s of a device, by the name that torch reports and the name of a torch dtype; None if unknown.
 
-    The planner's device files say it, if they have it from the maker: what was estimated is a guess, and what was measured is
-    one machine's. A file is taken only if it knows every word of the name: an H100 on PCIe is another device than one on SXM,
-    and a slice of a GPU is not the GPU.
+    From the planner's device files, if the value was published by the maker: an estimate would be a guess, and a
+    measured value holds for one machine. A file must match every word of the name: an H100 on PCIe is another device
+    than one on SXM, and a slice of a GPU is not the GPU.
     """
     if dtype not in _DTYPES:
         return None
@@ -82,6 +82,6 @@ def _is(name: str, known: Device) -> bool:
 
 
 def _words(text: str) -> set[str]:
-    """Lowercase, `40 GB` as one word, SXM without the number of its generation."""
+    """In lowercase, with `40 GB` as one word, and SXM without its generation."""
     joined = re.sub(r"(\d+)\s+gb\b", r"\1gb", text.lower())
     return {re.sub(r"^sxm\d$", "sxm", word) for word in re.findall(r"[a-z0-9.]+", joined)}

@@ -1,4 +1,4 @@
-"""The file metrics.jsonl of a run: a line for each step, and one for each event."""
+"""The file metrics.jsonl of a run: one line per step and per event."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to the run, such as a restart, with when (seconds since 1970) and what was said of it."""
+    """An event of the run, such as a restart, with its time (seconds since 1970) and further fields."""
 
     name: str
     time: float
@@ -40,11 +40,11 @@ class Event:
 class Log:
     records: tuple[Record, ...]
     events: tuple[Event, ...]
-    unread: int  # lines that are neither: a crash can leave one
+    unread: int  # lines that are neither, such as one cut off by a crash
 
 
 def read_log(file: Path) -> Log:
-    """Empty where there is no file: a run that ended before its first step has none."""
+    """Empty if there is no file: a run that ended before its first step has none."""
     records: list[Record] = []
     events: list[Event] = []
     unread = 0
@@ -60,9 +60,9 @@ def read_log(file: Path) -> Log:
 
 
 def forget_from(file: Path, step: int) -> None:
-    """Drop the records of this step and later ones, which an attempt wrote that crashed, and lines cut off by the crash.
+    """Remove the records of this step and later ones, which a crashed attempt wrote, and lines cut off by the crash.
 
-    The file is replaced at once, so that a crash here loses nothing.
+    The file is replaced atomically, so a crash during this loses nothing.
     """
     if not file.exists():
         return
@@ -71,7 +71,7 @@ def forget_from(file: Path, step: int) -> None:
 
 
 def _stays(text: str, step: int) -> bool:
-    """Also a line that only another version of this program can read: nothing but its step is asked for."""
+    """Also keeps lines that only another version of this program can read: only the step is read."""
     try:
         values = json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a run writes down about itself while it goes on; on one rank only."""
+"""Writes down a run's metrics while it trains; on one rank only."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from cubeloom.train.metrics.sinks import check_sinks, make_sinks
 
 
 class Metrics:
-    """Opened with the first step that will run: what a crashed attempt wrote of it and later ones is forgotten, so that each
-    step is there once. Events stay, for they happened."""
+    """Opened with the first step that will run. Records of that step and later ones, which a crashed attempt wrote, are
+    removed, so that each step appears once. Events stay.
+    """
 
     def __init__(self, folder: Path, settings: MetricsSettings, first_step: int) -> None:
         self._every = settings.every
@@ -33,7 +34,7 @@ class Metrics:
         self._sinks = make_sinks(folder, settings, first_step)
 
     def write(self, record: Record) -> None:
-        """Call it for every step. Of those between two `metrics.every`, only a remarkable one or the last is kept."""
+        """Call it for every step. With `metrics.every` only every n-th, remarkable steps and the last are kept."""
         if record.step % self._every and not record.remarkable:
             self._left_out = record
         else:
@@ -42,7 +43,7 @@ class Metrics:
     def event(self, name: str, /, **fields: Any) -> None:
         """Such as start, resume, skip, checkpoint, best, and at the end done, early stop or asked to stop.
 
-        A field `step` puts it on the curves.
+        An event with a field `step` appears on the curves.
         """
         plain = {key: finite(value) for key, value in fields.items()}
         self._line(Event(name, time.time(), plain).as_json())
@@ -70,14 +71,14 @@ class Metrics:
             sink.write(record)
 
     def _line(self, values: dict[str, Any]) -> None:
-        """In one piece and at once: whoever reads along sees it, and a crash can cut off no more than the last line."""
+        """Written at once as a whole line: readers see it, and a crash can cut off only the last line."""
         self._append((json.dumps(values, allow_nan=False, default=str) + "\n").encode())
 
     def _append(self, data: bytes) -> None:
         left = data
 
         def write() -> None:
-            """What is left, in a file that is opened anew after an error: a file server may have forgotten the open one."""
+            """Write the rest to a file that is reopened after an error: a file server may have forgotten the open one."""
             nonlocal left
             try:
                 if self._open is None:

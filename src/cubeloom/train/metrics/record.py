@@ -1,4 +1,4 @@
-"""What is measured of one step of training."""
+"""The measurements of one step of training."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from typing import Any
 @dataclass(frozen=True, kw_only=True)
 class Record:
     step: int
-    """From 0, as the learning rate counts them."""
+    """From 0, as for the learning rate."""
     loss: float
     gradient_norm: float | None
-    """None where a schedule updates weights within a step: there is no gradient of the whole step."""
+    """None if a schedule updates weights within a step: there is no gradient of the whole step."""
     learning_rate: float
     seconds: float
     tokens_per_s: float
     """Of the whole grid."""
     mfu: float | None = None
-    """None where the device's peak is not known."""
+    """None if the device's peak is unknown."""
     memory_bytes: int | None = None
-    """The peak, of the rank that has the highest."""
+    """The highest peak of any rank."""
     computing_s: float | None = None
     exposed_s: float | None = None
-    """Communication that no computation hid."""
+    """Exposed communication."""
     bubble_s: float | None = None
     skipped: str | None = None
     """Why the update was skipped, if it was."""
     validation: float | None = None
-    """The loss on validation data, where it was evaluated after this step."""
+    """The validation loss, if there was an evaluation after this step."""
 
     own: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of callbacks, by the names that they gave them."""
+    """Metrics of callbacks, by their names."""
 
     @property
     def remarkable(self) -> bool:
-        """Kept and shown, however many steps are not."""
+        """Whether the step is always kept and shown."""
         return self.skipped is not None or self.validation is not None
 
     def as_json(self) -> dict[str, Any]:
-        """Every field, always. JSON has no NaN and no infinity: such a number is null."""
+        """All fields. JSON has no NaN and no infinity: such a number is null."""
         found = {each.name: finite(getattr(self, each.name)) for each in fields(self)}
         return found | {"own": {name: finite(value) for name, value in self.own.items()}}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Record:
-        """The inverse, but that an infinite number comes back as NaN. Raises ValueError where it is no record of a step.
+        """The inverse, except that an infinite number becomes NaN. Raises ValueError if it is not a record of a step.
 
-        Versions of a record differ in this: a newer one has fields that an older one lacks, each with a default. So what is not
-        known here is left out, and what is missing has its default.
+        Versions differ in their fields: a newer version has additional fields, each with a default. Unknown fields are
+        ignored, and missing ones get their defaults.
         """
         needed = [each.name for each in fields(cls) if each.default is MISSING and each.default_factory is MISSING]
         missing = [name for name in needed if name not in values]
@@ -65,5 +65,5 @@ class Record:
 
 
 def finite(value: Any) -> Any:
-    """The value, or None for a number that JSON cannot hold."""
+    """The value, or None for a number that JSON cannot represent."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

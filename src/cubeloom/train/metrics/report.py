@@ -1,4 +1,4 @@
-"""A page that tells of a run: its curves, a step as it was and as the simulator has it, what happened, how it was set."""
+"""A page about a run: its curves, a measured and simulated step, events, and settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_EVENTS = 200
 
 
 def write_report(folder: Path, file: Path | None = None) -> Path:
-    """One HTML file that needs no other, `report.html` in the run's folder unless another is named."""
+    """Write one self-contained HTML file, by default `report.html` in the run's folder."""
     run = read_run(folder)
     file = folder / NAME if file is None else file
     write_asked(file, page(run))
@@ -40,7 +40,7 @@ def page(run: Run) -> str:
         "step": _step(run),
         "events": _events(run),
         "settings": escape(run.settings),
-        # Numbers and names of ours: no text that could end a script.
+        # Our own numbers and names: no text that could end a script.
         "data": json.dumps([chart.as_json() for chart in found]),
         "frame": json.dumps([LEFT, WIDTH]),
     }
@@ -48,7 +48,7 @@ def page(run: Run) -> str:
 
 
 def _filled(template: str, holes: Mapping[str, str]) -> str:
-    """All holes at once: what fills one may hold any text, also that of a hole."""
+    """Fill all placeholders at once: the text for one may contain the name of another."""
     return re.sub(r"\{\{(\w+)\}\}", lambda hole: holes[hole[1]], template)
 
 
@@ -83,7 +83,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _grids(run: Run) -> str:
-    """Where attempts had different ones: each with the first step that it trained."""
+    """If attempts had different grids: each with the first step that it trained."""
     began = [(event.fields.get("grid"), event) for event in run.log.events if event.name in BEGINNINGS]
     if len({grid for grid, _ in began if grid is not None}) < 2:
         return ""

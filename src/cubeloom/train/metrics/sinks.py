@@ -1,4 +1,4 @@
-"""Where records go besides metrics.jsonl: TensorBoard and Weights & Biases, each from an extra that may not be installed."""
+"""Sinks besides metrics.jsonl: TensorBoard and Weights & Biases, each an extra that may not be installed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Sink(Protocol):
 
 
 def check_sinks(settings: MetricsSettings) -> None:
-    """Raises UserError for a sink whose package is not installed; starts and writes nothing."""
+    """Raises UserError for a sink whose package is not installed. Starts and writes nothing."""
     wanted = {"tensorboard": settings.tensorboard, "wandb": settings.wandb is not None}
     for name, asked in wanted.items():
         if asked and not _installed(name):
@@ -33,7 +33,7 @@ def check_sinks(settings: MetricsSettings) -> None:
 
 
 def _installed(name: str) -> bool:
-    # Any folder of that name would do for a namespace package, and both leave such folders in the working directory.
+    # Any folder of that name looks like a namespace package, and both create such folders in the working directory.
     spec = find_spec(name)
     return spec is not None and spec.origin is not None
 
@@ -55,7 +55,7 @@ def scalars(record: Record) -> Iterator[tuple[str, float]]:
 
 
 class TensorBoard:
-    """Files under `tensorboard/`; on a resume TensorBoard hides what a crashed attempt wrote of the steps to come."""
+    """Files under `tensorboard/`. On a resume TensorBoard hides the later steps of a crashed attempt."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
         module = importlib.import_module("torch.utils.tensorboard")
@@ -71,7 +71,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One run for a folder: a resume goes on with it."""
+    """One W&B run per folder, which a resume continues."""
 
     def __init__(self, folder: Path, project: str, first_step: int) -> None:
         wandb = importlib.import_module("wandb")

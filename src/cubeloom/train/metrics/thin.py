@@ -1,4 +1,4 @@
-"""Long curves with few points."""
+"""Reduces long curves to few points."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ T = TypeVar("T")
 
 
 def thinned(points: Sequence[Point], most: int = MOST) -> list[Point]:
-    """At most so many of the points, and still every spike: of each run of steps the lowest, the highest and, if there is
-    one, a point that is no number. The first and the last are always kept."""
+    """At most `most` of the points, with every spike: of each group of steps the lowest, the highest and, if there is
+    one, a NaN. The first and the last point are always kept.
+    """
     if len(points) <= most:
         return list(points)
     kept = [points[0]]
@@ -26,7 +27,7 @@ def thinned(points: Sequence[Point], most: int = MOST) -> list[Point]:
 
 
 def averaged(columns: Sequence[tuple[int, Sequence[float]]], most: int = MOST) -> list[tuple[int, list[float]]]:
-    """Curves that are drawn on top of each other, as means of runs of steps: so that they still add up."""
+    """Stacked curves, as means over groups of steps, so that they still add up."""
     runs = _runs(columns, most) if len(columns) > most else ([column] for column in columns)
     return [
         (run[len(run) // 2][0], [sum(values) / len(run) for values in zip(*(column for _, column in run), strict=True)])
@@ -35,7 +36,7 @@ def averaged(columns: Sequence[tuple[int, Sequence[float]]], most: int = MOST) -
 
 
 def _runs(items: Sequence[T], count: int) -> Iterator[Sequence[T]]:
-    """Nearly equal, none empty."""
+    """Groups of nearly equal size, none empty."""
     for place in range(count):
         run = items[place * len(items) // count : (place + 1) * len(items) // count]
         if run:

@@ -1,4 +1,4 @@
-"""The measured timeline of a step, and the one that the simulator gives for the same rows at the measured speeds."""
+"""The measured timeline of a step, and the simulated one of the same rows with the measured times."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cubeloom.pipeline.action import COMPUTE
 from cubeloom.pipeline.simulator import Span
 
 NAME = "timeline.json"
-_MS = 1e3  # pictures are in milliseconds, the file is in seconds
+_MS = 1e3  # pictures are in milliseconds, the file in seconds
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
     step: int
     measured: Timeline
-    simulated: Timeline  # the same actions, each as long as the median of its kind and stage; messages cost nothing
+    simulated: Timeline  # the same actions, each as long as the median of its kind and stage; messages take no time
 
 
 def read_timeline(file: Path) -> MeasuredStep:
@@ -49,12 +49,12 @@ def read_timeline(file: Path) -> MeasuredStep:
 
 
 def _named(schedule: Schedule, how: str) -> Schedule:
-    """The name is what pictures have as a title."""
+    """The schedule with this name, which is the title of its picture."""
     return replace(schedule, name=f"{schedule.name}, {how}, in ms")
 
 
 def _row(schedule: Schedule, worker: int, given: Iterable[Mapping[str, Any]]) -> tuple[Span, ...]:
-    """One worker's actions in the order of its row. A launch that was not timed took no time."""
+    """One worker's actions in the order of its row. A launch that was not timed takes no time."""
     times = {Action.parse(each["action"]): (float(each["start"]), float(each["end"])) for each in given}
     row, spans = schedule.workers[worker], list[Span]()
     foreign = sorted(map(str, times.keys() - set(row)))
@@ -72,7 +72,7 @@ def _row(schedule: Schedule, worker: int, given: Iterable[Mapping[str, Any]]) ->
 
 
 def measured_costs(schedule: Schedule, spans: Sequence[Sequence[Span]]) -> Costs:
-    """Medians of each stage's forward, input gradient and weight gradient; a whole backward is taken for half of each."""
+    """Medians of each stage's forward, input gradient and weight gradient; a whole backward counts half for each."""
     took: dict[tuple[Kind, int], list[float]] = {}
     for span in (span for row in spans for span in row):
         took.setdefault((span.action.kind, span.action.stage), []).append((span.end - span.start) / span.action.size)
