@@ -1,1 +1,1 @@
-"""What is done with jobs and models beside training them: verify, rehearse, emulate, convert, sample, doctor, baselines."""
+"""Tools for jobs and models besides training: verify, rehearse, emulate, convert, sample, doctor, baselines."""

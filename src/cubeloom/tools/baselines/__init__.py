@@ -1,4 +1,4 @@
-"""What the cube is measured against: SUMMA, the schemes that others use, and what no algorithm can do better."""
+"""What the cube is compared with: SUMMA, the schemes of other libraries, and a lower bound for any algorithm."""
 
 from cubeloom.tools.baselines.bound import best_grid as best_grid
 from cubeloom.tools.baselines.bound import lower_bound as lower_bound

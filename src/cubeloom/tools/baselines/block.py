@@ -1,4 +1,4 @@
-"""One GPT block on real ranks, with every byte in the ledger. These functions run on each rank of a pool."""
+"""Runs one GPT block on real ranks and counts every byte. These functions run on each rank of a pool."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cubeloom.tools.baselines.summa import Plane, SummaLinear
 
 @dataclass(frozen=True)
 class Passes:
-    """What one rank did in a forward and in the backward after it."""
+    """The communication of one rank in a forward and the following backward."""
 
     forward: Ledger
     backward: Ledger
@@ -47,13 +47,13 @@ def moved_of(ledger: Ledger) -> Moved:
 
 
 def _kind(entry: Entry) -> Moved:
-    """An origin is a layer's name and then what for; gradients that were summed in a bucket have no layer."""
+    """An origin starts with the layer's name. Gradients summed in a bucket have no layer."""
     match entry.origin.split():
         case [_, "input" | "output", *_]:
             return Moved(activations=entry.received)
         case [_, "weight", *_]:
             return Moved(weights=entry.received)
-    # Biases and norms: a bucket would also hold weights that rest replicated over z, and no scheme here has those.
+    # Biases and norms. A bucket would also contain weights replicated over z, which no scheme here has.
     return Moved(others=entry.received)
 
 

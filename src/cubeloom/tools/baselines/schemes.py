@@ -1,4 +1,4 @@
-"""The ways in which the world cuts a GPT block over its devices, as settings of the cube, and what each of them moves."""
+"""The published ways to shard a GPT block, as settings of the cube, and what each of them moves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cubeloom.tools.baselines.summa import summa_words
 
 @dataclass(frozen=True)
 class Shape:
-    """A GPT block and what it is fed: M = samples · sequence tokens of `hidden` features."""
+    """A GPT block and its input: M = samples · sequence tokens of `hidden` features."""
 
     samples: int
     sequence: int
@@ -60,18 +60,20 @@ class Shape:
 
 @cache
 def skeleton(shape: Shape) -> Block:
-    """The block without values; not to be changed. `Block(shape.config)` is another each time."""
+    """The block without values, which must not be changed. `Block(shape.config)` creates a new one each time."""
     with torch.device("meta"):
         return Block(shape.config)
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What a rank receives in one forward and backward of the block, in bytes, or in words where a word is one byte."""
+    """What a rank receives in one forward and backward of the block, in bytes, or in elements with one byte per
+    element.
+    """
 
     activations: Fraction = Fraction(0)  # of linears
     weights: Fraction = Fraction(0)  # of linears
-    others: Fraction = Fraction(0)  # statistics of norms; gradients of norms and biases
+    others: Fraction = Fraction(0)  # norm statistics, and gradients of norms and biases
 
     @property
     def linears(self) -> Fraction:
@@ -92,7 +94,7 @@ class Scheme:
     rest: ShardingPolicy
 
     def moved(self, shape: Shape, item: int) -> Moved:
-        """The library's closed form, summed over the block's layers; `item` is the bytes of a number, gradients' too."""
+        """The library's closed form, summed over the block's layers. `item`: bytes per element, also of gradients."""
         total = Moved()
         config = ParallelConfig.exact(self.grid, replace(self.rest, gradients="model"), shape.batch, item)
         for spec in specs_of(skeleton(shape), shape.cut()):
@@ -107,12 +109,12 @@ class Scheme:
         return total
 
     def refusals(self, shape: Shape) -> list[str]:
-        """Why the block of this shape cannot be cut so; none if it can. The closed form does not ask."""
+        """Why the block of this shape cannot be cut this way; empty if it can. The closed form does not check."""
         return list(problems(specs_of(skeleton(shape), shape.cut()), self.grid, self.rest, shape.batch))
 
 
 def cheapest(name: str, shape: Shape, rest: ShardingPolicy, candidates: Iterable[Grid]) -> Scheme:
-    """The grid on which the linears move least; among equals the one with the least besides."""
+    """The grid on which the linears move least; of equals the one that moves least otherwise."""
 
     def cost(scheme: Scheme) -> tuple[Fraction, Fraction]:
         moved = scheme.moved(shape, item=2)
@@ -134,7 +136,7 @@ FREED = ShardingPolicy(activations="sharded", weights="freed")
 
 
 def schemes(shape: Shape, ranks: int) -> list[Scheme]:
-    """What is compared on so many ranks. Tensor3D and AxoNN choose their grid by their own communication model."""
+    """The schemes compared on this many ranks. Tensor3D and AxoNN choose their grid by their own communication model."""
     found = [
         Scheme("1-D Megatron", Grid(y=ranks), REPLICATED),
         Scheme("1-D, sequence parallel", Grid(y=ranks), SEQUENCE),

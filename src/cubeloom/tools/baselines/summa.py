@@ -1,15 +1,15 @@
 """SUMMA, the 2-D matmul of Optimus (Xu, Li, Gong, You 2021, arXiv 2104.05343), as a baseline to count and compare.
 
-On a plane of q × q ranks, the rank in row r (its place on y) and column c (its place on x) holds X[M/q, K/q], W[K/q, N/q]
-and Y[M/q, N/q]: block (r, c) of each. Nothing rests replicated, input and output lie alike, and no sum crosses ranks in
-the forward; instead whole blocks, the panels, travel along rows and columns:
+On a plane of q × q ranks, the rank in row r (its index on y) and column c (its index on x) holds X[M/q, K/q], W[K/q,
+N/q] and Y[M/q, N/q]: block (r, c) of each. Nothing is replicated, input and output have the same layout, and the
+forward needs no sum over ranks. Instead whole blocks, the panels, are sent along rows and columns:
 
     Y[r,c]  = Σt X[r,t] W[t,c]      X broadcast along rows, W along columns
     dX[r,t] = Σc dY[r,c] W[t,c]ᵀ    W broadcast along columns, dX reduced along rows
     dW[t,c] = Σr X[r,t]ᵀ dY[r,c]    X broadcast along rows, dW reduced along columns
 
-A baseline and no more: a weight is a plain local tensor, not a DTensor, and there is no bias. It is not one of the cube's
-settings, since its blocks are cut along K where the cube cuts rows.
+This is only a baseline: a weight is a plain local tensor, not a DTensor, and there is no bias. It is not one of the
+cube's settings, because its blocks are cut along K where the cube cuts rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def side(grid: Grid) -> int:
 
 
 def nearest_planes(ranks: int, *sizes: int) -> list[int]:
-    """Sides of the square planes of `ranks` ranks or, if there is none, nearest below and above, that divide the sizes."""
+    """Sides of square planes with `ranks` ranks that divide the sizes; if there is none, the nearest smaller and
+    larger.
+    """
     legal = [q for q in range(1, min(sizes) + 1) if not any(size % q for size in sizes)]
     below = max(q for q in legal if q * q <= ranks)
     above = min((q for q in legal if q * q >= ranks), default=below)
@@ -50,14 +52,14 @@ def nearest_planes(ranks: int, *sizes: int) -> list[int]:
 
 
 def summa_words(m: int, k: int, n: int, q: int) -> tuple[Fraction, Fraction]:
-    """Words that a rank receives in the forward and in the backward of `[m,k]·[k,n]` on a plane of side q."""
+    """Elements that a rank receives in the forward and in the backward of `[m,k]·[k,n]` on a plane of side q."""
     forward = Fraction((q - 1) * (m * k + k * n), q * q)
     return forward, 2 * forward
 
 
 @dataclass(frozen=True)
 class Plane:
-    """The plane from one rank: the ranks of its row lie along x, those of its column along y."""
+    """The plane from one rank: the ranks of its row are along x, those of its column along y."""
 
     row: Axis
     column: Axis
@@ -68,7 +70,7 @@ class Plane:
         return cls(network.axis("x"), network.axis("y"))
 
     def block(self, whole: Tensor, name: str = "matrix") -> Tensor:
-        """This rank's block of a matrix that it has whole; one that cannot be cut evenly is refused."""
+        """This rank's block of a whole matrix; a matrix that cannot be divided evenly is refused."""
         q = self.row.size
         for size in whole.shape:
             if size % q:
@@ -81,7 +83,7 @@ class Plane:
 
 
 class SummaLinear(nn.Module):
-    """Y = X W. `weight` is this rank's block [K/q, N/q]; `name` is what the ledger says."""
+    """Y = X W. `weight` is this rank's block [K/q, N/q]; `name` is for the ledger."""
 
     def __init__(self, plane: Plane, weight: Tensor, name: str) -> None:
         super().__init__()
@@ -95,7 +97,7 @@ class SummaLinear(nn.Module):
 
 
 def _panels(axis: Axis, block: Tensor, origin: str) -> Iterator[Tensor]:
-    """Each rank's block in turn, broadcast along the axis; the next one is under way while this one is computed with."""
+    """Each rank's block in turn, broadcast along the axis. The next broadcast overlaps the computation with this block."""
 
     def start(root: int) -> Pending:
         return axis.broadcast(block if root == axis.index else torch.empty_like(block), root, origin)
@@ -109,7 +111,7 @@ def _panels(axis: Axis, block: Tensor, origin: str) -> Iterator[Tensor]:
 
 
 def _sums(axis: Axis, partials: Iterator[Tensor], origin: str) -> Tensor:
-    """The t-th partial of all ranks of the axis is summed on rank t: this rank's sum. A sum runs behind the next matmul."""
+    """The t-th partial of all ranks of the axis is summed on rank t: this rank's sum. A sum overlaps the next matmul."""
     own: Tensor | None = None
     leaving: list[Pending] = []
     for root, partial in enumerate(partials):
@@ -132,7 +134,7 @@ class _Summa(torch.autograd.Function):
         y = x.new_zeros(x.shape[0], weight.shape[1])
         xs = _panels(plane.row, x, f"{name} input forward")
         ws = _panels(plane.column, weight, f"{name} weight forward")
-        # Both next panels travel while these two are multiplied.
+        # Both next panels are sent while these two are multiplied.
         for x_panel, w_panel in zip(xs, ws, strict=True):
             y.addmm_(x_panel, w_panel)
         return y

@@ -1,4 +1,4 @@
-"""Models that keep Hugging Face's own names in a checkpoint: those of any folder that has no model of ours."""
+"""Models that keep Hugging Face's names in a checkpoint: folders whose architecture is not one of ours."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cubeloom.train.checkpoint import check_fits, seal
 
 
 class ImportAsNamed:
-    """What will be written is known, and the source checked, before anything is."""
+    """Everything that will be written is known, and the source is checked, before writing starts."""
 
     how = "imported"
 
@@ -42,7 +42,7 @@ class ImportAsNamed:
                 )
 
     def write(self, folder: Path, wrote: Callable[[Tensor], None]) -> int:
-        """Gives the number of files with tensors."""
+        """Returns the number of files with tensors."""
 
         def values(name: str) -> Tensor:
             tensor = self._cast(self._folder.read(self._stored[name]))
@@ -60,7 +60,7 @@ class ImportAsNamed:
 
 
 class ExportAsNamed:
-    """As `ImportAsNamed`, the other way."""
+    """The reverse of `ImportAsNamed`."""
 
     how = "exported"
 
@@ -75,7 +75,7 @@ class ExportAsNamed:
                 raise UserError(f"{checkpoint}: {name} is {plain(tensor.dtype)}; give --dtype to write another")
 
     def write(self, folder: Path, wrote: Callable[[Tensor], None]) -> int:
-        """Gives the number of files with tensors."""
+        """Returns the number of files with tensors."""
         (usual, _), *_ = Counter(plain(tensor.dtype) for tensor in self.tensors.values()).most_common()
         config = {name: value for name, value in self.description["config"].items() if name != "torch_dtype"}
         text = json.dumps(config | {"dtype": usual}, indent=2, sort_keys=True) + "\n"

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, read and written one at a time, in this process alone."""
+"""Reads and writes the tensors of a checkpoint one at a time, in this process alone."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from cubeloom.train.checkpoint.manifest import MANIFEST
 from cubeloom.train.checkpoint.shard import Shard
 from cubeloom.train.checkpoint.tensor_file import TensorFile
 
-_FILE_SIZE = 1 << 30  # so that the ranks of a training have each some to check
+_FILE_SIZE = 1 << 30  # so that each rank of a training gets some files to check
 
 
 def write_weights(folder: Path, weights: Mapping[str, Tensor], values: Callable[[str], Tensor]) -> int:
-    """`weights` are on the meta device; `values` is asked for each once, as it is written. Gives the number of files."""
+    """`weights` are on the meta device; `values` is called once for each, when it is written. Returns the number of
+    files.
+    """
     index = {}
     shards = split({f"{WEIGHTS}{name}": tensor for name, tensor in weights.items()}, _FILE_SIZE)
     for number, shard in enumerate(shards):
@@ -42,7 +44,7 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def config_of(checkpoint: Path, progress: Mapping[str, Any]) -> Config:
-    """Of which model a checkpoint says it is."""
+    """The model configuration that a checkpoint describes."""
     description = progress.get("model")
     if not isinstance(description, dict):
         raise UserError(f'the checkpoint {checkpoint} does not say of which model it is: its manifest has no "model"')
@@ -53,14 +55,14 @@ def config_of(checkpoint: Path, progress: Mapping[str, Any]) -> Config:
     try:
         with torch.device("meta"):
             build(config)
-    except Exception as error:  # whatever torch says of such sizes
+    except Exception as error:  # torch may refuse such sizes in any way
         said = first_line(error)
         raise UserError(f"the checkpoint {checkpoint} is of a model that cannot be built: {said}") from None
     return config
 
 
 class CheckpointWeights:
-    """`tensors` are the weights, on the meta device; `progress` is what the checkpoint's manifest says."""
+    """`tensors`: the weights, on the meta device; `progress`: the manifest's progress."""
 
     def __init__(self, checkpoint: Path) -> None:
         manifest = read_manifest(checkpoint)
@@ -76,7 +78,7 @@ class CheckpointWeights:
 
     @property
     def family(self) -> str | None:
-        """Of its model, as the checkpoint says."""
+        """The family of its model, as the checkpoint says."""
         description = self.progress.get("model")
         return description.get("family") if isinstance(description, dict) else None
 
@@ -87,9 +89,9 @@ class CheckpointWeights:
         return self.read(name)[slices]
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """The whole tensor, from whichever files have blocks of it.
+        """The whole tensor, from all files with blocks of it.
 
-        If `dtype` has room for more digits than the weights have, it is the optimizer's float32 weight, where there is one.
+        If `dtype` is wider than the weights' dtype, this is the optimizer's float32 master weight, if there is one.
         """
         entry, master = f"{WEIGHTS}{name}", f"{STATE}{MASTER}/{name}"
         if dtype is not None and dtype.itemsize > self.tensors[name].itemsize and master in self._index:

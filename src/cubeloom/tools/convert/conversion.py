@@ -1,4 +1,4 @@
-"""Which way a conversion goes, and what it did."""
+"""The direction of a conversion, and its result."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from cubeloom.train.checkpoint import newest
 
 SHARD_SIZE = 5 * 10**9
 Progress = Callable[[str, int, int], None]
-"""Told what is done, and how many bytes of how many."""
+"""Called with a description of the work, the bytes done, and the total."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
     how: str
-    """imported or exported"""
+    """Imported or exported."""
     source: Path
-    """The folder, or the one checkpoint of it, that was read."""
+    """The folder that was read, or the checkpoint in it."""
     target: Path
     model: dict[str, Any]
     tensors: int
     bytes: int
     dtypes: tuple[str, ...]
     files: int
-    """That hold tensors."""
+    """Files with tensors."""
 
 
 def convert(
@@ -55,8 +55,8 @@ def convert(
 ) -> Done:
     """Import a Hugging Face folder as a checkpoint, or export a checkpoint, or the newest of a run, as such a folder.
 
-    Values are kept to the bit, unless `dtype` asks for another kind of numbers. A file of an export has at most `shard_size`
-    bytes of tensors, 5 GB by default.
+    Values stay bit-equal unless `dtype` is given. A file of an export has at most `shard_size` bytes of tensors, 5 GB
+    by default.
     """
     check_place(source, target, force)
     found = find(source)
@@ -70,7 +70,7 @@ def convert(
         progress(work.how, done, total)
 
     with written_whole(target) as folder:
-        carry_tokenizer(found, folder)  # first: an export then has checksums of all files
+        carry_tokenizer(found, folder)  # first, so that an export has checksums of all files
         files = work.write(folder, wrote)
     return Done(
         how=work.how,
@@ -85,7 +85,7 @@ def convert(
 
 
 def _import(source: Path, dtype: torch.dtype | None, shard_size: int | None) -> Import | ImportAsNamed:
-    """As the model of ours that it is; what has none keeps its own names."""
+    """As one of our models, or, if ours has none, with its own names."""
     if shard_size is not None:
         raise UserError(f"--shard-size is for an export, and {source} is a Hugging Face folder, which is imported")
     folder = HuggingFaceFolder(source)

@@ -1,4 +1,4 @@
-"""The kinds of numbers that a model's weights can be stored as, by the names that safetensors has for them."""
+"""The dtypes in which a model's weights can be stored, with safetensors' names."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 def plain(dtype: torch.dtype) -> str:
-    """`float32` of `torch.float32`."""
+    """`float32` for `torch.float32`."""
     return str(dtype).removeprefix("torch.")

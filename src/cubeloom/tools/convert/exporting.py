@@ -23,7 +23,7 @@ from cubeloom.tools.convert.safetensors_files import SafetensorsFiles
 
 
 class Export:
-    """What will be written is known, and the source checked, before anything is."""
+    """Everything that will be written is known, and the source is checked, before writing starts."""
 
     how = "exported"
 
@@ -47,7 +47,7 @@ class Export:
         return describe(self.config)
 
     def write(self, folder: Path, wrote: Callable[[Tensor], None]) -> int:
-        """Gives the number of files with tensors."""
+        """Returns the number of files with tensors."""
         (usual, _), *_ = Counter(plain(tensor.dtype) for tensor in self.tensors.values()).most_common()
         config = write_config(self.config, usual, self._source.progress.get("hugging_face", {}))
         (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

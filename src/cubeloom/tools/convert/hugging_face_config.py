@@ -1,4 +1,4 @@
-"""The config.json of a Hugging Face folder: ours from it, and it from ours."""
+"""Converts the config.json of a Hugging Face folder to our configuration and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cubeloom.models import BERTConfig, GPTConfig, LanguageConfig, LlamaConfig, 
 from cubeloom.models.hugging_face import READINGS
 
 NEXT_SENTENCE = "cls.seq_relationship.weight"
-"""Who stores this guesses next sentences, whatever class config.json names: the first BERTs do, and name another."""
+"""A folder with this tensor predicts next sentences, whatever class config.json names: the first BERTs name another."""
 
 
 def read_config(theirs: Mapping[str, Any], names: Collection[str]) -> LanguageConfig:
@@ -30,22 +30,24 @@ def read_config(theirs: Mapping[str, Any], names: Collection[str]) -> LanguageCo
 
 
 def _left_out(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """What older versions of transformers did not write where it was the default."""
+    """Defaults that older versions of transformers did not write."""
     if theirs["model_type"] == "llama":
         return {"tie_word_embeddings": False, "num_key_value_heads": theirs.get("num_attention_heads")}
     return {"tie_word_embeddings": True}
 
 
 def write_config(config: LanguageConfig, dtype: str, original: Mapping[str, Any]) -> dict[str, Any]:
-    """Theirs. What ours does not know, such as special tokens, is kept from `original`, where it is of the same model."""
+    """Their configuration. Entries unknown to ours, such as special tokens, are kept from an `original` of the same
+    model.
+    """
     fields = {their: getattr(config, our) for our, their in READINGS[_kind(config)].fields.items()}
     made = {**original, **fields} if _same_model(original, config) else {**_options(config), **fields}
-    made.pop("torch_dtype", None)  # the name before transformers 5
+    made.pop("torch_dtype", None)  # its name before transformers 5
     return made | {"dtype": dtype}
 
 
 def _options(config: LanguageConfig) -> dict[str, Any]:
-    """What config.json says of our models besides fields that ours has too."""
+    """The entries of config.json for our models, besides fields that ours has too."""
     kind = _kind(config)
     legal = {option: values[0] for option, values in READINGS[kind].legal.items()}
     return {"model_type": kind, "architectures": [_class_of(config)], **legal, **_derived(config)}
@@ -62,7 +64,7 @@ def _derived(config: LanguageConfig) -> dict[str, Any]:
         case BERTConfig():
             return {"intermediate_size": 4 * config.hidden, "attention_probs_dropout_prob": 0.0, "pad_token_id": None}
         case LlamaConfig():
-            # Transformers 5 reads the first, versions before it the second.
+            # transformers 5 reads the first, earlier versions the second.
             rotary = {"rope_theta": config.rotary_base, "rope_type": "default"}
             return {"head_dim": config.head_dim, "rope_parameters": rotary, "rope_theta": config.rotary_base}
 

@@ -1,4 +1,4 @@
-"""A folder that transformers saved, read a tensor at a time."""
+"""A folder that transformers saved, read one tensor at a time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from cubeloom.tools.convert.dtypes import DTYPES
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 CHECKSUMS = "checksums.json"
-"""What an export adds, since safetensors have none. Folders of others have no such file, and are read as they are."""
+"""Written by an export, because safetensors have no checksums. Other folders have no such file and are read without it.
+"""
 
 
 class HuggingFaceFolder:
-    """`config` is what config.json says; `tensors` are those of all files, on the meta device."""
+    """`config`: the contents of config.json; `tensors`: those of all files, on the meta device."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,7 +39,7 @@ class HuggingFaceFolder:
                 raise UserError(f"{folder / INDEX} says that {name} is in {shard}, and it is not there")
 
     def read(self, name: str) -> Tensor:
-        """The file is opened for one tensor only: what is mapped of it goes when that tensor does."""
+        """The file is opened for one tensor only, so that its mapped memory is released with that tensor."""
         file = self._files[name]
         try:
             with safe_open(file, "pt") as opened:
@@ -47,7 +48,7 @@ class HuggingFaceFolder:
             raise _unreadable(file, error) from None
 
     def block(self, name: str, slices: tuple[slice, ...]) -> Tensor:
-        """A part of a tensor, of which no more is read."""
+        """A part of a tensor. Only this part is read."""
         file = self._files[name]
         try:
             with safe_open(file, "pt") as opened:
@@ -74,7 +75,7 @@ class HuggingFaceFolder:
 
 
 def stored_as(folder: HuggingFaceFolder, model: nn.Module) -> dict[str, str]:
-    """For each parameter of a model the tensor that it is; raises UserError where one is missing."""
+    """The stored tensor of each parameter of a model. Raises UserError if one is missing."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -89,7 +90,9 @@ def stored_as(folder: HuggingFaceFolder, model: nn.Module) -> dict[str, str]:
 
 
 def refuse_more(folder: HuggingFaceFolder, names: Iterable[str], model: str) -> None:
-    """The folder of a deeper model has layers like those of this one. Other heads and buffers may be there."""
+    """Refuse layers that the model does not have, as in the folder of a deeper model. Other heads and buffers are
+    allowed.
+    """
     taken = set(_spellings(names))
     patterns = {pattern_of(name) for name in taken}
     more = [name for name in folder.tensors if name not in taken and pattern_of(name) in patterns]
@@ -99,7 +102,7 @@ def refuse_more(folder: HuggingFaceFolder, names: Iterable[str], model: str) -> 
 
 
 def _spellings(names: Iterable[str]) -> Iterator[str]:
-    """Base models are stored without the prefix that a model with a head has, and the other way round."""
+    """Base models are stored without the prefix of models with a head, and the reverse."""
     for name in names:
         yield name
         yield name.partition(".")[2]
@@ -115,7 +118,7 @@ def write_sums(folder: Path) -> None:
 
 
 def _check_sums(folder: Path) -> None:
-    """That of an export every file is as it was written."""
+    """Check that every file of an export is unchanged."""
     file = folder / CHECKSUMS
     if not file.exists():
         return
@@ -139,7 +142,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _weight_map(folder: Path) -> dict[str, str] | None:
-    """In which file each tensor is; None where there is one file for all."""
+    """The file of each tensor; None if one file has all."""
     if (folder / SINGLE).is_file():
         return None
     if not (folder / INDEX).is_file():

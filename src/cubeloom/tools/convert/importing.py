@@ -21,7 +21,7 @@ from cubeloom.train.checkpoint import seal
 
 
 class Import:
-    """What will be written is known, and the source checked, before anything is."""
+    """Everything that will be written is known, and the source is checked, before writing starts."""
 
     how = "imported"
 
@@ -46,7 +46,7 @@ class Import:
         return describe(self.config)
 
     def write(self, folder: Path, wrote: Callable[[Tensor], None]) -> int:
-        """Gives the number of files with tensors."""
+        """Returns the number of files with tensors."""
 
         rules = {rule.ours: rule for rule in self._rules}
 

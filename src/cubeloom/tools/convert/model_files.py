@@ -1,4 +1,4 @@
-"""A parallelized model to and from files, for a training loop of the user's own: `cubeloom.load`, `save`, `save_pretrained`."""
+"""Reads and writes a parallelized model in a user's own training loop: `cubeloom.load`, `save`, `save_pretrained`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHARD_SIZE = 5 * 10**9
 
 
 class PlainOptimizer:
-    """One of torch's optimizers on the model's parameters as they are, as checkpoints see it."""
+    """A torch optimizer on the model's parameters, with the interface that checkpoints use."""
 
     def __init__(self, optimizer: Optimizer | None, model: nn.Module) -> None:
         self.optimizer = optimizer or torch.optim.SGD([torch.zeros(())])
@@ -47,9 +47,9 @@ class PlainOptimizer:
 
 
 def save(model: nn.Module, folder: str | Path, *, optimizer: Optimizer | None = None, step: int | None = None) -> Path:
-    """Write a checkpoint that any mesh goes on from; called by all ranks. Gives its folder, `folder/step-…`.
+    """Write a checkpoint that can be resumed on any mesh; called by all ranks. Returns its folder, `folder/step-…`.
 
-    `step`: how many updates were made; by default what the optimizer counts.
+    `step`: the number of updates; by default the optimizer's count.
     """
     handle = handle_of(model)
     of = PlainOptimizer(optimizer, model)
@@ -58,9 +58,10 @@ def save(model: nn.Module, folder: str | Path, *, optimizer: Optimizer | None = 
 
 
 def load(model: nn.Module, folder: str | Path, *, optimizer: Optimizer | None = None) -> int:
-    """Fill a parallelized model; called by all ranks. Each reads its own blocks only. Gives the steps that were done.
+    """Load a parallelized model; called by all ranks. Each reads its own blocks only. Returns the number of completed
+    steps.
 
-    `folder`: one that `save` wrote, of which the newest checkpoint is taken, or one of Hugging Face's with safetensors.
+    `folder`: one that `save` wrote, whose newest checkpoint is used, or a Hugging Face folder with safetensors.
     """
     handle, path = handle_of(model), Path(folder)
     if is_hugging_face(path):
@@ -86,7 +87,7 @@ def load(model: nn.Module, folder: str | Path, *, optimizer: Optimizer | None = 
 
 
 def save_pretrained(model: nn.Module, folder: str | Path, dtype: torch.dtype | None = None) -> None:
-    """Write a folder that transformers loads, whole tensors one after the other; called by all ranks."""
+    """Write a folder that transformers loads, one whole tensor after another; called by all ranks."""
     handle, path = handle_of(model), Path(folder)
     if not hasattr(handle.config, "save_pretrained"):
         raise UserError(f"{handle.kind} has no configuration of Hugging Face's: use cubeloom.save")
@@ -115,7 +116,7 @@ def save_pretrained(model: nn.Module, folder: str | Path, dtype: torch.dtype | N
 
 
 def _config_of(model: nn.Module, handle: Handle, dtype: torch.dtype | None) -> Any:
-    """With what transformers notes of a model that it saves itself."""
+    """With the entries that transformers adds when it saves a model."""
     noted = copy(handle.config)
     noted.architectures = [handle.kind]
     noted.dtype = dtype or next((each.dtype for each in model.parameters()), None)
@@ -123,7 +124,7 @@ def _config_of(model: nn.Module, handle: Handle, dtype: torch.dtype | None) -> A
 
 
 def whole_of(tensor: Tensor, network: Network) -> Tensor:
-    """A parameter or buffer as the serial model has it; called by all ranks."""
+    """A parameter or buffer as in the serial model; called by all ranks."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     detached = tensor.detach()
@@ -142,7 +143,7 @@ def whole_of(tensor: Tensor, network: Network) -> Tensor:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A tensor of the model, and the first place on the pipe axis that has it."""
+    """A tensor of the model, and the first pipeline worker that has it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -150,7 +151,7 @@ class _Stored:
 
 
 def _of_all_stages(names: Mapping[str, Tensor], network: Network) -> dict[str, _Stored]:
-    """What there is on any rank, in one order on all."""
+    """The tensors on all ranks, in the same order on all."""
     mine = {name: (_whole_shape(each, network), str(each.dtype).removeprefix("torch.")) for name, each in names.items()}
     if network.grid.pipe == 1:
         return {name: _Stored(tuple(shape), getattr(torch, dtype), 0) for name, (shape, dtype) in mine.items()}
@@ -181,7 +182,7 @@ def _whole_shape(tensor: Tensor, network: Network) -> list[int]:
 
 
 def _stored_names(model: nn.Module) -> dict[str, Tensor]:
-    """What `state_dict` has, tied tensors once."""
+    """The tensors of `state_dict`, tied tensors once."""
     kept = model.state_dict(keep_vars=True)
     parameters = {name: each for name, each in model.named_parameters() if name in kept}
     return parameters | {name: each for name, each in model.named_buffers() if name in kept}

@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all."""
+"""A folder that is written atomically."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cubeloom.train.data.kept_tokenizer import FOLDER
 from cubeloom.train.data.tokenizer_files import NAMES
 
 IMPORTED = "step-00000000"
-"""The checkpoint that an import writes; others are of a training."""
+"""The name of the checkpoint that an import writes; others are from a training."""
 
 
 def check_place(source: Path, target: Path, force: bool) -> None:
-    """Refuse to write where something is; `force` replaces it, but only what a conversion could have written."""
+    """Refuse an existing target. `force` replaces it, but only if a conversion could have written it."""
     if source.resolve().is_relative_to(target.resolve()):
         raise UserError(f"{target} cannot be written: {source}, which is read, is there")
     if target.is_symlink() or (target.exists() and not target.is_dir()):
@@ -40,11 +40,11 @@ def _converted(path: Path) -> bool:
 
 @contextmanager
 def written_whole(target: Path) -> Iterator[Path]:
-    """A folder to write in, beside its place, and renamed when all is written; a failure leaves all as it was."""
+    """A folder to write in, beside the target, which is renamed when everything is written. A failure changes nothing."""
     writing = target.with_name(f".{target.name}.writing")
     try:
         try:
-            shutil.rmtree(writing, ignore_errors=True)  # of one that was killed
+            shutil.rmtree(writing, ignore_errors=True)  # of a process that was killed
             writing.mkdir(parents=True)
             yield writing
             replace_folder(writing, target)

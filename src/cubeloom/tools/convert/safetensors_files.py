@@ -1,4 +1,4 @@
-"""Safetensors files of limited size, written a tensor at a time."""
+"""Safetensors files of limited size, written one tensor at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cubeloom.train.checkpoint.tensor_file import TensorFile
 
 
 class SafetensorsFiles:
-    """One file if all fits in `shard_size` bytes, else several and an index, as transformers reads them.
+    """One file if everything fits in `shard_size` bytes, otherwise several and an index, as transformers reads them.
 
     `tensors` are on the meta device. Each must be written once.
     """
@@ -34,7 +34,7 @@ class SafetensorsFiles:
         self._places[name].write(name, tensor)
 
     def finish(self) -> None:
-        """See to it that all is on the disk."""
+        """Flush everything to disk."""
         for each in self._opened:
             each.finish()
 
@@ -50,7 +50,7 @@ class SafetensorsFiles:
 
 
 def split(tensors: Mapping[str, Tensor], shard_size: int) -> list[dict[str, Tensor]]:
-    """In order; a tensor that is larger than a shard may be has one of its own."""
+    """In order. A tensor larger than a shard gets its own."""
     shards: list[dict[str, Tensor]] = [{}]
     filled = 0
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""What this machine is, what ranks on it can do, and what is wrong with it."""
+"""Inspects this machine: its properties, what ranks on it achieve, and what is wrong with it."""
 
 from cubeloom.tools.doctor.checks import examine as examine
 from cubeloom.tools.doctor.facts import Facts as Facts

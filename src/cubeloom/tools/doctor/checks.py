@@ -1,4 +1,4 @@
-"""What is wrong. Each check is a function of the facts alone; each finds at least one thing, if only that all is fine."""
+"""The checks. Each is a function of the facts and returns at least one finding, if only that everything is fine."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cubeloom.tools.doctor.facts import Facts, Links
 from cubeloom.tools.doctor.findings import Finding, doubtful, fine, wrong
 
 TESTED = ((2, 11), (2, 13))
-"""The oldest torch that we support and the newest that the tests are run with, as pyproject.toml and constraints.txt say."""
+"""The oldest torch that we support and the newest that we test, as in pyproject.toml and constraints.txt."""
 PYTHON = (3, 11)
 NEEDED = ("torch", "numpy", "einops", "greenlet", "safetensors", "tyro", "rich")
 
 GIB = 1 << 30
 MIB = 1 << 20
-_RELEASED = datetime(2026, 1, 1, tzinfo=UTC).timestamp()  # no clock that is right can say less
+_RELEASED = datetime(2026, 1, 1, tzinfo=UTC).timestamp()  # no correct clock is before this
 
 Check = Callable[[Facts], Iterator[Finding]]
 
@@ -129,7 +129,7 @@ def shared_memory(facts: Facts) -> Iterator[Finding]:
         return
     said = f"{bytes_(room.free)} free of {bytes_(room.total)} at {room.path}"
     more = "more with `docker run --shm-size=8g`, or an emptyDir with `medium: Memory` at /dev/shm in a pod"
-    # NCCL takes about 10 MB a rank; 64 MiB is what Docker gives, and is soon used up.
+    # NCCL takes about 10 MB per rank. Docker's default of 64 MiB is soon used up.
     if room.free < 10 * MIB * facts.ranks:
         yield wrong("shared memory", said, more)
     elif room.free < 128 * MIB:
@@ -139,7 +139,7 @@ def shared_memory(facts: Facts) -> Iterator[Finding]:
 
 
 def open_files(facts: Facts) -> Iterator[Finding]:
-    # A rank has a connection to every other, of each group that it is in, and the files of torch and the data.
+    # A rank has a connection to every other rank of each of its process groups, and the files of torch and the data.
     limit, needed = facts.machine.open_files, 128 + 16 * facts.ranks
     if limit < needed:
         yield wrong("open files", f"at most {limit}, and {facts.ranks} ranks need about {needed}", "ulimit -n 65536")
@@ -220,14 +220,14 @@ CHECKS: tuple[Check, ...] = (
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Everything that the checks find, the worst first."""
+    """All findings of the checks, the worst first."""
     order = ("wrong", "doubtful", "fine")
     found = [finding for check in CHECKS for finding in check(facts)]
     return sorted(found, key=lambda finding: order.index(finding.severity))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Major and minor."""
+    """Major and minor version."""
     return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with the variables of the environment: those that torch, its backends and the launchers read."""
+"""Checks of environment variables: those that torch, its backends and the launchers read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SUBJECT = "environment"
 
 
 def relevant(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those that matter, in order."""
+    """The variables that matter, in order."""
     return {name: variables[name] for name in sorted(variables) if name.startswith(SHOWN)}
 
 
@@ -72,7 +72,7 @@ def _interfaces(facts: Facts) -> Iterator[Finding]:
     have = facts.machine.interfaces
     for name, exact in (("GLOO_SOCKET_IFNAME", True), ("NCCL_SOCKET_IFNAME", False)):
         text = facts.variables.get(name)
-        if not text or text.startswith("^"):  # ^ names those not to use
+        if not text or text.startswith("^"):  # ^ lists interfaces that must not be used
             continue
         exact = exact or text.startswith("=")
         wanted = text.removeprefix("=").split(",")

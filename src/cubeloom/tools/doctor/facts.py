@@ -1,4 +1,4 @@
-"""What was measured of a machine, as values: checks see nothing else, so that any machine can be made up for a test."""
+"""The measured facts about a machine, as values. Checks see nothing else, so a test can invent any machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """Of a file system, in bytes."""
+    """The size and free space of a file system, in bytes."""
 
     path: str
     total: int
@@ -19,18 +19,18 @@ class Room:
 class Machine:
     system: str
     cores: int
-    """That this process may use, which can be fewer than there are."""
+    """Those that this process may use, which can be fewer than the machine has."""
     memory: int
-    """Bytes; a container's limit where it has a lower one."""
+    """Bytes; a container's limit if that is lower."""
     memory_free: int
     open_files: int
     """The soft limit of a process."""
     disk: Room
-    """Where the command was called."""
+    """The folder in which the command was called."""
     shared_memory: Room | None
-    """None: there is no such place."""
+    """None: it does not exist."""
     interfaces: tuple[str, ...]
-    """Of the network."""
+    """Network interfaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +44,9 @@ class Accelerator:
 @dataclass(frozen=True, kw_only=True)
 class Devices:
     driver: str | None
-    """Of GPUs, as the kernel says; None: it has none."""
+    """The version of the GPU driver, as the kernel says; None: there is none."""
     runtime: str | None
-    """The version of CUDA that torch was built with; None: torch is a build for the CPU."""
+    """The CUDA version of torch's build; None: a build for the CPU."""
     accelerators: tuple[Accelerator, ...]
 
 
@@ -55,12 +55,12 @@ class Clocks:
     resolution: float
     """Seconds, of the monotonic clock."""
     now: float
-    """Seconds since 1970, as this machine believes."""
+    """Seconds since 1970, on this machine's clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """What ranks of this machine measured of each other, by one backend."""
+    """Measurements between ranks of this machine, by one backend."""
 
     kind: str
     backend: str
@@ -72,25 +72,25 @@ class Links:
     latency: float = 0.0
     """Seconds for a message of eight bytes, one way: the median of the slowest pair."""
     bandwidth: float = 0.0
-    """Bytes a second of a large message, of the slowest pair."""
+    """Bytes per second of a large message, for the slowest pair."""
     all_reduce: float = 0.0
-    """Bytes a second that a rank receives in a large all-reduce: 2(n-1)/n of the tensor."""
+    """Bytes per second that a rank receives in a large all-reduce: 2(n-1)/n of the tensor."""
     skew: float = 0.0
-    """Seconds by which the wall clock of some rank is off rank 0's."""
+    """The largest difference of a rank's wall clock from rank 0's, in seconds."""
     skew_error: float = 0.0
-    """How well that is known: half of a round trip."""
+    """Its uncertainty: half of a round trip."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     ranks: int
-    """That are to run on this machine."""
+    """The number of ranks to run on this machine."""
     machine: Machine
     devices: Devices
     versions: Mapping[str, str | None]
-    """Of packages; None: not installed."""
+    """Versions of packages; None: not installed."""
     clocks: Clocks
     links: tuple[Links, ...]
-    """One a kind of device that is here."""
+    """One per kind of device on this machine."""
     variables: Mapping[str, str]
-    """Of the environment, all of them."""
+    """All environment variables."""

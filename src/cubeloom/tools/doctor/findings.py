@@ -1,4 +1,4 @@
-"""What a check says."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Severity = Literal["wrong", "doubtful", "fine"]
 @dataclass(frozen=True)
 class Finding:
     severity: Severity
-    """wrong: training will fail; doubtful: it may, or will be slow; fine: as it should be."""
+    """wrong: training will fail; doubtful: it may fail or be slow; fine: no problem."""
     subject: str
     what: str
     remedy: str = ""

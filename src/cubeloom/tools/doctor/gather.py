@@ -1,4 +1,4 @@
-"""Look at this machine. Only measures: what it means is for the checks."""
+"""Measures this machine. The checks interpret the measurements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def gather(ranks: int, folder: Path) -> Facts:
-    """All facts; starts ranks for a few seconds to measure how they talk."""
+    """All facts. Starts ranks for a few seconds to measure their communication."""
     kinds = [kind for kind in devices.BACKENDS if devices.available(kind)]
     return Facts(
         ranks=ranks,

@@ -1,4 +1,4 @@
-"""How fast ranks of this machine talk to each other, and whether their clocks agree."""
+"""Measures how fast ranks of this machine communicate, and whether their clocks agree."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cubeloom.tools.doctor.facts import Links
 
 _PINGS = 50
 _LARGE = 1 << 20  # float32 elements: 4 MiB
-_SECONDS = 0.3  # for each measurement of a large message, about
+_SECONDS = 0.3  # approximate time per measurement of a large message
 _MOST = 50
-_PATIENCE = 60.0  # seconds until ranks that do not answer are given up
+_PATIENCE = 60.0  # seconds to wait for ranks that do not answer
 
 
 class Pair(NamedTuple):
@@ -32,7 +32,7 @@ class Pair(NamedTuple):
 
 
 def measure_links(kind: devices.Kind, ranks: int) -> Links:
-    """Start ranks and let them measure; what goes wrong is a fact too."""
+    """Start ranks and let them measure. A failure is a fact too."""
     backend = devices.BACKENDS[kind]
     version = backend_version(kind)
     try:
@@ -56,7 +56,7 @@ def measure_links(kind: devices.Kind, ranks: int) -> Links:
 
 
 def backend_version(kind: devices.Kind) -> str | None:
-    """Of the backend, where the device's module in torch knows it."""
+    """The version of the backend, if the device's torch module knows it."""
     if not devices.count(kind) or not devices.available(kind):
         return None
     library = getattr(torch.get_device_module(kind), devices.BACKENDS[kind], None)
@@ -64,7 +64,7 @@ def backend_version(kind: devices.Kind) -> str | None:
 
 
 def measure(kind: devices.Kind, ranks: int) -> tuple[list[Pair], float]:
-    """Run by every rank of the job at once; rank 0's answer counts."""
+    """Run by every rank of the job at once; rank 0's result is used."""
     network = Network(Grid(data=ranks), devices.current(kind))
     axis = network.axis("data")
     pairs = [_pair(network, axis, other) for other in range(1, ranks)]
@@ -74,12 +74,12 @@ def measure(kind: devices.Kind, ranks: int) -> tuple[list[Pair], float]:
 
 
 def _pair(network: Network, axis: Axis, other: int) -> Pair:
-    """Rank 0 and another; the rest wait."""
+    """Rank 0 and another rank measure; the others wait."""
     small = torch.zeros(1, dtype=torch.float64, device=network.device)
-    trips = [_ping(network, axis, other, small) for _ in range(_PINGS)][1:]  # the first one opens the connection
+    trips = [_ping(network, axis, other, small) for _ in range(_PINGS)][1:]  # the first trip opens the connection
     large = torch.ones(_LARGE, device=network.device)
     seconds = _repeated(network, lambda: _there_and_back(axis, other, large))
-    # The quickest trip tells the other clock best: it was read somewhere within it.
+    # The quickest trip gives the most precise difference of clocks: the other clock was read during it.
     trip, skew = min(trips)
     return Pair(
         latency=statistics.median(seconds for seconds, _ in trips) / 2,
@@ -99,7 +99,7 @@ def _there_and_back(axis: Axis, other: int, tensor: Tensor) -> None:
 
 
 def _ping(network: Network, axis: Axis, other: int, small: Tensor) -> tuple[float, float]:
-    """A round trip, in seconds, and how much the other's wall clock is ahead."""
+    """The seconds of a round trip, and how far the other's wall clock is ahead."""
     if axis.index == other:
         axis.receive(small, 0).wait()
         devices.settle(network.device)
@@ -116,7 +116,9 @@ def _ping(network: Network, axis: Axis, other: int, small: Tensor) -> tuple[floa
 
 
 def _repeated(network: Network, action: Callable[[], object]) -> float:
-    """Seconds of one, the mean of as many as fit into the time; all ranks do as many, since rank 0's first one decides."""
+    """Mean seconds per repetition, of as many as fit into the time. Rank 0's first one decides the number for all
+    ranks.
+    """
     action()
     once = _timed(network, action, 1)
     told = torch.tensor([once], dtype=torch.float64, device=network.device)

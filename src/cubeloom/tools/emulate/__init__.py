@@ -1,4 +1,4 @@
-"""Ranks that wait instead of computing, so that two cores can host a cluster and show how long its steps would take."""
+"""Ranks that sleep instead of computing, so that two cores can emulate a cluster and measure how long its steps take."""
 
 from cubeloom.tools.emulate.events import Program as Program
 from cubeloom.tools.emulate.pipeline import EmulatedPipeline as EmulatedPipeline

@@ -1,4 +1,4 @@
-"""What an emulated rank does in a step, as values: it computes for some seconds, starts a communication, awaits one."""
+"""The events of an emulated rank's step, as values: it computes for some seconds, starts a communication, awaits one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Line:
-    """A group of ranks, as each of them sees it: all along `axes`, at these places of the pipeline, else where it is itself."""
+    """A process group as seen by its ranks: all along `axes`, on these workers, otherwise at the rank's coordinates."""
 
     axes: tuple[str, ...]
     places: tuple[int, ...]
@@ -21,9 +21,11 @@ class Compute:
 
 @dataclass(frozen=True)
 class Start:
-    """A collective that takes so long once all of its ranks have started it. Those of one `link` go one after another."""
+    """A collective that takes this long after all of its ranks have started it. Those of one `link` run one after
+    another.
+    """
 
-    number: int  # in the rank's step
+    number: int  # within the rank's step
     line: Line
     seconds: float
     link: str = ""
@@ -40,12 +42,12 @@ Events = tuple[Event, ...]
 
 @dataclass(frozen=True)
 class Program:
-    """A rank's step: what comes before its first action, in each action and after its last one. Actions by their text."""
+    """A rank's step: events before its first action, in each action and after its last one. Actions by their text."""
 
     before: Events = ()
     actions: Mapping[str, Events] = field(default_factory=dict)
     after: Events = ()
-    messages: Mapping[str, float] = field(default_factory=dict)  # seconds of what an action sends, where it sends
+    messages: Mapping[str, float] = field(default_factory=dict)  # duration of the message that an action sends, if any
 
     def lines(self) -> set[Line]:
         every = (self.before, *self.actions.values(), self.after)
@@ -53,7 +55,7 @@ class Program:
 
 
 def joined(events: Iterable[Event]) -> Events:
-    """The same, with stretches of computation made one."""
+    """The same events, with consecutive computations merged."""
     found: list[Event] = []
     for event in events:
         last = found[-1] if found else None

@@ -1,4 +1,4 @@
-"""The true runtime, its interpreter, its channels and its messages, with timed waits in the place of computation."""
+"""The real runtime (interpreter, channels and messages) with timed waits in place of computation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cubeloom.pipeline.runtime.stage import Carry
 
 
 class EmulatedPipeline:
-    """One worker of a schedule under costs in seconds. `numbers` of float32 travel from stage to stage."""
+    """One worker of a schedule under costs in seconds. Stages send `numbers` float32 elements to each other."""
 
     def __init__(self, schedule: Schedule, costs: Costs, network: Network, numbers: int = 1) -> None:
         self._network = network
@@ -25,7 +25,7 @@ class EmulatedPipeline:
         self._boundaries = {stage: {"x": Shape((numbers,), torch.float32)} for stage in range(schedule.stages)}
 
     def step(self) -> float:
-        """Seconds from the moment all ranks were ready until this one was done."""
+        """Seconds from the moment all ranks were ready until this rank finished."""
         self._network.barrier()
         start = time.perf_counter()
         where = f"rank {self._network.rank}"
@@ -34,7 +34,7 @@ class EmulatedPipeline:
 
 
 class _Waits:
-    """Actions that take their time and give nothing of interest."""
+    """Actions that take their time and compute nothing."""
 
     def __init__(self, costs: Costs, numbers: int) -> None:
         self._costs = costs

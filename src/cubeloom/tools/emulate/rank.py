@@ -1,10 +1,10 @@
-"""A rank whose devices and network are emulated: it runs the true interpreter and exchanges true messages, and waits the rest.
+"""A rank with an emulated device and network: it runs the real interpreter, sends real messages, and sleeps otherwise.
 
-Each rank has a clock of its own that says how far its emulated device has come. Computing moves it on; a collective ends for
-all of its ranks so many seconds after the last of their clocks at the start, which they tell each other over the true
-group; a message carries the sender's clock. Whoever is ahead of the wall's clock sleeps until that has caught up. So what
-the processes themselves cost, in Python and in waiting for one of two cores, counts only where the sleep does not make up
-for it.
+Each rank has a clock that says how far its emulated device has come. Computation advances it. A collective ends for all
+of its ranks a given time after the latest of their clocks at its start, which the ranks exchange over the real process
+group. A message carries the sender's clock. A rank that is ahead of the wall clock sleeps until the wall clock has
+caught up. The overhead of the processes, in Python and in waiting for one of two cores, therefore counts only if
+shorter sleeps cannot make up for it.
 """
 
 from __future__ import annotations
@@ -22,33 +22,34 @@ from cubeloom.pipeline.runtime.interpreter import Interpreter
 from cubeloom.pipeline.runtime.stage import Carry
 from cubeloom.tools.emulate.events import Await, Compute, Events, Line, Program, Start
 
-_SHORT = 5e-4  # seconds that are not worth a sleep of their own
-_AHEAD = 0.02  # seconds from the last rank's readiness to the first one's start
+_SHORT = 5e-4  # shorter sleeps are skipped
+_AHEAD = 0.02  # seconds from the moment all ranks are ready to the common start
 
 
 @dataclass(frozen=True)
 class Stepped:
-    """Seconds by the wall's clock, from the common start until the last rank was done; and how far behind its device's clock
-    a process was at the end."""
+    """Seconds of the wall clock from the common start until the last rank finished, and how far behind its device's
+    clock a process was at the end.
+    """
 
     seconds: float
     late: float
 
 
 class EmulatedRank:
-    """`programs` are by place in the pipeline; `step` is done by all ranks together."""
+    """`programs` are by pipeline worker; all ranks call `step` together."""
 
     def __init__(self, network: Network, schedule: Schedule, programs: Sequence[Program]) -> None:
         self._network = network
         self._schedule = schedule
         self._program = programs[network.coordinates["pipe"]]
         lines = sorted(set().union(*(program.lines() for program in programs)), key=str)
-        self._groups = {line: _group(network, line) for line in lines}  # made by all ranks in one order
+        self._groups = {line: _group(network, line) for line in lines}  # created by all ranks in one order
         self._channels = Channels(network, schedule)
         self._boundaries = {stage: {"clock": Shape((3,), torch.float64)} for stage in range(schedule.stages)}
 
     def step(self) -> Stepped:
-        """One step, with what all ranks saw of it."""
+        """One step, with the measurements of all ranks."""
         (ready,) = self._most(time.perf_counter())
         begin = ready + _AHEAD
         work = _Emulation(self._program, self._groups, begin, self._network.coordinates["pipe"])
@@ -61,7 +62,7 @@ class EmulatedRank:
         return Stepped(*self._most(now - begin, now - work.clock))
 
     def _most(self, *numbers: float) -> list[float]:
-        """The largest of each over all ranks."""
+        """The maximum of each over all ranks."""
         mine = torch.tensor(numbers, dtype=torch.float64)
         found: list[float] = self._network.everybody.all_reduce_in_place(mine, "clock", largest=True).wait().tolist()
         return found
@@ -74,19 +75,19 @@ def _group(network: Network, line: Line) -> Axis:
 
 
 class _Emulation:
-    """One step of a rank. Satisfies the interpreter's `Work`."""
+    """One step of a rank. Implements the interpreter's `Work`."""
 
     def __init__(self, program: Program, groups: Mapping[Line, Axis], begin: float, place: int) -> None:
         self._program = program
         self._groups = groups
         self.clock = begin
         self._place = place
-        self._started: dict[str, list[tuple[Start, Pending]]] = {}  # by link, those whose end is not known yet
-        self._free: dict[str, float] = {}  # when each link is
+        self._started: dict[str, list[tuple[Start, Pending]]] = {}  # by link, those without a known end
+        self._free: dict[str, float] = {}  # when each link becomes free
         self._ends: dict[int, float] = {}
 
     def forward(self, action: Action, inputs: Carry) -> Carry:
-        """Both ways a stage is handed a clock and hands on its own."""
+        """In both directions a stage receives a clock and sends its own."""
         for message in inputs.values():
             sent, seconds, place = message.tolist()
             self.clock = max(self.clock, sent + (seconds if place != self._place else 0.0))
@@ -113,7 +114,7 @@ class _Emulation:
                     self.sleep()
 
     def sleep(self, to_the_end: bool = False) -> None:
-        """Until the wall's clock is where the device's is, or nearly so."""
+        """Until the wall clock has nearly reached the device's clock."""
         ahead = self.clock - time.perf_counter()
         if ahead > (0.0 if to_the_end else _SHORT):
             time.sleep(ahead)
@@ -124,7 +125,7 @@ class _Emulation:
         self._started.setdefault(event.link, []).append((event, pending))
 
     def _end(self, number: int) -> float:
-        """When a collective is done: those that were started before it on its link are done first."""
+        """When a collective ends. Those started before it on its link end first."""
         if number not in self._ends:
             link = next(link for link, events in self._started.items() if any(e.number == number for e, _ in events))
             while number not in self._ends:

@@ -1,4 +1,4 @@
-"""Evaluation as a command: a checkpoint is read by the ranks of a grid, and no file is written."""
+"""Evaluation as a command: the ranks of a grid read a checkpoint. No file is written."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from cubeloom.train.job.samples import samples_of
 from cubeloom.train.job.settings import DataSettings, LayoutSettings, ScheduleSettings, Source
 from cubeloom.train.trainer import pipeline_of
 
-_LONGEST = 14 * 86400.0  # seconds that an evaluation may take
+_LONGEST = 14 * 86400.0  # the most seconds of an evaluation
 Run = Callable[..., list[Any]]
-"""Runs a function on so many ranks: `launch.run`, or that of a pool that is there."""
+"""Runs a function on this many ranks: `launch.run`, or that of an existing pool."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What is evaluated, on what and where. What is not said is the run's."""
+    """The checkpoint, the data and the grid. Options that are not given are those of the run."""
 
     given: Path
     """A run or a checkpoint."""
     best: bool = False
     model: str | None = None
-    """The `file.py:function` of a run whose model is one: no file is executed because a run names it."""
+    """The `file.py:function` of the run's model, if it is one: a file is not executed just because a run names it."""
     data: Path | None = None
-    """A folder of tokens: its part for validation, or all of it where it has none."""
+    """A token folder: its validation part, or all of it if it has none."""
     grid: Grid | None = None
     batches: int | None = None
-    """By default as many as have all samples."""
+    """By default enough for all samples."""
     sequence: int | None = None
     device: devices.Kind | None = None
 
@@ -72,20 +72,20 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class _Work:
-    """What each rank is given."""
+    """The arguments of each rank."""
 
     job: Job
     source: ModelSource
     checkpoint: Path
     data: Path | None
     count: int
-    """Samples in all."""
+    """The total number of samples."""
 
 
 def evaluate(asked: Evaluation, run: Run | None = None) -> Evaluated | None:
     """On the ranks that a launcher started, or on this machine. Raises UserError before a process starts.
 
-    None on a rank of a launcher that is not the first.
+    Returns None on a launcher's ranks other than the first.
     """
     work = _work(asked)
     grid, here = work.job.grid, membership(current())
@@ -125,13 +125,13 @@ def _work(asked: Evaluation) -> _Work:
 
 
 def _placed(job: Job, asked: Evaluation) -> Job:
-    """On the grid that is asked for, with what has nothing to do with a loss left out."""
+    """The job on the requested grid, without settings that do not affect the loss."""
     if asked.grid is not None and asked.grid != job.grid:
         job = replace(job, grid=asked.grid, schedule=ScheduleSettings())
     layout = job.layout
     plain = LayoutSettings(activations=layout.activations, weights=layout.weights, inputs=layout.inputs)
     least = len(portions(job.schedule.schedule(job.grid.pipe))) * job.grid.data * job.grid.z
-    samples = -(-job.batch.samples // least) * least  # the loss is the same in any
+    samples = -(-job.batch.samples // least) * least  # the loss does not depend on the batch
     batch = Batch(samples, job.batch.sequence if asked.sequence is None else asked.sequence)
     return replace(job, layout=plain, batch=batch, device=asked.device or job.device)
 
@@ -152,7 +152,7 @@ def _samples(job: Job, source: ModelSource, data: Path | None) -> Samples:
 
 
 def _count(samples: Samples, job: Job, batches: int | None) -> int:
-    """How many samples are evaluated; each once."""
+    """The number of samples to evaluate, each once."""
     wanted = None if batches is None else batches * job.batch.samples
     match samples:
         case Stream():
@@ -160,10 +160,10 @@ def _count(samples: Samples, job: Job, batches: int | None) -> int:
         case Mixture():
             have = samples.longest
         case Images():
-            size = job.batch.samples if samples.steps else 1  # without targets a batch cannot be filled up
+            size = job.batch.samples if samples.steps else 1  # without targets a batch cannot be padded
             have = samples.count // size * size
         case _:
-            return wanted or job.evaluation.batches * job.batch.samples  # random ones have no end
+            return wanted or job.evaluation.batches * job.batch.samples  # random samples are endless
     if wanted is not None and wanted > have:
         raise UserError(f"--batches {batches}: there are {have} samples, and a batch has {job.batch.samples}")
     return wanted or have
@@ -183,7 +183,7 @@ def _on_rank(work: _Work) -> tuple[float, int]:
 
 
 def _shares(samples: Samples, count: int, size: int, share: slice) -> Iterator[dict[str, Tensor]]:
-    """A rank's part of each batch. What fills the last one up does not count."""
+    """A rank's part of each batch. The padding of the last batch does not count."""
     for begin in range(0, count, size):
         numbers = torch.arange(begin + share.start, begin + share.stop)
         batch = samples.batch(numbers.clamp(max=count - 1))

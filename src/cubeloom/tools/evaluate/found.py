@@ -1,4 +1,4 @@
-"""What a user calls a run or a checkpoint: which checkpoint that is, of which job and of which model."""
+"""Finds the checkpoint, job and model of a path that a user gives: a run or a checkpoint."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def checkpoint_of(given: Path, of_best: bool = False) -> Path:
 
 
 def run_of(given: Path) -> Path | None:
-    """The run itself, or that of a checkpoint; None where there is none, as of one that was imported."""
+    """The run itself, or that of a checkpoint; None if there is none, as for an import."""
     places = (given, given.resolve().parent.parent)
     return next((place for place in places if (place / SETTINGS).is_file()), None)
 
 
 def job_of(given: Path, checkpoint: Path, named: str | None = None) -> tuple[Job, ModelSource]:
-    """With the model that the checkpoint says it is of, and paths that lead somewhere from here.
+    """The job, with the model that the checkpoint describes, and with paths that are valid from here.
 
-    `named`: the `file.py:function` of a run whose model is one.
+    `named`: the `file.py:function` of the run's model, if it is one.
     """
     run = run_of(given)
     progress = dict(read_manifest(checkpoint)["progress"])
@@ -52,12 +52,12 @@ def job_of(given: Path, checkpoint: Path, named: str | None = None) -> tuple[Job
     sources = tuple(_from_here(run, each) for each in job.data.sources)
     job = replace(job, data=replace(job.data, sources=sources), model=_model_from_here(run, job.model, named))
     source = job.source()
-    # Its data may have gone since, and with them what they said of the vocabulary.
+    # Its data may no longer exist, and with them the vocabulary.
     return job, OurModel(config_of(checkpoint, progress), source.preset) if isinstance(source, OurModel) else source
 
 
 def _model_from_here(run: Path, model: ModelSettings, named: str | None) -> ModelSettings:
-    """A folder where the run found it; a file that is executed only if the user names it."""
+    """A folder where the run found it; a file is executed only if the user names it."""
     if model.called in PRESETS:
         return model
     file, _, function = model.called.rpartition(":")
@@ -71,7 +71,7 @@ def _model_from_here(run: Path, model: ModelSettings, named: str | None) -> Mode
 
 
 def _from_here(run: Path, source: Source) -> Source:
-    """With the paths that a run's settings have."""
+    """With the paths of the run's settings."""
     if source.folder is not None:
         return replace(source, folder=from_run(run, source.folder))
     changes: dict[str, Any] = {

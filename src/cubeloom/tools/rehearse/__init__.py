@@ -1,4 +1,4 @@
-"""Rehearse a job: the true programs of its distinct ranks in one process, without a network, at any size."""
+"""Rehearses a job: runs the real programs of its distinct ranks in one process, without a network, for any size."""
 
 from cubeloom.tools.rehearse.memory import Memory as Memory
 from cubeloom.tools.rehearse.memory import Tracker as Tracker

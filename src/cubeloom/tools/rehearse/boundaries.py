@@ -1,4 +1,4 @@
-"""What each stage of a pipeline hands to the next, found without the other workers: all pieces run here, one after another."""
+"""Finds the tensors that each stage sends to the next, without other workers: all pieces run here, one after another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cubeloom.tools.verify.live import Known
 
 
 def boundaries(experiment: Experiment, schedule: Schedule) -> Known:
-    """The shapes are the same on every rank: a carry is cut over the cube, and all parts are equal."""
+    """The shapes are the same on every rank: the tensors are cut over the cube into equal parts."""
     layout = experiment.layout(schedule)
     stages = layout.stages
     grid = replace(experiment.grid, pipe=1)
@@ -59,7 +59,7 @@ def _of_row(
     fill: Fill,
     data: Data,
 ) -> Known:
-    """Of a model that does not say its pieces: each stage runs the forward, of which it has some modules."""
+    """For a model that does not list its pieces: each stage runs the forward with its own modules."""
     carry: Carry = {}
     before: Boundary = {}
     found = {}

@@ -1,11 +1,12 @@
-"""Do the programs of all ranks fit together? Each rank's is what it asked of the network, in its order.
+"""Checks whether the programs of all ranks match. A rank's program is its sequence of network requests.
 
-The ranks run against each other, as far as they come: a collective is done when every member of its group has started it, as
-the same one in the order of that group; a message when its receive has started as well. A rank stops at a wait for what is
-not done. Whoever cannot go on at the end is in a deadlock, and nothing depends on the order in which ranks are looked at.
+The ranks are run against each other as far as they get. A collective completes when every member of its process group
+has started it, at the same position in the order of that group; a message when its receive has started as well. A rank
+stops at a wait for a communication that is not complete. Ranks that cannot continue at the end are in a deadlock. The
+result does not depend on the order in which ranks are run.
 
-Ranks of the same role run the same program with their own groups, so that at every moment they have come equally far: one
-of each role, with groups of roles in the place of groups of ranks, stops where all of them would.
+Ranks of the same role run the same program with their own groups, so they always get equally far. It is therefore
+enough to run one rank of each role, with groups of roles in place of groups of ranks.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _AT_MOST = 20  # ranks named in a message
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where communications meet: a group, or a sender and a receiver in it. `members` are the ranks that stand for all."""
+    """Where communications meet: a group, or a sender and a receiver in it. `members`: the ranks that represent all."""
 
     line: Line
     members: tuple[int, ...]
-    message: bool = False  # from the first of the members to the second
+    message: bool = False  # from the first member to the second
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class _Place:
 
 
 class _Programs:
-    """The programs of some ranks, one for each role, with the meetings of their calls."""
+    """The programs of some ranks, one per role, with the meetings of their calls."""
 
     def __init__(self, programs: Mapping[int, Events], roles: Roles) -> None:
         self.events = programs
@@ -57,7 +58,7 @@ class _Programs:
         return Meeting(line, pair if call.operation == "send" else pair[::-1], message=True)
 
     def ranks(self, rank: int, call: Call) -> str:
-        """Who takes part, in words; `rank` stands for others."""
+        """The participating ranks, as text; `rank` represents others."""
         return _list(call.group.ranks if call.peer is None else (rank, call.peer))
 
     def _line(self, rank: int, group: Group) -> tuple[Line, tuple[int, ...]]:
@@ -70,7 +71,7 @@ class _Programs:
 
 
 def match(programs: Mapping[int, Events], roles: Roles) -> list[str]:
-    """What does not fit, in words; nothing if all fits. `programs` has one rank of each role."""
+    """Descriptions of mismatches; empty if everything matches. `programs` has one rank of each role."""
     return list(_Run(_Programs(programs, roles)).problems())
 
 
@@ -78,10 +79,10 @@ class _Run:
     def __init__(self, programs: _Programs) -> None:
         self._programs = programs
         self._position = dict.fromkeys(programs.events, 0)
-        # The calls of each member of a meeting, as they were started; and for each call of a rank where it stands in them.
+        # The calls of each member of a meeting, in order; and for each call of a rank its position in them.
         self._started: dict[Meeting, dict[int, list[Call]]] = {}
         self._place: dict[int, dict[int, _Place]] = defaultdict(dict)
-        self._wrong: dict[Meeting, str] = {}  # the first disagreement of each
+        self._wrong: dict[Meeting, str] = {}  # the first mismatch of each
 
     def problems(self) -> Iterator[str]:
         awake = deque(self._programs.events)
@@ -95,7 +96,7 @@ class _Run:
             yield from self._left_alone()
 
     def _go_on(self, rank: int) -> set[int]:
-        """Run a rank until it must wait; who else may go on because of that."""
+        """Run a rank until it must wait; return the other ranks that may now continue."""
         events = self._programs.events[rank]
         others: set[int] = set()
         while self._position[rank] < len(events):
@@ -134,7 +135,7 @@ class _Run:
         )
 
     def _left_alone(self) -> Iterator[str]:
-        """What was started by some, never by others, and nobody waited for."""
+        """Communications that some members started and others never did, without a rank waiting for them."""
         for started in self._started.values():
             fewest = min(map(len, started.values()))
             for rank, calls in started.items():
@@ -148,7 +149,7 @@ class _Run:
 
 
 def _disagreement(calls: Mapping[int, Call]) -> str:
-    """What the members of one communication do not agree on."""
+    """How the members of one communication disagree."""
     ranks = list(calls)
     first = calls[ranks[0]]
     for rank in ranks[1:]:
@@ -173,7 +174,7 @@ def _splits(call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _agreed(call: Call) -> tuple[object, ...]:
-    """What must be the same on all; a send is the other end of a receive."""
+    """What must be equal on all members; a send is the counterpart of a receive."""
     operation = "message" if call.peer is not None else call.operation
     return operation, call.size, call.dtype, call.how, call.splits is None
 
@@ -196,9 +197,9 @@ def _list(ranks: Sequence[int]) -> str:
 
 
 def misnamed(names: Mapping[int, Mapping[str, tuple[int, ...]]]) -> list[str]:
-    """Groups that ranks made in different orders: torch names a group by how many were made before it.
+    """Groups that ranks created in different orders: torch names a group by the number of groups created before.
 
-    `names` are those that each rank knows, of the groups that it is in.
+    `names`: each rank's names of its groups.
     """
     known: dict[str, tuple[int, tuple[int, ...]]] = {}
     for rank, groups in names.items():
@@ -213,7 +214,7 @@ def misnamed(names: Mapping[int, Mapping[str, tuple[int, ...]]]) -> list[str]:
 
 
 def unlike(grid: Grid, first: tuple[int, Events], other: tuple[int, Events]) -> str:
-    """The first difference between the programs of two ranks of one role, coordinates apart; empty if there is none."""
+    """The first difference between the programs of two ranks of one role, except coordinates; empty if there is none."""
     lines: dict[tuple[int, Group], Line] = {}
 
     def as_role(rank: int, event: Call | Wait) -> tuple[object, ...]:

@@ -1,15 +1,15 @@
-"""How much memory tensors take, over time and by what they are for: counted by their storages, fake ones as true ones.
+"""The memory of tensors over time and by purpose: counts their storages, of fake tensors as of real ones.
 
     with Tracker() as tracker:
         build the model
         tracker.label("parameters", …)
-        tracker.begin()                 # from here on the peak counts
+        tracker.begin()                 # the peak counts from here on
         train
     memory = tracker.memory()
 
-A storage counts from the operation that made it until nobody holds it any more. What an operation allocates inside and
-drops before it returns is not seen, nor what the allocator adds by rounding, nor a network's own buffers. (gloo copies what
-it is to scatter, and cuts the copy up in this thread: a storage that nobody was seen to make is not ours.)
+A storage counts from the operation that created it until its last reference is gone. Not counted: what an operation
+allocates and frees inside, rounding by the allocator, and a network's own buffers. (gloo copies and splits its input in
+this thread; a storage whose creation was not seen is not ours.)
 """
 
 from __future__ import annotations
@@ -40,43 +40,43 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one rank. `at_peak` is what the peak is made of; `over_time` has the total after each operation's changes."""
+    """Bytes on one rank. `at_peak`: what the peak consists of; `over_time`: the total after each operation's changes."""
 
     peak: int
     at_peak: dict[Kind, int]
-    over_time: list[tuple[int, int]]  # the number of the operation, bytes
+    over_time: list[tuple[int, int]]  # (number of the operation, bytes)
 
     def thinned(self, points: int = 200) -> list[tuple[int, int]]:
-        """At most so many points of `over_time`, each the largest of its stretch."""
+        """At most `points` points of `over_time`, each the largest of its interval."""
         stretch = -(-len(self.over_time) // points) or 1
         parts = (self.over_time[first : first + stretch] for first in range(0, len(self.over_time), stretch))
         return [max(part, key=lambda point: point[1]) for part in parts]
 
 
-# What torch.tensor makes is first seen here, as an argument.
+# The result of torch.tensor is first seen here, as an argument.
 _FRESH = torch.ops.aten.lift_fresh.default
 
 
 @dataclass
 class _Storage:
     size: int
-    born: int  # the operation that made it
-    backward: int  # the newest backward that had begun by then
-    outside: bool  # of any backward, it was made
+    born: int  # the operation that created it
+    backward: int  # the newest backward that had started by then
+    outside: bool  # whether it was created outside of any backward
     died: int | None = None
-    outlived: bool = False  # a later backward began while it was there
+    outlived: bool = False  # whether a later backward started while it existed
     label: Kind | None = None
 
     @property
     def kind(self) -> Kind:
-        """What is made outside a backward and is there when one begins, is kept for it; the rest comes and goes."""
+        """What is created outside of a backward and exists when one starts is kept for it; the rest is temporary."""
         if self.label is not None:
             return self.label
         return "activations" if self.outside and self.outlived else "buffers"
 
 
 class Tracker(TorchDispatchMode):
-    """Sees every operation of this thread, and of the backward passes that it starts."""
+    """Sees every operation of this thread and of its backwards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Tracker(TorchDispatchMode):
         self._alive: dict[int, tuple[_Storage, weakref.ref[torch.UntypedStorage]]] = {}  # by address
         self._now = 0
         self._begun = 0
-        self._backward = -1  # the newest that has begun; torch numbers them upwards
+        self._backward = -1  # the newest backward that has started; torch numbers them upwards
 
     def __torch_dispatch__(
         self,
@@ -94,7 +94,7 @@ class Tracker(TorchDispatchMode):
         named: Mapping[str, Any] | None = None,
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it is made of local tensors, whose operations come here
+            return NotImplemented  # it consists of local tensors, whose operations come here
         result = function(*arguments, **(named or {}))
         self._now += 1
         self._backward = max(self._backward, running_backward())
@@ -108,12 +108,12 @@ class Tracker(TorchDispatchMode):
         return result
 
     def begin(self) -> None:
-        """The peak is that of what follows, with what is there."""
+        """From here on the peak counts, including the existing tensors."""
         self._now += 1
         self._begun = self._now
 
     def label(self, kind: Kind, tensors: Iterable[Tensor]) -> None:
-        """Say what some tensors are for."""
+        """Label the purpose of some tensors."""
         for tensor in tensors:
             self._see(tensor.untyped_storage()).label = kind
 
@@ -125,7 +125,7 @@ class Tracker(TorchDispatchMode):
             changes.append((storage.born, storage.size, storage.kind))
             if storage.died is not None:
                 changes.append((storage.died, -storage.size, storage.kind))
-        # What dies within an operation, or before the next, does so after what that operation made was there.
+        # What is freed within an operation, or before the next, is freed after the operation's results were allocated.
         changes.sort(key=lambda change: (change[0], -change[1]))
         now: Counter[Kind] = Counter()
         total = peak = 0
@@ -161,6 +161,6 @@ class Tracker(TorchDispatchMode):
 
 
 def _shares(storage: torch.UntypedStorage, arguments: tuple[Any, ...]) -> bool:
-    """Whether it is that of an argument."""
+    """Whether it is the storage of an argument."""
     address = storage_identity(storage)
     return any(isinstance(each, Tensor) and storage_identity(each) == address for each in tree_leaves(arguments))

@@ -1,4 +1,6 @@
-"""The best plans of a search, rehearsed: what each moves and holds beside what was predicted; who cannot run is refused."""
+"""Rehearses the best plans of a search: compares what each moves and holds with the prediction, and refuses invalid
+ones.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from cubeloom.tools.rehearse.rehearsal import Rehearsal, rehearse
 from cubeloom.tools.verify import Experiment
 from cubeloom.train.job import Job
 
-TRIES = 5  # plans that are rehearsed at most, for each that is asked for
+TRIES = 5  # the most plans rehearsed for each one requested
 TOO_LARGE = "memory, rehearsed"
 UNMATCHED = "ranks that do not fit together, rehearsed"
 Tell = Callable[[str], None]
@@ -34,8 +36,8 @@ class Tried:
 
     plan: Plan
     rehearsal: Rehearsal
-    predicted: dict[int, dict[str, Fraction]]  # of each rank that was run: the bytes that the closed form has for it
-    room: float  # bytes that tensors may take
+    predicted: dict[int, dict[str, Fraction]]  # the closed form's bytes, for each rank that was run
+    room: float  # bytes available for tensors
 
     @property
     def refused(self) -> str | None:
@@ -51,7 +53,7 @@ class Tried:
 
     @property
     def bytes(self) -> dict[str, tuple[Fraction, Fraction]]:
-        """Of the first rank in a step, by axis: counted and predicted."""
+        """For the first rank in a step, by axis: counted and predicted."""
         first = self.rehearsal.runs[0]
         predicted = self.predicted[first.rank]
         axes = sorted(first.bytes.keys() | predicted.keys())
@@ -87,7 +89,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """The answer without the plans that were found unable to run; the rehearsed ones come first."""
+    """The answer without plans that cannot run; the rehearsed ones come first."""
 
     answer: Answer
     passed: tuple[Tried, ...]
@@ -102,9 +104,9 @@ class Rehearsed:
 
 
 def rehearsed(answer: Answer, count: int, base: Job | None = None, tell: Tell | None = None) -> Rehearsed:
-    """Rehearse plans from the best on, until `count` of them can run: the others are refused, and the next ones move up.
+    """Rehearse plans from the best on, until `count` of them can run. Others are refused, and the next ones move up.
 
-    `base` is the job that was planned, where that was not a preset. `tell` hears of each rank before it is run.
+    `base`: the planned job, if it was not a preset. `tell` is called before each rank is run.
     """
     passed: list[Tried] = []
     failed: list[Tried] = []
@@ -125,7 +127,7 @@ def rehearsed(answer: Answer, count: int, base: Job | None = None, tell: Tell | 
 
 
 def planned(job: Job, cluster: str, devices: int) -> Job:
-    """The job as the planner would run it on at most so many devices of a cluster: on as many as can be used."""
+    """The job as the planner would run it on at most this many devices of a cluster: on as many as can be used."""
     dtype = planned_dtype(job.dtype)
     source = job.source()
     find: Callable[..., Answer]
@@ -137,12 +139,12 @@ def planned(job: Job, cluster: str, devices: int) -> Job:
         options = {"record": job.layout.record, "gradients": job.layout.gradients}
         answer = find(cluster, count, job.batch.samples, job.batch.sequence, dtype, **options)
         if answer.plans:
-            return replace(job_of(answer, answer.plans[0], job), device=job.device)  # it runs where it ran
+            return replace(job_of(answer, answer.plans[0], job), device=job.device)  # on the device of the job
     raise UserError(f"the job fits on no {devices} devices of {cluster} or fewer: {dict(answer.refused)}")
 
 
 def job_of(answer: Answer, plan: Plan, base: Job | None = None) -> Job:
-    """What the plan says; of a job that was planned for, the rest."""
+    """A job with the plan's settings; the others are those of the planned job."""
     made = convert(Job, tomllib.loads(configuration(answer, plan)))
     if base is None:
         return made
@@ -160,7 +162,7 @@ def job_of(answer: Answer, plan: Plan, base: Job | None = None) -> Job:
 
 def _tried(answer: Answer, plan: Plan, base: Job | None, tell: Tell | None) -> Tried:
     job = job_of(answer, plan, base)
-    # The first step makes the optimizer's state and learns the order of weights; the second is as all that follow.
+    # The first step creates the optimizer state and learns the order of weights; later steps are like the second.
     experiment = Experiment.of_job(job, steps=2, dtype=job.numbers)
 
     def next_rank(number: int, of: int) -> None:

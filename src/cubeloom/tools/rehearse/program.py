@@ -1,4 +1,4 @@
-"""Some steps of one rank, watched: its communication and its memory. The same on a live job and in a rehearsal."""
+"""Some observed steps of one rank: its communication and its memory. The same code for a live job and a rehearsal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cubeloom.tools.verify.live import Live, build, fill_of
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank saw: its last step's communication, its memory over all steps."""
+    """The observations of one rank: its last step's communication, its memory over all steps."""
 
     ledger: Ledger
     memory: Memory
@@ -27,7 +27,7 @@ def watch(live: Live, tracker: Tracker, ledger: Ledger) -> Seen:
     """Train, with the tracker and the ledger on."""
     tracker.label("parameters", map(local_of, live.parameters.values()))
     tracker.label("optimizer", live.optimizer_state())
-    # Of an optimizer whose state is sharded, gradients are gone by the end of the backward.
+    # With a sharded optimizer, gradients are freed by the end of the backward.
     live.summed.observer = lambda found: tracker.label("gradients", [found])
     tracker.begin()
     mark = 0
@@ -41,7 +41,7 @@ def watch(live: Live, tracker: Tracker, ledger: Ledger) -> Seen:
 
 
 def compute_time(live: Live, repeats: int = 3) -> float:
-    """Seconds of a step in which the network takes none: the least of some."""
+    """Seconds of a step without network time: the minimum of some."""
     found = []
     for number in range(repeats):
         data = live.data(number)
@@ -54,7 +54,7 @@ def compute_time(live: Live, repeats: int = 3) -> float:
 
 
 def measure(experiment: Experiment, kind: devices.Kind = devices.CPU) -> Seen:
-    """The same on a rank of a live job, which this process is: what a rehearsal must have predicted."""
+    """The same on a rank of a live job, which this process is: what a rehearsal must predict."""
     network = Network(experiment.grid, devices.current(kind), experiment.patience)
     fill = fill_of(experiment, experiment.skeleton(), network.device)
     with Tracker() as tracker, network.recording() as ledger:
@@ -62,5 +62,5 @@ def measure(experiment: Experiment, kind: devices.Kind = devices.CPU) -> Seen:
 
 
 def empty_values(dtype: torch.dtype, device: torch.device) -> Fill:
-    """For tensors without values."""
+    """Fills tensors without values."""
     return lambda _, block: torch.empty(block.local, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Run the true programs of some ranks of a job, one after another in this process, and see whether all ranks fit together."""
+"""Runs the real programs of some ranks of a job, one after another in this process, and checks whether all ranks match."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from cubeloom.tools.verify.live import Known, build, fill_of
 
 @dataclass(frozen=True)
 class RankRun:
-    """What came of one rank's program."""
+    """The result of one rank's program."""
 
     rank: int
     ledger: Ledger  # of one step
     memory: Memory
     tape: Tape
-    compute_s: float | None  # of one step, where true tensors were computed with
+    compute_s: float | None  # of one step, if real tensors were used
 
     @property
     def bytes(self) -> dict[str, Fraction]:
@@ -50,8 +50,8 @@ class RankRun:
 class Rehearsal:
     experiment: Experiment
     runs: tuple[RankRun, ...]
-    chosen: RankRun  # the one that was asked for first, or else the one that needs most memory
-    problems: tuple[str, ...]  # why the ranks do not fit together
+    chosen: RankRun  # the first one requested, otherwise the one that needs most memory
+    problems: tuple[str, ...]  # why the ranks do not match
     seconds: float
 
     @property
@@ -79,10 +79,10 @@ def rehearse(
     device: devices.Kind = devices.CPU,
     tell: Callable[[int, int], None] = lambda number, of: None,
 ) -> Rehearsal:
-    """Run these ranks of the job, and one of every role that they leave out: the first rank of each, if none are named.
+    """Run these ranks of the job, and one of every other role; by default the first rank of each role.
 
-    On tensors without values; or `real` ones, on this device. `tell` hears, before a rank is run, which it is of how many.
-    Raises UserError for what cannot work.
+    On tensors without values, or on `real` ones, on this device. `tell` is called before each rank with its number and
+    the total. Raises UserError for invalid requests.
     """
     began = time.perf_counter()
     schedule, size = experiment.schedule, experiment.grid.world
@@ -108,7 +108,7 @@ def rehearse(
 
 
 def _run(experiment: Experiment, rank: int, known: Known | None, kind: devices.Kind | None) -> RankRun:
-    """`kind` is the device that is truly computed on, if any."""
+    """`kind`: the device for real tensors, if any."""
     with rehearsed(rank, experiment.grid.world) as tape:
         network = Network(experiment.grid, devices.use(devices.CPU if kind is None else kind, 0))
         fill = (
@@ -126,7 +126,7 @@ def _run(experiment: Experiment, rank: int, known: Known | None, kind: devices.K
             del tape.events[done:]  # of the steps that were only timed
     tape.ledger = None
     if kind is not None:
-        world.forget()  # true tensors take room
+        world.forget()  # real tensors take memory
     return RankRun(rank, seen.ledger, seen.memory, tape, compute_s)
 
 

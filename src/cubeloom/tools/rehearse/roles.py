@@ -1,9 +1,9 @@
-"""Which ranks run the same program, but for their coordinates: one of each kind stands for all.
+"""The roles of ranks: ranks of one role run the same program with other coordinates, so one can represent all.
 
-A rank's program depends on its place in the pipeline, which says what stages it holds. All else is cut evenly, so that ranks
-that differ in data, z, y or x do the same with other ranks, with two exceptions: a turn redistributes features in the plane of
-x and y, and what a rank exchanges with whom depends on where in the plane it is; and copies of keys and values lie on some
-ranks of z, or of replicas that share out an update.
+A rank's program depends on its pipeline worker, which determines its stages. All other work is divided evenly, so ranks
+that differ in data, z, y or x do the same with other ranks, with two exceptions. A turn redistributes features in the
+plane of x and y, and what a rank exchanges with which other depends on its place in the plane. And copies of keys and
+values are on some ranks of z, or of replicas that divide an update.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ _INSIDE = tuple(axis for axis in AXES if axis != "pipe")
 class Role:
     """What a rank's program depends on."""
 
-    place: int  # in the pipeline
-    plane: tuple[int, int] | None = None  # x and y, where they matter
-    rows: tuple[int, int] | None = None  # z and data, where they matter
+    place: int  # the pipeline worker
+    plane: tuple[int, int] | None = None  # x and y, if they matter
+    rows: tuple[int, int] | None = None  # z and data, if they matter
 
 
 @dataclass(frozen=True)
 class Line:
-    """A group as any rank of a role sees it: all ranks along `axes`, at `places` of the pipeline, else where it is itself.
+    """A group as seen by any rank of a role: all ranks along `axes`, on the workers `places`, otherwise at its
+    coordinates.
 
-    `count`: of its one axis not all ranks, but so many neighbours.
+    `count`: of its one axis not all ranks, but this many neighbours.
     """
 
     axes: tuple[str, ...]
@@ -56,7 +57,7 @@ class Line:
 
 
 def line_of(grid: Grid, rank: int, group: Group) -> Line:
-    """How a rank's group lies on the grid. ValueError if it is no line of it: then nobody can tell other ranks' groups."""
+    """A rank's group as a line of the grid. ValueError if it is not one: then other ranks' groups cannot be derived."""
     here = grid.coordinates(rank)
     members = [grid.coordinates(member) for member in group.ranks]
     axes = tuple(axis for axis in _INSIDE if any(each[axis] != here[axis] for each in members))
@@ -82,7 +83,7 @@ class Roles:
                 for place in range(self.grid.pipe)
             ]
         self._turning = {place for place, specs in enumerate(layers) if any(map(_turns, specs))}
-        # Rows are shared out over replicas with ZeRO-1 alone; whatever cuts them, it is z or data.
+        # Only ZeRO-1 divides rows over replicas; if rows are cut, z or data cuts them.
         self._copying = {place for place, specs in enumerate(layers) if shared_copies(specs, self.grid)}
         self.of = cache(self._of)
 
@@ -92,7 +93,7 @@ class Roles:
         return Role(here["pipe"], plane, (here["z"], here["data"]) if here["pipe"] in self._copying else None)
 
     def distinct(self, wanted: Iterable[int] = ()) -> list[int]:
-        """Ranks that together have every role: those that are wanted, and the first rank of each role that they have not."""
+        """Ranks that together have every role: the requested ones, and the first rank of each missing role."""
         found = list(dict.fromkeys(wanted))
         have = {self.of(rank) for rank in found}
         for rank in range(self.grid.world):

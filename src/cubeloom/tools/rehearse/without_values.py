@@ -1,8 +1,8 @@
-"""Run a program on tensors that have shapes and no values.
+"""Runs a program on tensors that have shapes and no values.
 
-torch's fake tensors refuse to say a number, since they have none. Our programs ask for few, and none that decides what is
-computed or communicated: losses to report, numbers of targets to weigh losses with, the step that AdamW corrects for. Each
-is answered with one. And they ask where a tensor lies in memory, to know one from another: its storage's identity says so.
+torch's fake tensors refuse to give a number. Our programs ask for few, and none of them decides what is computed or
+communicated: losses to report, numbers of targets to weigh losses with, the step that AdamW corrects for. Each is
+answered with 1. Programs also ask for a tensor's address to identify it: this is answered with its storage's identity.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from cubeloom.base.torch_private import FakeTensor, FakeTensorMode, storage_iden
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    # The answers are put on the class, not into a mode of the thread: a backward would run with that mode off.
+    # The answers are put on the class, and not into a thread's mode, because a backward runs with that mode off.
     asked: dict[str, Any] = {"item": _one, "tolist": _ones, "data_ptr": _address}
-    # Models of others ask in their own ways.
+    # Other people's models ask in other ways.
     asked |= {"__bool__": lambda _: True, "__int__": lambda _: 1, "__index__": lambda _: 1, "__float__": lambda _: 1.0}
     answers = patch.multiple(FakeTensor, create=True, **asked)
-    # Models are built on the meta device before anybody knows that this is no true run.
+    # Models are built on the meta device before it is known that this is not a real run.
     with answers, FakeTensorMode(allow_non_fake_inputs=True):
         yield
 

@@ -1,4 +1,4 @@
-"""A model of somebody else's as `continue_` calls it: tokens in, the logits of each of them out."""
+"""Adapts any model to the interface of `continue_`: tokens in, the logits of each of them out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ANY = 2**30
 
 class AsDecoder(nn.Module):
     def __init__(self, model: nn.Module, tokens: str, positions: int | None) -> None:
-        """`tokens`: how its forward names them."""
+        """`tokens`: the name of the forward's argument."""
         super().__init__()
         self.model, self._tokens = model, tokens
         self.positions_most = positions or _ANY

@@ -1,4 +1,4 @@
-"""A text gone on with, token by token."""
+"""Continues a text token by token."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cubeloom.tools.sample.as_decoder import AsDecoder
 def continue_(
     model: Decoder | AsDecoder, vocabulary: int, tokens: list[int], count: int, temperature: float, seed: int
 ) -> Iterator[int]:
-    """So many tokens more. The same seed gives the same; a temperature of 0 always takes the likeliest.
+    """`count` more tokens. The same seed gives the same text; a temperature of 0 always takes the most likely token.
 
-    A model may have more tokens than the `vocabulary` of its tokenizer, so that their number divides: those are not drawn.
-    What it can see is its number of positions: a longer text is forgotten from its begin.
+    A model may have more tokens than the `vocabulary` of its tokenizer, as padding: these are not drawn. The model sees
+    as many tokens as it has positions; of a longer text the beginning is dropped.
     """
     tokens = list(tokens)
     for place in range(count):

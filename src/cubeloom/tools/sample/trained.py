@@ -1,4 +1,4 @@
-"""A run's model and tokenizer, read back from its newest checkpoint: any grid's will do."""
+"""A run's model and tokenizer, read from its newest checkpoint, which any grid may have written."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ class Trained:
 
     @classmethod
     def of(cls, run: Path, best: bool = False, named: str | None = None) -> Trained:
-        """Raises UserError where there is no run, no checkpoint, or no text that it was trained on.
+        """Raises UserError if there is no run, no checkpoint, or if it was not trained on text.
 
-        `named`: the `file.py:function` of a run whose model is one: what a checkpoint names is not executed.
+        `named`: the `file.py:function` of the run's model, if it is one: a file that a checkpoint names is not
+        executed.
         """
         job = load(Job, settings_of(run))
         if not job.data.sources:
@@ -55,7 +56,7 @@ class Trained:
 
 
 def _described(checkpoint: Path, weights: CheckpointWeights, named: str | None) -> Decoder | AsDecoder:
-    """The model that the checkpoint says it is of, without values."""
+    """The model that the checkpoint describes, without values."""
     if weights.family == FAMILY:
         model = from_description(weights.progress["model"], f"the checkpoint {checkpoint}")
         config = getattr(model, "config", None)

@@ -1,4 +1,4 @@
-"""Is training on a grid the same as training the serial model? Run both and compare."""
+"""Checks that training on a grid equals training the serial model: runs both and compares."""
 
 from cubeloom.tools.verify.experiment import Experiment as Experiment
 from cubeloom.tools.verify.report import Report as Report

@@ -1,4 +1,4 @@
-"""What is trained to compare a grid with the serial model: a model, a grid, a few steps on data made for it."""
+"""What is trained to compare a grid with the serial model: a model, a grid, a few steps on generated data."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class Experiment:
     dtype: torch.dtype = torch.float64
     seed: int = 0
     initial_seed: int = 0
-    repeat: bool = False  # one batch for all steps, so that there is something to learn
+    repeat: bool = False  # one batch for all steps, so that the model can learn it
     learning_rate: float = 1e-3
     zero: bool = False  # optimizer state sharded over the data axis
     weights: str | None = None  # a file to start from, instead of initial values
-    schedule: Schedule | None = None  # of the pipeline, where the grid has one
+    schedule: Schedule | None = None  # of the pipeline, if the grid has one
     patience: float = 120  # seconds that a rank waits for another
     ways: int = 1  # strands of a weave
-    recompute: Recompute = False  # each stage's forward, or attention, once more in its backward
+    recompute: Recompute = False  # stages recompute their forward, or attention, in the backward
     record: bool = False  # stages' actions as CUDA graphs
-    compile: bool = False  # what is computed between collectives
-    nudged: bool = False  # initial values off by as much as rounding may be, to see what that does to a training
+    compile: bool = False  # code between collectives
+    nudged: bool = False  # initial values differ by as much as rounding may, to see its effect on a training
 
     @classmethod
     def of_job(cls, job: Job, *, steps: int, dtype: torch.dtype, seed: int = 0, patience: float = 120) -> Experiment:
@@ -72,7 +72,7 @@ class Experiment:
         return self.model.cut(model)
 
     def specs(self) -> list[LayerSpec]:
-        """The spec of each layer on the grid; raises UserError if it cannot be cut."""
+        """The spec of each layer on the grid. Raises UserError if the model cannot be cut."""
         if self.schedule is None:
             if self.record:
                 raise UserError("what is recorded are the stages of a pipeline: give a schedule")
@@ -93,11 +93,11 @@ class Experiment:
         return specs
 
     def blocks(self, model: nn.Module, specs: Sequence[LayerSpec]) -> tuple[str, ...]:
-        """Of a model without a pipeline, the modules that are computed once more in the backward."""
+        """For a model without a pipeline, the modules that are recomputed in the backward."""
         return blocks_of(model, specs) if self.recompute is True else ()
 
     def layout(self, schedule: Schedule) -> StagePlan:
-        """Which stages have which layers; raises UserError if the model cannot be cut so."""
+        """The layers of each stage. Raises UserError if the model cannot be cut this way."""
         model = self.skeleton()
         return plan_stages(model, self.cut(model), self.grid, self.batch, schedule, self.rest, ways=self.ways)
 
@@ -115,7 +115,7 @@ class Experiment:
 
     @property
     def asynchronous(self) -> bool:
-        """The schedule updates weights within a step, so that the serial model must use stale ones as well."""
+        """Whether the schedule updates weights within a step, so that the serial model must use stale ones as well."""
         return self.schedule is not None and self.schedule.updates is not Updates.FLUSH
 
     @property
@@ -124,7 +124,7 @@ class Experiment:
 
     @property
     def serial(self) -> Experiment:
-        """The same on one device. What makes no difference there has its default, so that equal ones train alike."""
+        """The same on one device. Settings without effect there have their defaults, so that equal runs are recognised."""
         return replace(
             self,
             grid=Grid(),

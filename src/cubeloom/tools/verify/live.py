@@ -1,4 +1,4 @@
-"""One rank of an experiment: its part of the model, its optimizer, its steps. The same on a live job and in a rehearsal."""
+"""One rank of an experiment: its part of the model, its optimizer, its steps. The same for a live job and a rehearsal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cubeloom.pipeline.runtime.recorded import GraphRecord
 from cubeloom.tools.verify.experiment import Experiment
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
 
-# What each stage hands to the next, where the network cannot tell.
+# The tensors that each stage sends to the next, if the network cannot tell.
 Known = Mapping[int, Boundary]
 
 
@@ -38,10 +38,10 @@ def fill_of(experiment: Experiment, model: nn.Module, device: torch.device) -> F
 
 
 def _nudged(fill: Fill, longest: int) -> Fill:
-    """Each value off by what rounding does to a sum of so many terms, up or down at random.
+    """Change each value by what rounding does to a sum of `longest` terms, up or down at random.
 
-    Sums of n terms in another order differ by about √n units of the precision that they are added in, float32 at least, and
-    results by a unit of their own.
+    Sums of n terms in another order differ by about √n units of the precision in which they are added (at least
+    float32), and results by one unit of their own.
     """
 
     def nudged(name: str, block: Block) -> Tensor:
@@ -55,18 +55,19 @@ def _nudged(fill: Fill, longest: int) -> Fill:
     return nudged
 
 
-# AdamW divides a gradient by its own size, and so shows at full scale the rounding of one that is zero but for rounding (an
-# attention key's bias is such a one). Its epsilon must lie far above that rounding, which is one of the tensor's largest: with
-# gradients up to 0.05 in float32 it is 3e-8, and would be 3e-4 of an update if epsilon were 1e-4.
+# AdamW divides a gradient by its own magnitude, so a gradient that is zero except for rounding (such as that of an
+# attention key's bias) becomes a full-size update. Its epsilon must be far above that rounding, which scales with the
+# tensor's largest gradient: with gradients up to 0.05 in float32 it is 3e-8, and would be 3e-4 of an update if epsilon
+# were 1e-4.
 EPSILON = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 1e-3}
 
 
 def adamw(parameters: Iterable[nn.Parameter], experiment: Experiment) -> Optimizer:
-    """In one kernel, as `train` has it: it needs no memory of its own."""
+    """In one kernel, as in `train`: it needs no additional memory."""
     return torch.optim.AdamW(parameters, lr=experiment.learning_rate, eps=EPSILON[experiment.dtype], fused=True)
 
 
-# One forward and backward of a step on a rank's samples, and the loss.
+# One forward and backward of a step on a rank's samples; returns the loss.
 Train = Callable[[dict[str, Tensor], int], float]
 
 
@@ -85,7 +86,7 @@ def plainly(model: Callable[..., Tensor], state: CubeState | None) -> Train:
 
 @dataclass
 class Live:
-    """A rank that is ready to train. `step` is forward and backward; `update` follows, unless the step has it inside."""
+    """A rank that is ready to train. `step` is forward and backward; `update` follows, unless the step includes it."""
 
     experiment: Experiment
     network: Network
@@ -109,7 +110,7 @@ class Live:
         self.optimizer.zero_grad()
 
     def gradients(self) -> Iterator[Tensor]:
-        """Those that are there: of a parameter, or of the part that this rank updates."""
+        """The existing gradients: of parameters, or of the parts that this rank updates."""
         for parameter, part in self.optimizer.parts.items():
             if parameter.grad is not None:
                 yield local_of(parameter.grad)
@@ -117,14 +118,14 @@ class Live:
                 yield part.tensor.grad
 
     def optimizer_state(self) -> Iterator[Tensor]:
-        """Moments and the like, and masters of weights of few digits."""
+        """Moments and similar tensors, and master weights."""
         yield from (part.tensor for part in self.optimizer.parts.values() if part.master)
         for state in self.optimizer.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 def build(experiment: Experiment, network: Network, fill: Fill, known: Known | None = None) -> Live:
-    """`known` takes the place of what workers tell one another before the first step."""
+    """`known` replaces what workers tell each other before the first step."""
     model = experiment.skeleton()
     make = partial(adamw, experiment=experiment)
     step: Train

@@ -1,4 +1,4 @@
-"""Compare a grid with the serial model, and say what came out."""
+"""Compares a grid with the serial model, and reports the result."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from cubeloom.tools.verify.runs import WEIGHTS, Outcome, differences_of_files, g
 from cubeloom.tools.verify.serial import Serially, SerialRun, train_serially
 from cubeloom.train.metrics.record import finite
 
-# The largest relative difference that is right without a second look. In float64 rounding is far below it; in the others
+# The largest relative difference that passes at once. In float64 rounding is far below it; in the other dtypes
 # gradients and weights mostly agree to a few units of their own rounding.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4, torch.bfloat16: 0.1}
-# What is off by more is right all the same where rounding alone makes such a difference: at most so many times as much as
-# between two serial runs, and never as much as a sum that lacks a part.
+# A larger difference passes if rounding alone explains it: at most this many times the difference between two serial
+# runs, and always less than that of a sum which lacks a summand.
 ROUNDINGS, MOST = 4.0, 0.3
 
 
@@ -38,25 +38,23 @@ class Report:
     counted: dict[str, Fraction]  # of rank 0
     predicted: dict[str, Fraction]
     bytes_agree: bool  # on every rank
-    replicas_agree: bool  # ranks that hold the same block of a parameter hold the same bits
-    parameters: int  # of the rank with the most
-    cut_share: float  # of the parameters, by numbers, those that every axis of x, y and z cuts
-    flops_share: float | None  # of the serial step's FLOPs, those of the rank with the most; None: not counted
-    rounding: dict[str, float] = field(
-        default_factory=dict
-    )  # the differences of two serial runs, if they were asked for
+    replicas_agree: bool  # ranks with the same block of a parameter have the same bits
+    parameters: int  # on the rank with the most
+    cut_share: float  # the share of the parameters' elements that every axis of x, y and z cuts
+    flops_share: float | None  # of the serial step's FLOPs, on the rank with the most; None: not counted
+    rounding: dict[str, float] = field(default_factory=dict)  # the differences of two serial runs, if they were needed
 
     @property
     def tolerance(self) -> float:
         return TOLERANCE[self.experiment.dtype]
 
     def allowed(self, what: str) -> float:
-        """The largest difference of this that is right."""
+        """The largest difference that passes."""
         return max(self.tolerance, min(ROUNDINGS * self.rounding.get(what, 0.0), MOST))
 
     @property
     def wrong(self) -> list[str]:
-        """What differs by more than is right, the worst first."""
+        """What differs too much, the worst first."""
         found = [what for what, difference in self.differences.items() if not difference <= self.allowed(what)]
         return sorted(found, key=lambda what: -self.differences[what] / self.allowed(what))
 
@@ -69,7 +67,7 @@ class Report:
         return self.bytes_agree and self.replicas_agree and not self.wrong
 
     def largest(self, kind: str) -> tuple[float, str]:
-        """The largest difference of a `loss`, a `gradient` or a `weight`, and of which it is."""
+        """The largest difference of a `loss`, a `gradient` or a `weight`, and its name."""
         some = {what: each for what, each in self.differences.items() if what.partition(" ")[0] == kind}
         worst = max(some, key=lambda what: some[what], default="")
         return some.get(worst, 0.0), worst
@@ -108,9 +106,9 @@ def verify(
     timeout: float = 600,
     serially: Serially | None = None,
 ) -> Report:
-    """Train serially and on the grid, on ranks of this machine. Raises UserError before it starts any.
+    """Train serially and on the grid, on ranks of this machine. Raises UserError before any rank starts.
 
-    `serially` may give a serial run that an earlier experiment left; without it every call trains its own.
+    `serially` may return the serial run of an earlier experiment; without it every call trains its own.
     """
     experiment.specs()
     if experiment.weights is not None:
@@ -135,7 +133,7 @@ def verify(
 
 
 def _rounding(serial: SerialRun, nudged: SerialRun, learning_rate: float) -> dict[str, float]:
-    """The differences of two serial runs that began apart by rounding."""
+    """The differences of two serial runs whose initial values differ by rounding."""
     found = {"loss": _loss_difference(nudged.losses, serial.losses)}
     for file in nudged.folder.glob("*.safetensors"):
         kind = "weight" if file.name == WEIGHTS else "gradient"

@@ -1,4 +1,4 @@
-"""The two runs that are compared. Both are called on ranks of a pool; they meet in a folder of safetensors files."""
+"""The two runs that are compared. Both run on ranks of a pool and exchange data through a folder of safetensors files."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def gradients_of(step: int) -> str:
 
 @dataclass
 class Outcome:
-    """What one rank saw."""
+    """The observations of one rank."""
 
     losses: list[float] = field(default_factory=list)
-    gradients: dict[str, float] = field(default_factory=dict)  # how far that of each parameter is off at most
+    gradients: dict[str, float] = field(default_factory=dict)  # the largest difference of each parameter's gradient
     weights: dict[str, float] = field(default_factory=dict)
     counted: dict[str, Fraction] = field(default_factory=dict)
     parameters: int = 0
-    flops: int | None = None  # of the first step; None where torch cannot count them
+    flops: int | None = None  # of the first step; None if torch cannot count them
     digests: dict[tuple[str, tuple[int, ...]], str] = field(default_factory=dict)  # of each block's bits, at the end
 
 
 def serial_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome:
-    """Train the plain model on one rank, and leave its gradients of each step and its last weights in the folder."""
+    """Train the plain model on one rank, and write its gradients of each step and its final weights to the folder."""
     device = devices.use(kind, 0)
     devices.compute_in_full()
     model = experiment.skeleton()
     fill = fill_of(experiment, model, device)
-    # Dropout is by position only in its cube form, so with dropout the serial model is the cube of one device.
+    # Only the cube's dropout depends on the position alone, so with dropout the serial model is a cube of one device.
     state = None
     if experiment.drops:
         network = Network(experiment.grid, device)
@@ -80,7 +80,7 @@ def whole(model: nn.Module, gradients: bool) -> dict[str, Tensor]:
 
 
 def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome:
-    """Train on the grid, and compare each rank's blocks with the serial model's."""
+    """Train on the grid, and compare each rank's blocks with those of the serial model."""
     device = devices.current(kind)
     devices.compute_in_full()
     network = Network(experiment.grid, device, experiment.patience, lanes=devices.lanes(kind, experiment.grid.world))
@@ -91,12 +91,12 @@ def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome
     with network.recording() as ledger:
         for step in train(live.step, optimizer, experiment, network.coordinates, device, outcome):
             if experiment.asynchronous:
-                continue  # its gradients went into updates within the step
+                continue  # updates consumed its gradients within the step
             blocks = _gradient_blocks(parameters, optimizer, network)
             found = compare(blocks, Path(folder) / gradients_of(step), parameters)
             outcome.gradients = {name: max(each, outcome.gradients.get(name, 0.0)) for name, each in found.items()}
     outcome.counted = ledger.by_axis()
-    # A step moves a weight by about the learning rate.
+    # A step changes a weight by about the learning rate.
     weights = _weight_blocks(parameters, network)
     outcome.weights = compare(weights, Path(folder) / WEIGHTS, parameters, least=experiment.learning_rate)
     outcome.digests = dict(_digests(parameters, network))
@@ -111,10 +111,10 @@ def train(
     device: torch.device,
     outcome: Outcome,
 ) -> Iterator[int]:
-    """Train, pausing after each step's backward with the number of the step."""
+    """Train, and yield the number of each step after its backward."""
     for step in range(experiment.steps):
         data = {name: tensor.to(device) for name, tensor in experiment.share(step, coordinates).items()}
-        if step or experiment.compile or experiment.record:  # what is compiled or recorded, torch does not count
+        if step or experiment.compile or experiment.record:  # torch does not count compiled or recorded code
             outcome.losses.append(step_on(data, step))
         else:
             with FlopCounter() as counter:
@@ -126,7 +126,7 @@ def train(
             optimizer.zero_grad()
 
 
-# Where a local tensor lies in the whole one; nowhere, if it is padding.
+# The position of a local tensor in the whole one; None if it is padding.
 Where = tuple[slice, ...] | None
 Blocks = dict[str, list[tuple[Tensor, Where]]]
 
@@ -145,7 +145,7 @@ def _weight_blocks(parameters: Mapping[str, nn.Parameter], network: Network) -> 
 def _digests(
     parameters: Mapping[str, nn.Parameter], network: Network
 ) -> Iterator[tuple[tuple[str, tuple[int, ...]], str]]:
-    """Of the bits of each block, by its name and where it begins; copies of some rows must have the same bits, too."""
+    """Digests of the bits of each block, by name and position; copies of rows must have the same bits, too."""
     for name, parameter in parameters.items():
         lie = lie_of(parameter, network)
         for run, rows in lie.parts(local_of(parameter)):
@@ -156,7 +156,7 @@ def _digests(
 def _gradient_blocks(
     parameters: Mapping[str, nn.Parameter], optimizer: BlockOptimizer | ShardedOptimizer, network: Network
 ) -> Blocks:
-    """Gradients that are there: of a parameter, or of the part that this rank updates."""
+    """The existing gradients: of parameters, or of the parts that this rank updates."""
     found: Blocks = {}
     for name, parameter in parameters.items():
         if parameter.grad is not None:
@@ -169,11 +169,12 @@ def _gradient_blocks(
 
 
 def compare(mine: Blocks, file: Path, names: Collection[str], least: float | None = None) -> dict[str, float]:
-    """How far this rank's blocks are off the serial tensors, relative to each tensor's largest number, and at least to `least`.
+    """How far this rank's blocks differ from the serial tensors, relative to each tensor's largest value, or at least
+    to `least`.
 
-    By default that is a millionth of the largest number of all: a tensor that is zero but for rounding, as the gradient of a
-    bias of attention's keys is, says nothing of itself. Of those `names` that are there on one side only, such as a gradient
-    that nobody computed: infinitely far. So is padding that is not zero.
+    By default `least` is a millionth of the largest value of all tensors: a tensor that is zero except for rounding,
+    such as the gradient of an attention key's bias, says nothing by itself. A tensor of `names` that exists on one side
+    only, such as a gradient that was not computed, is infinitely far off. So is padding that is not zero.
     """
     found = {}
     with safe_open(file, "pt") as serial:
@@ -197,7 +198,7 @@ def _difference(local: Tensor, theirs: Tensor, where: Where, scale: float) -> fl
 
 
 def differences_of_files(mine: Path, theirs: Path, least: float | None = None) -> dict[str, float]:
-    """The same of two serial runs."""
+    """The same for two serial runs."""
     tensors = load_file(mine)
     return compare(
         {name: [(each, (slice(None),) * each.dim())] for name, each in tensors.items()}, theirs, tensors, least
@@ -205,7 +206,7 @@ def differences_of_files(mine: Path, theirs: Path, least: float | None = None) -
 
 
 def no_less_than_nan(difference: float) -> float:
-    """A NaN is neither larger nor smaller than anything, and would be lost among differences: it is the largest there is."""
+    """NaN compares as neither larger nor smaller and would be lost among differences: replace it by infinity."""
     return math.inf if math.isnan(difference) else difference
 
 

@@ -1,4 +1,4 @@
-"""The serial run that a grid is compared with. It depends on less than the grid's own, so experiments may share one."""
+"""The serial run that a grid is compared with. Experiments that differ only in the grid share one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cubeloom.tools.verify.stale import stale_run
 
 @dataclass(frozen=True)
 class SerialRun:
-    """A serial training that is over."""
+    """A finished serial training."""
 
     losses: list[float]  # of each step
-    folder: Path  # has the gradients of each step and the last weights, as safetensors files
+    folder: Path  # with the gradients of each step and the final weights, as safetensors files
 
     @property
     def flops(self) -> int:
@@ -27,14 +27,14 @@ class SerialRun:
         return int(json.loads((self.folder / FLOPS).read_text(encoding="utf-8")))
 
 
-# Gives the serial run of an experiment: computes it, or knows it already.
+# Returns the serial run of an experiment: computes it, or has it already.
 Serially = Callable[[Experiment], SerialRun]
 
 
 def serial_of(experiment: Experiment) -> Experiment:
-    """What the serial run trains, and all that it depends on.
+    """The experiment that the serial run trains, with everything that it depends on.
 
-    An asynchronous schedule is compared with weights as stale as its own, so there it is the experiment itself.
+    An asynchronous schedule is compared with equally stale weights, so there it is the experiment itself.
     """
     return experiment if experiment.asynchronous else experiment.serial
 
@@ -42,7 +42,7 @@ def serial_of(experiment: Experiment) -> Experiment:
 def train_serially(
     experiment: Experiment, folder: Path, pool: RankPool, device: devices.Kind, timeout: float
 ) -> SerialRun:
-    """Train on one rank of the pool, and leave gradients and weights in the folder."""
+    """Train on one rank of the pool, and write gradients and weights to the folder."""
     run = stale_run if experiment.asynchronous else serial_run
     (outcome,) = pool.run(1, run, serial_of(experiment), str(folder), device, timeout=timeout)
     return SerialRun(outcome.losses, folder)

@@ -1,7 +1,8 @@
-"""What an asynchronous schedule is compared with: the serial model, trained with weights as stale as its definition says.
+"""The reference of an asynchronous schedule: the serial model, trained with weights as stale as the schedule's
+definition says.
 
-The group of micro-batches that goes into update g of a stage computes with the version that `memory.versions` gives it;
-under PipeDream-2BW W(g+1) = W(g) - lr · gradient at W(g-1), where lr · gradient stands for any optimizer's change.
+The group of micro-batches in update g of a stage computes with the version that `memory.versions` gives it. Under
+PipeDream-2BW W(g+1) = W(g) - lr · gradient at W(g-1), where lr · gradient stands for any optimizer's change.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from cubeloom.tools.verify.runs import FLOPS, WEIGHTS, Outcome, whole
 
 
 def stale_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome:
-    """Train on one rank, and leave the last weights in the folder."""
+    """Train on one rank, and write the final weights to the folder."""
     schedule = experiment.schedule
     assert schedule is not None
     device = devices.use(kind, 0)
@@ -63,7 +64,7 @@ def _values(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _versions_of_groups(schedule: Schedule) -> dict[tuple[int, int], int]:
-    """The version that a stage uses for a group; all of a group's micro-batches use the same."""
+    """The version that a stage uses for a group, the same for all of its micro-batches."""
     return {
         (stage, schedule.groups[microbatch]): version
         for worker in range(len(schedule.workers))
@@ -72,7 +73,7 @@ def _versions_of_groups(schedule: Schedule) -> dict[tuple[int, int], int]:
 
 
 def _stages(model: nn.Module, layout: StagePlan) -> dict[str, int]:
-    """The stage of each parameter; of a tied one that of its owner."""
+    """The stage of each parameter; for a tied one that of its owner."""
     owners = {spec.name: stage for stage in range(len(layout.stages)) for spec in reversed(layout.specs_of(stage))}
     known = {name: layout.aliases.get(name, name) for name, _ in model.named_parameters()}
     return {name: owners[layer.rpartition(".")[0]] for name, layer in known.items()}
