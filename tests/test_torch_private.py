@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import multiprocessing
 import os
@@ -269,7 +270,30 @@ def _distributed() -> None:
     parameter.grad = like
     torch.optim.SGD([parameter], lr=1.0).step()
     assert torch.equal(local, torch.arange(4.0) - 1)
+    # A block in the middle of a storage keeps its memory, and can be copied.
+    bucket = torch.arange(6.0)
+    part = private.distributed_like(bucket[2:], parameter)
+    assert part.data_ptr() == 0 and torch.equal(copy.deepcopy(part).to_local(), bucket[2:])
+    bucket += 1
+    assert torch.equal(private.local_tensor(part), bucket[2:])
     private.forget_layouts()
+
+
+def test_operations_that_a_subclass_is_asked_for_say_what_they_do() -> None:
+    aten = torch.ops.aten
+    elementwise = (aten.mul.Tensor, aten.detach.default, aten.clone.default, aten._to_copy.default, aten.add_.Tensor)
+    assert all(map(private.is_elementwise, (*elementwise, aten.zeros_like.default)))
+    assert not any(map(private.is_elementwise, (aten.sum.default, aten.mm.default, aten.t.default)))
+    assert private.changes_its_input(aten.add_.Tensor) and private.changes_its_input(aten.copy_.default)
+    assert not private.changes_its_input(aten.add.Tensor)
+
+
+class Plain(Tensor):
+    __torch_function__ = private.plain_functions  # type: ignore[assignment]
+
+
+def test_functions_of_a_subclass_need_not_give_its_members() -> None:
+    assert type(torch.ones(2).as_subclass(Plain) + 1) is Tensor
 
 
 def test_blocks_of_distributed_tensors_are_reached_and_made(ranks: RankPool) -> None:

@@ -19,7 +19,18 @@ from .parity import Difference, compare
 
 KINDS = [
     *("Chain", "Gated", "InPlace", "Fan", "Twice", "Temperature", "Peeking", "Contradiction", "Images", "Frozen"),
-    *("Residual", "Softmax", "Scaled", "Hidden", "Remembered", "Attention", "Grouped", "Biased", "Functions"),
+    *(
+        "Residual",
+        "Softmax",
+        "Scaled",
+        "Hidden",
+        "Remembered",
+        "Attention",
+        "Grouped",
+        "Biased",
+        "Functions",
+        "TorchLayers",
+    ),
 ]
 
 
@@ -70,6 +81,11 @@ def test_toys_on_a_grid(grid: str, ranks: RankPool) -> None:
         for kind, difference in found.items():
             assert difference.predicted, kind
             difference.check(kind)
+
+
+def test_torch_s_own_attention_of_samples_that_are_cut(ranks: RankPool) -> None:
+    for found in ranks.run(2, steps, Grid(data=2), ["TorchLayers"]):
+        found["TorchLayers"].check("TorchLayers")
 
 
 def unequal(grid: Grid) -> float:

@@ -269,6 +269,21 @@ class Scores(nn.Module):
         return self.o((weights @ q).transpose(1, 2).reshape(batch, length, -1))
 
 
+class TorchLayers(nn.Module):
+    """torch's own encoder layer, and its attention of trained queries to what a mask leaves of the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, 0.0, batch_first=True, norm_first=True)
+        self.queries = nn.Parameter(torch.linspace(-1, 1, 2 * WIDTH).view(2, WIDTH).sin())
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        found, _ = self.attention(self.queries.expand(len(x), -1, -1), y, y, key_padding_mask=x[..., 0].detach() > 0.99)
+        return found
+
+
 class Frozen(Chain):
     """A layer before the chain, whose weight a test freezes."""
 

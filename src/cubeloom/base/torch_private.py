@@ -188,17 +188,49 @@ def local_tensor(tensor: Tensor) -> Tensor:
     return tensor._local_tensor  # type: ignore[attr-defined]
 
 
-def distributed_like(local: Tensor, like: Tensor) -> Tensor:
+plain_functions = torch._C._disabled_torch_function_impl
+"""As `__torch_function__` of a subclass of DTensor: results are not made members of the subclass."""
+
+
+def is_elementwise(operation: Any) -> bool:
+    """Whether an operation that a tensor subclass is asked for computes each number of its result from one of each tensor."""
+    return torch.Tag.pointwise in operation.tags or operation.overloadpacket in _COPIES
+
+
+_COPIES = {
+    *(torch.ops.aten.detach, torch.ops.aten.clone, torch.ops.aten.alias, torch.ops.aten._to_copy, torch.ops.aten.copy_),
+    *(torch.ops.aten.zeros_like, torch.ops.aten.ones_like, torch.ops.aten.empty_like, torch.ops.aten.fill_),
+    *(torch.ops.aten.zero_, torch.ops.aten.full_like, torch.ops.aten.rand_like, torch.ops.aten.randn_like),
+}
+
+
+def changes_its_input(operation: Any) -> bool:
+    """Whether it gives back the tensor that it was called with: `add_`."""
+    first = operation._schema.arguments[0].alias_info if operation._schema.arguments else None
+    return first is not None and first.is_write
+
+
+def distributed_like(local: Tensor, like: Tensor, kind: type | None = None) -> Any:
     """A DTensor of this block, laid out as another one is: `from_local` checks that anew, and takes 90 us."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
+    local = _with_storage_of_its_own(local)
     spec: DTensorSpec = like._spec  # type: ignore[attr-defined]
     meta = spec.tensor_meta
     assert meta is not None
     if meta.dtype is not local.dtype:
         spec = DTensorSpec(spec.mesh, spec.placements, TensorMeta(meta.shape, meta.stride, local.dtype))
-    return DTensor(local, spec, requires_grad=False)
+    return (kind or DTensor)(local, spec, requires_grad=False)
+
+
+def _with_storage_of_its_own(local: Tensor) -> Tensor:
+    """The same memory as the begin of a storage: torch cannot deep-copy a DTensor whose block begins elsewhere in one."""
+    if local.storage_offset() == 0 or isinstance(local, FakeTensor) or not local.is_contiguous():
+        return local
+    begin = local.storage_offset() * local.itemsize
+    storage = local.untyped_storage()[begin : begin + local.numel() * local.itemsize]
+    return torch.empty(0, dtype=local.dtype, device=local.device).set_(storage, 0, local.shape)  # type: ignore[call-overload]
 
 
 def limit_waits(group: Any, seconds: float) -> None:

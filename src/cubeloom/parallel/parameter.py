@@ -17,6 +17,8 @@ from cubeloom.base import counter, torch_private
 from cubeloom.base.initial import Constant, Initial
 from cubeloom.comm import Axis, Network
 from cubeloom.comm.network import CUBE, MESH_AXES
+from cubeloom.parallel.arranged_tensor import ArrangedTensor
+from cubeloom.parallel.arrangement import Arrangement
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,13 @@ class Block:
         return (initial.std * counter.normal(key, self.shape, self.offset, self.local, device)).to(dtype)
 
 
-def distribute(network: Network, local: Tensor, shape: tuple[int, ...], cuts: Mapping[str, int]) -> nn.Parameter:
+def distribute(
+    network: Network,
+    local: Tensor,
+    shape: tuple[int, ...],
+    cuts: Mapping[str, int],
+    arrangement: Arrangement | None = None,
+) -> nn.Parameter:
     _watch_optimizers()
     placements: list[Placement] = [Shard(cuts[axis]) if axis in cuts else Replicate() for axis in CUBE]
     whole = torch.empty(shape, device="meta")
@@ -59,11 +67,10 @@ def distribute(network: Network, local: Tensor, shape: tuple[int, ...], cuts: Ma
         local = (
             local.clone()
         )  # a view would keep the whole tensor in memory, and `deepcopy` fails on a view with an offset
-    return nn.Parameter(
-        DTensor.from_local(
-            local, network.cube_mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
-        )
+    held = DTensor.from_local(
+        local, network.cube_mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )
+    return nn.Parameter(held if arrangement is None else ArrangedTensor.of(held, arrangement))
 
 
 def block_of(tensor: Tensor, network: Network) -> Block:
@@ -98,7 +105,8 @@ def like(parameter: nn.Parameter, local: Tensor) -> Tensor:
     `from_local` would create a node and repeat the parameter's checks, 90 us for each parameter in each step.
     """
     assert isinstance(parameter, DTensor)
-    return torch_private.distributed_like(local.to(parameter.grad_dtype or local.dtype), parameter)
+    found = torch_private.distributed_like(local.to(parameter.grad_dtype or local.dtype), parameter)
+    return ArrangedTensor.of(found, parameter.arrangement) if isinstance(parameter, ArrangedTensor) else found
 
 
 # The change counters of a parameter's DTensor and of its block, and the block's address.

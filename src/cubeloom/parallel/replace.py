@@ -188,7 +188,7 @@ class _Maker:
                 first = next(axis for axis, dim in stated.cuts.items() if dim == arrangement.dim)
                 copies = None if arrangement.copies == 1 else network.neighbours(first, arrangement.copies)
                 arranged = Arranged(arrangement, network, block.offset[arrangement.dim], copies)
-            made = distribute(network, values, block.shape, stated.cuts)
+            made = distribute(network, values, block.shape, stated.cuts, arrangement)
             workers = (network.coordinates["pipe"],) if self.holders is None else self.holders(name)
             axis = network.across(workers, *stated.partial)
             ranks = network.grid.data * network.grid.z * prod(network.grid.size(each) for each in stated.alike)

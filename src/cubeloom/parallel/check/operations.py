@@ -140,6 +140,8 @@ def is_random(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any
         return True
     if name == "scaled_dot_product_attention":
         return bool(_given(args, kwargs, 4, "dropout_p", 0.0))
+    if name == "multi_head_attention_forward":
+        return bool(_given(args, kwargs, 10, "dropout_p", 0.0)) and bool(_given(args, kwargs, 13, "training", True))
     training = 2 if name != "rrelu" else 3
     if name == "rrelu":
         return bool(_given(args, kwargs, training, "training", False))

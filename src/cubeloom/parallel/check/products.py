@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cubeloom.parallel.check.pointwise import joined
-from cubeloom.parallel.check.step import Refused, Rule, Step, parts_in_words
-from cubeloom.parallel.check.tracked import Dim, Dims, Factor, Tracked, common, is_cut, normal, parts_of, size_of
+from cubeloom.parallel.check.step import Refused, Rule, Step, parts_in_words, refuse_cut
+from cubeloom.parallel.check.tracked import Dim, Dims, Factor, Tracked, common, is_cut, normal, parts_of, size_of, uncut
 
 
 def matmul(step: Step) -> list[Dims]:
@@ -106,6 +106,25 @@ def attention(step: Step) -> list[Dims]:
     return [(*batch, query.dims[-2], value.dims[-1])]
 
 
+def multi_head_attention(step: Step) -> list[Dims]:
+    """torch's layer with its projections, `[sequence, samples, features]`: samples alone may be cut."""
+    step.refuse_other_numbers()
+    sequences, others = step.inputs[:3], step.inputs[3:]
+    samples = [tracked.dims[1] for tracked in sequences if len(tracked.dims) == 3]
+    for tracked in sequences:
+        refuse_cut(step, tracked, [place for place in range(len(tracked.dims)) if place != 1 or not samples], _PROJECT)
+    cut_alike = joined(step.name, [(dim,) for dim in samples], (step.whole[0][1],)) if samples else ()
+    for tracked in others:  # weights; a mask may be of samples
+        of_samples = len(tracked.dims) == 2 and tracked.dims[:1] == cut_alike
+        refuse_cut(step, tracked, range(1 if of_samples else 0, len(tracked.dims)), _PROJECT)
+    output, *weights = step.whole
+    found = [(*uncut(output[:1]), *cut_alike, *uncut(output[-1:]))]
+    return [*found, *((*cut_alike, *uncut(shape[len(cut_alike) :])) for shape in weights)]
+
+
+_PROJECT = "project and attend to its own part"
+
+
 def _shared(tracked: Tracked, query: Tracked) -> Tracked:
     """A head of keys, repeated for each query that shares it."""
     heads, queries = (size_of(each.dims[-3]) if len(each.dims) > 2 else 1 for each in (tracked, query))
@@ -126,4 +145,5 @@ RULES: dict[str, Rule] = {
     "linear": linear,
     "einsum": einsum,
     "scaled_dot_product_attention": attention,
+    "multi_head_attention_forward": multi_head_attention,
 }

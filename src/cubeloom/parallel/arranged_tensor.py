@@ -1,0 +1,73 @@
+"""Parameters and gradients whose rows the ranks hold in another order than the serial model: users still read its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate
+
+from cubeloom.base import torch_private
+from cubeloom.base.errors import UserError
+from cubeloom.parallel.arrangement import Arrangement
+
+
+class ArrangedTensor(DTensor):
+    """A DTensor of what the ranks hold. `full_tensor()` gives the serial model's: its rows in order, each once, no padding.
+
+    So do copies of it and results of element-wise operations. `shape` is that of what is held.
+    """
+
+    arrangement: Arrangement
+    __torch_function__ = torch_private.plain_functions  # type: ignore[assignment]
+
+    @classmethod
+    def of(cls, held: Tensor, arrangement: Arrangement) -> ArrangedTensor:
+        made: ArrangedTensor = torch_private.distributed_like(torch_private.local_tensor(held), held, cls)
+        made.arrangement = arrangement
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        arranged = [each for each in torch_private.tree_leaves((args, kwargs)) if isinstance(each, ArrangedTensor)]
+        elementwise = torch_private.is_elementwise(func)
+        if not elementwise and any(each.arrangement.copies > 1 for each in arranged):
+            raise UserError(
+                f"{func.overloadpacket.__name__} of a tensor of which several ranks have copies of the same rows would count "
+                "them several times; use full_tensor(), or cubeloom.clip_grad_norm_ for norms of gradients"
+            )
+        found = super().__torch_dispatch__(func, types, args, kwargs or {})
+        if torch_private.changes_its_input(func):
+            return args[0]
+        if elementwise and isinstance(found, DTensor) and found.placements == arranged[0].placements:
+            return ArrangedTensor.of(found, arranged[0].arrangement)
+        return found
+
+    def redistribute(
+        self,
+        device_mesh: Any = None,
+        placements: Sequence[Placement] | None = None,
+        **options: Any,
+    ) -> DTensor:
+        held = super().redistribute(device_mesh, placements, **options)
+        if placements is None or not all(isinstance(each, Replicate) for each in placements):
+            return held
+        whole = held.to_local().index_select(self.arrangement.dim, self._places.to(held.device))
+        return DTensor.from_local(whole, held.device_mesh, placements, run_check=False)
+
+    @property
+    def _places(self) -> Tensor:
+        """For each row of the serial model's tensor, where it is in what is held."""
+        places = torch.empty(self.arrangement.whole, dtype=torch.long)
+        for run in self.arrangement.segments:
+            if run.first is not None and run.counts:
+                places[run.first : run.first + run.length] = torch.arange(run.start, run.stop)
+        return places
+
+    def __create_write_items__(self, name: str, tensor: Any) -> NoReturn:
+        raise UserError(
+            f"torch.distributed.checkpoint would save {name} as this grid holds it, which no other grid could load; use "
+            "cubeloom.save"
+        )
