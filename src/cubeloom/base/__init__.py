@@ -1,1 +1,1 @@
-"""What everything else stands on: the grid, errors, files, settings; and torch's private interfaces, in one module."""
+"""The foundation: the grid, errors, files, settings; and all use of torch's private interfaces, in one module."""

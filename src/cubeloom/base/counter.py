@@ -1,6 +1,6 @@
-"""Random numbers by position: a number depends on a key and an index, never on who draws it or in what order.
+"""Random numbers by position: a number depends on a key and an index, and not on who draws it or in what order.
 
-So a rank draws exactly its shard of a parameter, or of a dropout mask, and any two grids agree bit for bit.
+A rank therefore draws exactly its shard of a parameter, or of a dropout mask, and any two grids agree bit for bit.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _STEP = 0x9E3779B97F4A7C15 - (1 << 64)
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
 
-# Normal numbers are drawn in blocks of whole vectors: on a CPU log and cos may differ in the last bit between the vectorised
-# body of a loop and its remainder, so no element may ever fall into a remainder; nor may a block be split among threads. A GPU
-# computes every element alike, and wants many at once.
+# Normal numbers are drawn in blocks of whole vectors. On a CPU log and cos may differ in the last bit between the
+# vectorised body of a loop and its remainder, so no element may be in a remainder, and a block must not be split among
+# threads. A GPU computes every element in the same way, and works best on many at once.
 _VECTOR = 256
 _CPU_BLOCK = 1 << 15
 _GPU_BLOCK = 1 << 22
@@ -57,7 +57,7 @@ def global_index(
     count: int,
     device: torch.device = _CPU,
 ) -> Tensor:
-    """Where elements start..start+count of a local block lie in the flattened whole of this shape."""
+    """The indices of elements start..start+count of a local block in the flattened whole of this shape."""
     flat = torch.arange(start, start + count, device=device)
     index = torch.zeros_like(flat)
     stride = 1
@@ -75,12 +75,12 @@ def normal(
     local: tuple[int, ...],
     device: torch.device = _CPU,
 ) -> Tensor:
-    """A block of a tensor of standard normal numbers (float64, Box and Muller), without the rest of the tensor.
+    """A block of a tensor of standard normal numbers (float64, Box-Muller), without the rest of the tensor.
 
-    Devices of one kind draw the same bits; those of another kind may differ in the last ones.
+    Devices of one kind draw the same bits; other kinds may differ in the last ones.
     """
     count = math.prod(local)
-    padded = -(-count // _VECTOR) * _VECTOR  # the last block runs past the end; what it draws there is cut off
+    padded = -(-count // _VECTOR) * _VECTOR  # the last block is longer; its surplus is cut off
     out = torch.empty(padded, dtype=torch.float64, device=device)
     block = _CPU_BLOCK if device.type == "cpu" else _GPU_BLOCK
     for start in range(0, padded, block):

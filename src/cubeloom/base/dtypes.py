@@ -12,12 +12,12 @@ SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "floa
 
 
 def full_name(name: str) -> str:
-    """`bfloat16` of `bf16`; any other name as it is."""
+    """`bfloat16` for `bf16`; any other name unchanged."""
     return SHORT.get(name, name)
 
 
 def as_torch(name: str) -> torch.dtype:
-    import torch  # settings and options name dtypes without waiting for it
+    import torch  # settings and options name dtypes without importing it
 
     found: torch.dtype = getattr(torch, name)
     return found

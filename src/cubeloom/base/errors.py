@@ -1,8 +1,8 @@
-"""What a user did wrong, as opposed to what we did wrong; and what is said of it, in one line."""
+"""User errors, as opposed to our own, and their one-line messages."""
 
 
 class UserError(ValueError):
-    """Input that cannot work. The message says what, where, what is legal and what is nearest; commands exit 2 with it."""
+    """Invalid input. The message says what, where, what is legal and what is nearest; commands exit 2 with it."""
 
 
 def counted(count: int, noun: str) -> str:
@@ -11,5 +11,5 @@ def counted(count: int, noun: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An error's first words, without the advice and stacks that may follow; its type's name where it has none."""
+    """The first line of an error's message, without advice and stack traces; its type's name if it has no message."""
     return next(filter(str.strip, str(error).splitlines()), type(error).__name__)

@@ -1,4 +1,4 @@
-"""Errors of a file system: which of them may pass, and which the user has to mend."""
+"""File system errors: which are temporary, and which the user must fix."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from cubeloom.base.errors import UserError, first_line
 T = TypeVar("T")
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the system says where no more can be written."""
+"""No more can be written."""
 CANNOT_WORK = (
     *FULL,
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
 )
-"""Trying again, now or after a restart, gives the same."""
+"""Permanent: another try, now or after a restart, gives the same error."""
 MAY_PASS = (
     *(errno.ESTALE, errno.EIO, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EREMOTEIO, errno.ENOLINK, errno.ENOLCK),
     *(errno.ETIMEDOUT, errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH),
     *(errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ENOTCONN, errno.ESHUTDOWN),
 )
-"""A file server that is busy, restarts or cannot be reached."""
+"""A file server that is busy, restarting or unreachable."""
 PAUSES = (0.1, 0.4, 1.5)
 """Seconds before the second and each later try."""
 
 
 class FilesFailed(RuntimeError):
-    """A file could not be read or written, and may be later: whoever runs the job starts it again."""
+    """A file could not be read or written, but may be later: the launcher should restart the job."""
 
 
 def retried(what: str, work: Callable[[], T], also: tuple[int, ...] = ()) -> T:
-    """What `work` gives; it runs again after errors that may pass, and after those of `also`.
+    """The result of `work`, which is retried after temporary errors, and after those of `also`.
 
-    Raises UserError where the request cannot work, and FilesFailed for any other error of the file system; both begin with
-    `what`, as in "the checkpoint X could not be written".
+    Raises UserError if the request is invalid, and FilesFailed for any other file system error. Both begin with `what`,
+    as in "the checkpoint X could not be written".
     """
     for pause in PAUSES:
         try:
@@ -59,7 +59,7 @@ def failure(what: str, error: OSError, tries: int = 1) -> UserError | FilesFaile
 
 
 def reason(error: BaseException) -> str:
-    """The system's words, and which file they are about."""
+    """The system's message, and the file it is about."""
     if not isinstance(error, OSError) or error.errno is None:
         return first_line(error)
     if error.errno in FULL:

@@ -1,4 +1,4 @@
-"""Files and folders that are never seen half-written; JSON that is refused where it is not what was written."""
+"""Writes files and folders atomically, and JSON with a checksum that is verified when it is read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def replace_text(file: Path, text: str) -> None:
 
 
 def replace_bytes(file: Path, content: bytes) -> None:
-    """Write a file so that under its name there is always the old content or the new."""
+    """Write a file so that its name always has either the old or the new contents."""
     beside = file.with_name(f".{file.name}.partial")
     try:
         with beside.open("wb") as out:
@@ -36,7 +36,7 @@ def replace_bytes(file: Path, content: bytes) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """An object; raises UserError where the file has something else, and FileNotFoundError where there is none."""
+    """A JSON object. Raises UserError if the file has something else, and FileNotFoundError if there is none."""
     if not file.exists():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
     try:
@@ -49,18 +49,18 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def write_sealed(file: Path, content: Mapping[str, Any]) -> None:
-    """JSON with a checksum of itself: what a program wrote for itself, and nobody should edit."""
+    """Write JSON with a checksum of itself, for files that programs write for themselves and nobody should edit."""
     replace_text(file, json.dumps({**content, _SEAL: _seal(content)}, indent=1) + "\n")
 
 
 def check_sealed(file: Path, content: dict[str, Any]) -> None:
-    """Raises UserError where what was read is not what `write_sealed` was given; takes the checksum out."""
+    """Raises UserError unless this is what `write_sealed` wrote; removes the checksum."""
     if content.pop(_SEAL, None) != _seal(content):
         raise UserError(f"{file} is damaged: it is not what was written")
 
 
 def _seal(content: Mapping[str, Any]) -> str:
-    # As it is read back: names that were numbers are text, and in another order.
+    # As it is read back: numeric keys become text, and the order may change.
     plain = json.loads(json.dumps(content))
     return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
@@ -74,12 +74,12 @@ def checksum(file: Path) -> str:
 
 
 def is_plain_name(name: object) -> bool:
-    """That of a file in the folder that names it: one that is read must not lead anywhere else."""
+    """Whether it names a file in the same folder: a name that was read must not lead anywhere else."""
     return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
 def write_asked(file: Path, text: str) -> None:
-    """The same for a file that the user named: what keeps it from being written is the user's to mend."""
+    """Atomically write a file that the user named. Errors are the user's to fix."""
     if file.is_dir():
         raise UserError(f"cannot write {file}: it is a folder; name a file in it")
     try:
@@ -89,11 +89,12 @@ def write_asked(file: Path, text: str) -> None:
 
 
 def replace_folder(made: Path, target: Path) -> None:
-    """Give a folder that lies beside it the target's name. What was there goes once its successor has come, and comes back
-    if that fails."""
+    """Rename a folder beside the target to the target's name. The previous folder is removed afterwards, and restored
+    if that fails.
+    """
     replaced = target.with_name(f".{target.name}.replaced")
     if target.exists():
-        shutil.rmtree(replaced, ignore_errors=True)  # of one that was killed
+        shutil.rmtree(replaced, ignore_errors=True)  # of a process that was killed
         target.rename(replaced)
     try:
         made.rename(target)
@@ -105,7 +106,7 @@ def replace_folder(made: Path, target: Path) -> None:
 
 
 def sync_names(folder: Path) -> None:
-    """Have the names in a folder outlive a loss of power: what syncs a file does not sync the name it got."""
+    """Make renames in a folder survive a power failure: syncing a file does not sync its name."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)

@@ -1,7 +1,7 @@
 """The named grid of devices: `pipe × data × z × y × x`, as a value.
 
-A grid says how many parts each axis has and which axes lie innermost on the ranks. It holds no process group:
-`comm.Network` joins a live one, and the planner weighs thousands of grids without any.
+A grid gives the size of each axis and the order of the axes on the ranks. It has no process groups: `comm.Network`
+joins a live grid, and the planner compares thousands of grids without process groups.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ AXES = ("pipe", "data", "z", "y", "x")
 class Grid:
     """Sizes of the axes, and their order on the ranks from outermost to innermost.
 
-    `Grid(z=2, x=2)` has ranks 0..3 at (z, x) = (0,0), (0,1), (1,0), (1,1): x, the innermost, has neighbouring ranks.
+    `Grid(z=2, x=2)` has ranks 0..3 at (z, x) = (0,0), (0,1), (1,0), (1,1): x, the innermost axis, has neighbouring
+    ranks.
     """
 
     pipe: int = 1

@@ -1,4 +1,4 @@
-"""What this machine gives a process: its cores and its memory, no more than a container may use; and what is installed."""
+"""The cores and memory that this machine gives a process, within a container's limits; and the installed packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def name_of_rank(rank: int, world: int) -> str:
-    """As messages name it, which come from many machines."""
+    """A rank's name in messages, which come from many machines."""
     return f"rank {rank} of {world} on {platform.node()}"
 
 
@@ -21,20 +21,20 @@ def cores() -> int:
 
 
 def memory() -> tuple[int, int]:
-    """All and free, in bytes."""
+    """Total and free memory, in bytes."""
     page = os.sysconf("SC_PAGE_SIZE")
     total = page * os.sysconf("SC_PHYS_PAGES")
     free = page * os.sysconf("SC_AVPHYS_PAGES")
     known = text_of(Path("/proc/meminfo"))
     if found := re.search(r"^MemAvailable:\s+(\d+) kB$", known, re.MULTILINE):
-        free = int(found[1]) * 1024  # with what the kernel would give up
+        free = int(found[1]) * 1024  # including what the kernel can reclaim
     limits = [int(text) for text in (text_of(Path(name)).strip() for name in _LIMITS) if text.isdecimal()]
     total = min([total, *limits])
     return total, min(free, total)
 
 
 def text_of(file: Path) -> str:
-    """Nothing where the system has no such file."""
+    """Empty if the system has no such file."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -42,7 +42,7 @@ def text_of(file: Path) -> str:
 
 
 def version(package: str) -> str | None:
-    """None where it is not installed, as when it is run from its source."""
+    """None if it is not installed, as when it is run from its source."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

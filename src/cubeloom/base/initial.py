@@ -1,4 +1,4 @@
-"""How the values of a parameter start: declared by a model beside its layers, drawn by whoever holds a shard."""
+"""How parameters are initialised: declared by a model beside its layers, drawn by the rank that holds a shard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages that import what they name when it is first asked for: what only reads settings does not wait for torch."""
+"""Packages that import their names when they are first used: code that only reads settings does not import torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 
 def lazily(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of the package whose `__init__.py` this is.
+    """`__getattr__` and `__dir__` for the package with this `__init__.py`.
 
-    It gives the names that the file imports under `if TYPE_CHECKING:`, where type checkers read them, too.
+    They provide the names that the file imports under `if TYPE_CHECKING:`, where type checkers read them, too.
     """
     where = dict(_named(ast.parse(Path(file).read_text(encoding="utf-8"))))
 
@@ -22,7 +22,7 @@ def lazily(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, theirs = where[name]
         found = getattr(import_module(module), theirs)
-        setattr(sys.modules[package], name, found)  # the next time Python finds it without asking
+        setattr(sys.modules[package], name, found)  # the next lookup finds it directly
         return found
 
     def names() -> list[str]:

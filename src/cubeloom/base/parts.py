@@ -1,8 +1,8 @@
-"""A fused tensor taken apart. In compiled code the gradients of its parts are computed where they belong in its own.
+"""Splits a fused tensor. In compiled code the gradients of its parts are computed directly into the fused gradient.
 
-`cat` of computed tensors is one kernel that asks of every number of the joined tensor which part it is of, and computes what
-each part would be there: twice the reads, and of SwiGLU's backward twice the sigmoids. Written part by part, parts that
-read the same are one kernel that reads it once.
+The compiler turns `cat` of computed tensors into one kernel that asks for every element which part it belongs to, and
+computes all parts there: twice the reads, and for SwiGLU's backward twice the sigmoids. Written part by part, parts
+that read the same inputs are one kernel that reads them once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cubeloom.base import torch_private
 
 
 def parts_of(fused: Tensor, sizes: Sequence[int], dim: int) -> tuple[Tensor, ...]:
-    """`fused.split(sizes, dim)`; not slices, each gradient of which would be laid into zeros, and these be added."""
+    """`fused.split(sizes, dim)`; not slices, whose gradients would each be padded with zeros and then added."""
     if torch.compiler.is_compiling():
         found: tuple[Tensor, ...] = _Parts.apply(fused, list(sizes), dim % fused.dim())
         return found
@@ -31,7 +31,7 @@ def _join(parts: Sequence[Tensor], dim: int) -> Tensor:
 
 @_join.register_fake
 def _(parts: Sequence[Tensor], dim: int) -> Tensor:
-    # The compiler comes here first, and only the compiler does.
+    # Only the compiler calls this, and before anything else.
     torch_private.compile_part_by_part(torch.ops.cubeloom.join.default)
     return torch.cat(list(parts), dim)
 

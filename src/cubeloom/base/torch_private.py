@@ -1,7 +1,7 @@
-"""All that Cubeloom uses of torch without torch having promised it: names with an underscore, and what hangs on them.
+"""All use of torch's private interfaces: names with an underscore, and what depends on them.
 
-Each is a small function that says what we rely on, and has a test in tests/test_torch_private.py: a torch that changes one of
-them fails there. `tests/house_rules.py` keeps such names out of every other module. Works with torch 2.11 to 2.13.
+Each is a small function that says what we rely on, and has a test in tests/test_torch_private.py, which fails if torch
+changes it. `tests/house_rules.py` keeps such names out of every other module. Works with torch 2.11 to 2.13.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils.flop_counter import flop_registry
 
-# Families of modules that have no public name.
+# Classes of modules without a public name.
 AnyConvolution = _ConvNd
-"""Of any dimension, transposed or not."""
+"""Convolutions of any dimension, transposed or not."""
 AnyBatchNorm = _BatchNorm
 AnyLoss = _Loss
 
 COMPILER = "torch._dynamo"
-"""A module that torch imports when the first distributed tensor is made, which takes a second."""
+"""A module that torch imports when the first distributed tensor is created, which takes a second."""
 
 SavedTensorHooks = tuple[Callable[..., Any], Callable[..., Any]]
 
 
-# --- the backward that is running ---
+# --- the current backward ---
 
 
 def running_backward() -> int:
-    """Its number, which grows with each that begins; -1 where none is running in this thread."""
+    """The number of the current backward of this thread, which grows with each; -1 if there is none."""
     return int(torch._C._current_graph_task_id())
 
 
@@ -55,12 +55,12 @@ def in_backward() -> bool:
 
 
 def when_backward_ends(callback: Callable[[], None]) -> None:
-    """Have this called at the end of the backward that is running in this thread. One that fails lets go of it, uncalled."""
+    """Call this at the end of this thread's current backward. A backward that fails drops it without calling it."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def sequence_number(node: Node) -> int:
-    """Among the nodes that are ready autograd runs the one with the highest."""
+    """Of the nodes that are ready, autograd runs the one with the highest number."""
     return node._sequence_nr()
 
 
@@ -69,16 +69,16 @@ def set_sequence_number(node: Node, number: int) -> None:
 
 
 def function_of(node: BackwardCFunction) -> type:
-    """The autograd function that this is the backward of."""
+    """The autograd function of this backward node."""
     found: type = node._forward_cls  # type: ignore[attr-defined]
     return found
 
 
-# --- what torch keeps for a thread ---
+# --- state that torch keeps per thread ---
 
 
 def take_off_saved_tensor_hooks() -> tuple[SavedTensorHooks, ...]:
-    """The hooks of `saved_tensors_hooks` blocks that this thread is in, innermost first; it then has none."""
+    """Remove and return the hooks of the `saved_tensors_hooks` blocks that this thread is in, innermost first."""
     autograd = torch._C._autograd
     found = []
     while (top := autograd._top_saved_tensors_default_hooks(True)) is not None:
@@ -93,7 +93,7 @@ def put_on_saved_tensor_hooks(hooks: tuple[SavedTensorHooks, ...]) -> None:
 
 
 def take_off_dispatch_modes() -> tuple[TorchDispatchMode, ...]:
-    """Those that this thread is in, innermost first; it then is in none."""
+    """Remove and return the dispatch modes that this thread is in, innermost first."""
     return tuple(_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack()))
 
 
@@ -103,7 +103,7 @@ def put_on_dispatch_modes(modes: tuple[TorchDispatchMode, ...]) -> None:
 
 
 def function_modes() -> tuple[TorchFunctionMode, ...]:
-    """Modes of functions that this thread is in, outermost first."""
+    """The function modes that this thread is in, outermost first."""
     return tuple(_get_current_function_mode_stack())
 
 
@@ -111,7 +111,7 @@ def function_modes() -> tuple[TorchFunctionMode, ...]:
 
 
 def compile_part_by_part(join: Any) -> None:
-    """Have the compiler write each tensor that this operator joins, of `(tensors, dim)`, where it belongs in the joined one."""
+    """Make the compiler write each tensor that this operator, of `(tensors, dim)`, joins directly into the result."""
     from torch._inductor import ir
     from torch._inductor.lowering import lowerings, register_lowering
 
@@ -126,38 +126,38 @@ def compile_part_by_part(join: Any) -> None:
 
 
 def version(tensor: Tensor) -> int:
-    """Grows with each change in place that autograd sees."""
+    """Grows with each in-place change that autograd sees."""
     return tensor._version
 
 
 def storage_identity(tensor: Tensor | torch.UntypedStorage) -> int:
-    """The same for tensors of one memory, also where it holds no values; another one may have it once that is gone."""
+    """Equal for tensors that share memory, even without values. It may be reused after the storage is gone."""
     storage = tensor.untyped_storage() if isinstance(tensor, Tensor) else tensor
     return int(storage._cdata)
 
 
 def device_of(tensor: Tensor) -> torch.device:
-    """Also of a fake tensor, whose `device` is an operation of its own, which takes as long as any."""
+    """Also for a fake tensor, whose `device` attribute is as slow as an operation."""
     return getattr(tensor, "fake_device", None) or tensor.device
 
 
 def same_values(tensor: Tensor) -> Tensor:
-    """The same memory and shape, and no view: autograd lets it be changed in place."""
+    """The same memory and shape, but not a view: autograd allows in-place changes."""
     return torch.ops.aten._unsafe_view(tensor, tensor.shape)
 
 
 def norms_of(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """One for each tensor, in few kernels for all of them."""
+    """The norm of each tensor, in few kernels for all of them."""
     return list(torch._foreach_norm(tensors, dtype=dtype))
 
 
 def assert_async(true: Tensor, message: str) -> None:
-    """Have a GPU stop if this is false, without waiting for it."""
+    """Stop the GPU if this is false, without waiting for it."""
     torch._assert_async(true, message)
 
 
 def zero(tensors: list[Tensor]) -> None:
-    """In few kernels for all of them."""
+    """Zero all of them in few kernels."""
     torch._foreach_zero_(tensors)
 
 
@@ -166,13 +166,13 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def take_off_backward_hooks(module: nn.Module) -> None:
-    """The dictionaries that had them are as they were: put back among the module's attributes, they are on again."""
+    """Replaces the dictionaries of hooks. Restoring the previous ones as attributes restores the hooks."""
     module._backward_hooks = OrderedDict()
     module._backward_pre_hooks = OrderedDict()
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """Its own, by name: what is put there is the module's."""
+    """Its own parameters by name. Assigning to this dictionary sets the module's parameters."""
     return module._parameters
 
 
@@ -184,16 +184,16 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """The block that this rank holds of a DTensor, without a node of autograd: `to_local` makes one, and takes 20 us."""
+    """This rank's block of a DTensor, without an autograd node: `to_local` creates one, and takes 20 us."""
     return tensor._local_tensor  # type: ignore[attr-defined]
 
 
 plain_functions = torch._C._disabled_torch_function_impl
-"""As `__torch_function__` of a subclass of DTensor: results are not made members of the subclass."""
+"""For `__torch_function__` of a DTensor subclass: results do not become members of the subclass."""
 
 
 def is_elementwise(operation: Any) -> bool:
-    """Whether an operation that a tensor subclass is asked for computes each number of its result from one of each tensor."""
+    """Whether an operation on tensor subclasses is element-wise."""
     return torch.Tag.pointwise in operation.tags or operation.overloadpacket in _COPIES
 
 
@@ -205,13 +205,13 @@ _COPIES = {
 
 
 def changes_its_input(operation: Any) -> bool:
-    """Whether it gives back the tensor that it was called with: `add_`."""
+    """Whether it changes and returns its first argument, like `add_`."""
     first = operation._schema.arguments[0].alias_info if operation._schema.arguments else None
     return first is not None and first.is_write
 
 
 def distributed_like(local: Tensor, like: Tensor, kind: type | None = None) -> Any:
-    """A DTensor of this block, laid out as another one is: `from_local` checks that anew, and takes 90 us."""
+    """A DTensor of this block, with the layout of another one: `from_local` repeats its checks, and takes 90 us."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
@@ -234,28 +234,30 @@ def _with_storage_of_its_own(local: Tensor) -> Tensor:
 
 
 def limit_waits(group: Any, seconds: float) -> None:
-    """No operation of the group may last longer. gloo's reduce-scatter heeds this alone, and not the limit of a `wait`."""
+    """The timeout of all operations of the group. gloo's reduce-scatter obeys only this, and not the timeout of a
+    `wait`.
+    """
     from torch.distributed.distributed_c10d import _set_pg_timeout
 
     _set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 def forget_layouts() -> None:
-    """DTensor's caches remember the meshes of groups that are gone, and keep their threads alive."""
+    """DTensor's caches refer to the meshes of groups that are gone, and keep their threads alive."""
     from torch.distributed.tensor import debug
 
-    getattr(debug, "_clear_sharding_prop_cache", gc.collect)()  # torch 2.11 may not have it
+    getattr(debug, "_clear_sharding_prop_cache", gc.collect)()  # may be missing in torch 2.11
 
 
 # --- tensors without values ---
 
 real_tensors = unset_fake_temporarily
-"""While it is entered, tensors that are made have values, or are on the meta device, also inside a `FakeTensorMode`."""
+"""While it is entered, new tensors have values, or are on the meta device, also inside a `FakeTensorMode`."""
 
 # --- FLOPs ---
 
 _ATTENTION, _GEMM = torch.ops.aten._scaled_dot_product_flash_attention, torch.ops.aten.addmm
-# Of what torch's own table lacks: attention on a CPU, and products that add in place or have an activation behind them.
+# What torch's own table lacks: attention on a CPU, and matmuls that add in place or have a fused activation.
 _FLOPS = {
     **flop_registry,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[_ATTENTION],
@@ -269,7 +271,7 @@ _FLOPS = {
 
 
 class FlopCounter(TorchDispatchMode):
-    """Multiplications and additions of the products, convolutions and attention that torch computes while it is entered."""
+    """The FLOPs of the matmuls, convolutions and attention that torch computes while it is entered."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -288,9 +290,10 @@ class FlopCounter(TorchDispatchMode):
 
 @contextmanager
 def watched_ranks(finished: Callable[[str], Any], ended: Callable[[int, Mapping[int, int]], None]) -> Iterator[None]:
-    """While it is entered, ranks that torch's agent starts wait for each other at what `finished` makes of their start method.
+    """While it is entered, ranks that torch's agent starts wait for each other at the gate that `finished` returns.
 
-    Whenever the agent sees that ranks have failed, `ended` is told how many there are, and the exit codes of those that ended.
+    When the agent sees that ranks have failed, `ended` is called with their number, and the exit codes of those that
+    ended.
     """
     from torch.distributed.elastic import multiprocessing as processes
 
@@ -303,7 +306,7 @@ def watched_ranks(finished: Callable[[str], Any], ended: Callable[[int, Mapping[
 
         def _poll(self) -> Any:
             assert self._pc is not None
-            # Those that have ended before the agent ends the rest, and whichever it sees first.
+            # Ranks that ended before the agent ends the rest, and the one it sees first.
             codes = {rank: process.exitcode for rank, process in enumerate(self._pc.processes)}
             found = super()._poll()
             if found is not None:
@@ -311,7 +314,7 @@ def watched_ranks(finished: Callable[[str], Any], ended: Callable[[int, Mapping[
                 ended(self.nprocs, {rank: code for rank, code in codes.items() if code is not None})
             return found
 
-    # The agent asks its module for the class of its ranks, and nobody else.
+    # Only the agent asks its module for the class of its ranks.
     processes.MultiprocessContext = Watched  # type: ignore[misc]
     try:
         yield
@@ -320,5 +323,5 @@ def watched_ranks(finished: Callable[[str], Any], ended: Callable[[int, Mapping[
 
 
 def without_subclasses() -> AbstractContextManager[None]:
-    """Functions of tensors of a subclass are those of plain tensors; modes of functions still see them."""
+    """Functions of subclass tensors behave as for plain tensors; function modes still see them."""
     return torch._C.DisableTorchFunctionSubclass()

@@ -1,4 +1,4 @@
-"""Features of two tensors in turns, so that equal contiguous parts of the joined ones are made of equal parts of each."""
+"""Interleaves the features of two tensors, so that an equal contiguous part of the result has equal parts of both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def interleave(first: Tensor, second: Tensor, turns: int) -> Tensor:
 
 
 def order(first: int, second: int, turns: int) -> list[int]:
-    """For each place among the joined features, where it would be with the second's behind all of the first's."""
+    """For each position among the interleaved features, its position if the second's came after all of the first's."""
     a, b = first // turns, second // turns
     return [
         place

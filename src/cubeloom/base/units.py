@@ -1,4 +1,4 @@
-"""Numbers for people: three or four digits and a unit."""
+"""Formats numbers for people: three or four digits and a unit."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def count(value: float) -> str:
 
 
 def three(value: float) -> str:
-    """Three digits that matter: `6.12`, `0.000312`, `1,230`."""
+    """Three significant digits: `6.12`, `0.000312`, `1,230`."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def bytes_(value: float) -> str:
-    """In powers of 1024."""
+    """Bytes, in powers of 1024."""
     return _in_units(value, ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")))
 
 
 def rate(value: float) -> str:
-    """Of bytes a second, in powers of a thousand, as networks are sold."""
+    """Bytes per second, in powers of 1000, as for networks."""
     return _in_units(value, ((1e9, "GB/s"), (1e6, "MB/s")))
 
 
@@ -33,7 +33,7 @@ def seconds(value: float) -> str:
 
 
 def _in_units(value: float, units: Sequence[tuple[float, str]]) -> str:
-    """In the largest unit that there is one of, or the smallest."""
+    """In the largest unit of which there is at least one, or the smallest."""
     size, unit = next((each for each in units if abs(value) >= each[0]), units[-1])
     return f"{_digits(value / size)} {unit}"
 

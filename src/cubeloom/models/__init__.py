@@ -1,6 +1,6 @@
-"""The models, as plain PyTorch that knows nothing of devices.
+"""The models, as plain PyTorch that does not know about devices.
 
-Each name is imported when it is first asked for: configurations and presets need no torch.
+Each name is imported when it is first used: configurations and presets need no torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""The configuration of a UNet2DModel of Hugging Face's `diffusers` as ours."""
+"""Converts the configuration of a UNet2DModel of Hugging Face's `diffusers` to ours."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ LEGAL: dict[str, tuple[object, ...]] = {
 
 
 def config_from_diffusers(theirs: Mapping[str, Any]) -> UNetConfig:
-    """Our configuration from `dict(model.config)` of theirs; an option that our model does not have is refused.
+    """Our configuration from `dict(model.config)` of theirs. Options that our model does not have are refused.
 
-    Theirs does not say how noise is mixed in: `steps` and `betas` are DDPM's.
+    Theirs does not define the noise schedule: `steps` and `betas` are DDPM's.
     """
     kind = theirs.get("_class_name", KIND)
     if kind != KIND:
@@ -69,7 +69,7 @@ def config_from_diffusers(theirs: Mapping[str, Any]) -> UNetConfig:
 
 
 def _attention(down: list[str], up: list[str]) -> tuple[bool, ...]:
-    """At which levels there is attention: at the same on the way down and up."""
+    """The levels with attention, which must be the same on the way down and up."""
     found = tuple(kind == "AttnDownBlock2D" for kind in down)
     ours = ["AttnDownBlock2D" if attends else "DownBlock2D" for attends in found]
     mirrored = [kind.replace("Down", "Up") for kind in reversed(ours)]

@@ -1,4 +1,4 @@
-"""Configurations of Hugging Face's as ours: fields with a counterpart, and options that must be as we build them."""
+"""Converts Hugging Face configurations to ours: fields with a counterpart, and options with only one supported value."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cubeloom.models.configs import BERTConfig, GPTConfig, LanguageConfig, Llama
 class Reading:
     """How one kind of configuration is read.
 
-    `fields` are their names for ours. `legal` are their options and the values under which our model computes the same;
-    an option that is missing has the first.
+    `fields`: their names of our fields. `legal`: their options, with the values under which our model computes the
+    same; a missing option has the first.
     """
 
     make: type[LanguageConfig]
@@ -89,10 +89,10 @@ READINGS = {
 
 
 def config_from_hugging_face(theirs: Mapping[str, Any]) -> LanguageConfig:
-    """Our configuration from `config.to_dict()` of theirs; an option that our model does not have is refused.
+    """Our configuration from `config.to_dict()` of theirs. Options that our model does not have are refused.
 
-    One is passed over: the dropout of attention probabilities in GPT-2 and BERT, which changes training alone.
-    `next_sentence` depends on the model's class and is left False: `dataclasses.replace` it for BertForPreTraining.
+    One is ignored: the dropout of attention probabilities in GPT-2 and BERT, which only affects training.
+    `next_sentence` depends on the model's class and is False: `dataclasses.replace` it for BertForPreTraining.
     """
     kind = theirs.get("model_type")
     if not isinstance(kind, str) or kind not in READINGS:
@@ -107,7 +107,7 @@ def config_from_hugging_face(theirs: Mapping[str, Any]) -> LanguageConfig:
 
 
 def _numbers(reading: Reading, theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """What our configuration takes from theirs; a word where a number belongs is refused by the name that they have for it."""
+    """What our configuration takes from theirs. Text instead of a number is refused, with their name of the field."""
     hints = get_type_hints(reading.make)
     ours = {our: typed(hints[our], theirs[their], their) for our, their in reading.fields.items()}
     for our, their in reading.fields.items():
@@ -134,7 +134,7 @@ def refuse_options(kind: str, theirs: Mapping[str, Any], legal: Mapping[str, tup
 
 
 def _derived(kind: str, ours: Mapping[str, Any]) -> dict[str, tuple[object, ...]]:
-    """The options whose only legal value follows from others."""
+    """Options whose only supported value follows from others."""
     match kind:
         case "gpt2":
             return {"n_inner": (None, 4 * ours["hidden"]), "embd_pdrop": (ours["dropout"],)}
@@ -145,7 +145,7 @@ def _derived(kind: str, ours: Mapping[str, Any]) -> dict[str, tuple[object, ...]
 
 
 def _rotary_base(theirs: Mapping[str, Any]) -> float:
-    """From `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of the versions before."""
+    """From `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of earlier versions."""
     parts = {name: theirs.get(name) or {} for name in ("rope_parameters", "rope_scaling")}
     for name, part in parts.items():
         if not isinstance(part, Mapping):

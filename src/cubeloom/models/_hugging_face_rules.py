@@ -1,4 +1,4 @@
-"""Which tensors of Hugging Face's make up which of ours, as tables: a rule a parameter."""
+"""Tables of rules that say which Hugging Face tensors form each of ours: one rule per parameter."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from cubeloom.models.configs import BERTConfig, Config, GPTConfig, LlamaConfig, 
 
 @dataclass(frozen=True)
 class Layout:
-    """How tensors become one of ours, and back: woven along their first dim, each giving rows to each group in turn.
+    """How tensors form one of ours, and back: interleaved along their first dimension, each giving rows to each group
+    in turn.
 
-    With two groups and shares 2, 1, 1 a tensor of four rows and two of two, `q k v`, are `q0 q1 k0 v0 q2 q3 k1 v1`. One
-    group and one share, the default, is the tensor itself.
+    With two groups and shares 2, 1, 1 a tensor of four rows and two of two, `q k v`, become `q0 q1 k0 v0 q2 q3 k1 v1`.
+    One group and one share, the default, is the tensor itself.
     """
 
     groups: int = 1
     shares: tuple[int, ...] = (1,)
-    transposed: bool = False  # GPT-2's are `[in, out]`, as its first implementation wrote a convolution
-    fused: bool = False  # theirs is one tensor already, its parts one after the other
-    dim: int = 0  # instead of the first
+    transposed: bool = False  # GPT-2's weights are `[in, out]`, because its first implementation used convolutions
+    fused: bool = False  # theirs is one tensor already, with its parts concatenated
+    dim: int = 0  # instead of the first dimension
 
     def join(self, theirs: Sequence[Tensor]) -> Tensor:
         parts = [(part.T if self.transposed else part).movedim(self.dim, 0) for part in theirs]
@@ -65,9 +66,9 @@ class Rule:
 class Table:
     """The rules of one model.
 
-    `our_copies` and `their_copies` name tensors that are another's under a second name: tied weights. Either name may
-    be missing in what is read; both are written. `unused` are ends of names that hold nothing learned and are passed
-    over. `prefix` may be missing from all the names that start with it.
+    `our_copies` and `their_copies`: second names of tied weights. Either name may be missing in what is read; both are
+    written. `unused`: suffixes of names of tensors that are not learned and are skipped. `prefix` may be missing from
+    all the names that start with it.
     """
 
     rules: tuple[Rule, ...]
@@ -115,7 +116,7 @@ def gpt(config: GPTConfig) -> Table:
 
 def llama(config: LlamaConfig) -> Table:
     rules = [*weight("embed", "model.embed_tokens")]
-    qkv, gate_up = Layout(shares=(config.queries_per_key, 1, 1)), Layout(shares=(1, 1))  # one behind another
+    qkv, gate_up = Layout(shares=(config.queries_per_key, 1, 1)), Layout(shares=(1, 1))  # concatenated
     for n in range(config.layers):
         our, their = f"blocks.{n}", f"model.layers.{n}"
         heads = (f"{their}.self_attn.{name}_proj" for name in "qkv")
@@ -162,7 +163,7 @@ def bert(config: BERTConfig) -> Table:
     bias = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
     unused = ("embeddings.position_ids",)
     if not config.tied:
-        # Hugging Face then unties the two biases as well, and computes with the decoder's alone.
+        # Hugging Face then unties the two biases as well, and uses only the decoder's.
         return Table((*rules, *weight("decoder", "cls.predictions.decoder")), {}, bias, (*unused, *bias))
     return Table(
         tuple(rules),
@@ -196,7 +197,7 @@ def _unet_block(config: UNetConfig, shape: Shape, ours: str, theirs: str, number
     res = f"{theirs}.resnets.{number}"
     joined = _in_turns(config, shape)
     yield from both(f"{ours}.res.norm1", f"{res}.norm1", layout=joined)
-    inputs = replace(joined, dim=1) if shape.skip else AS_IT_IS  # a convolution's are [out, in, ...]
+    inputs = replace(joined, dim=1) if shape.skip else AS_IT_IS  # a convolution's weight is [out, in, ...]
     yield from weight(f"{ours}.res.conv1", f"{res}.conv1", layout=inputs)
     yield Rule(f"{ours}.res.conv1.bias", (f"{res}.conv1.bias",))
     for name in ("norm2", "conv2"):
@@ -214,7 +215,7 @@ def _unet_block(config: UNetConfig, shape: Shape, ours: str, theirs: str, number
 
 
 def _in_turns(config: UNetConfig, shape: Shape) -> Layout:
-    """Theirs are the channels of what came up and of the skip connection, one behind the other."""
+    """Theirs are the channels of the upward path followed by those of the skip connection."""
     if not shape.skip:
         return AS_IT_IS
     first = shape.inputs - shape.skip

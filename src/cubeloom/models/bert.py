@@ -1,4 +1,4 @@
-"""BERT: both directions, norms after each half of a block, masked tokens guessed from the rest."""
+"""BERT: bidirectional attention, norms after each half of a block, prediction of masked tokens."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class FirstToken(nn.Module):
 
 
 class BERT(nn.Module):
-    """BERT as published, but that attention probabilities are not dropped out (`AttentionCore` says why).
+    """BERT as published, except that attention probabilities have no dropout (`AttentionCore` says why).
 
-    Every sequence fills its length: there is no padding mask.
+    Every sequence has full length: there is no padding mask.
     """
 
     def __init__(self, config: BERTConfig) -> None:
@@ -67,10 +67,10 @@ class BERT(nn.Module):
         types: Tensor | None = None,
         next_sentence: Tensor | None = None,
     ) -> Tensor:
-        """From `[batch, sequence]` the logits `[tokens, vocab]`, or the mean loss where there are targets.
+        """From `[batch, sequence]` the logits `[tokens, vocab]`, or with targets the mean loss.
 
-        `types` says which of two segments a token is of, all the first by default. With targets and `next_sentence`,
-        `[batch]` of 0 (the second segment follows the first) and 1, the loss of that guess is added.
+        `types`: the segment of each token, by default the first. With targets and `next_sentence`, `[batch]` of 0 (the
+        second segment follows the first) and 1, the loss of that prediction is added.
         """
         sequence = sequence_length(tokens, self.config.positions)
         if next_sentence is not None and not self.config.next_sentence:
@@ -115,5 +115,5 @@ class BERT(nn.Module):
         ]
 
     def initial(self, name: str) -> Initial:
-        """How the named parameter starts: as Hugging Face starts a BERT."""
+        """The initialisation of the named parameter, as in Hugging Face's BERT."""
         return initial(name, std=0.02, residual_std=0.02)

@@ -1,4 +1,4 @@
-"""Buffers that no file has, such as tables of rotary positions: a model on the meta device gets their values back."""
+"""Computes buffers that are in no file, such as rotary tables, for a model on the meta device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cubeloom.base.errors import UserError
 
 
 def compute_buffers(model: nn.Module) -> None:
-    """As Hugging Face's models compute them; raises UserError for a model that does not say how."""
+    """As Hugging Face's models compute them. Raises UserError for a model that does not say how."""
     initialise = getattr(model, "_init_weights", None)
     for name, module in model.named_modules():
         own = torch_private.buffers_of(module)

@@ -1,4 +1,4 @@
-"""The configurations of our models: their sizes, and what must divide them. No torch here."""
+"""The configurations of our models: their sizes, and their divisibility rules. Does not import torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GPTConfig:
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig:
     vocab: int
-    positions: int  # the longest sequence: rotary positions have no table that would end
+    positions: int  # the longest sequence; rotary positions have no table that would limit it
     hidden: int
     layers: int
     heads: int
@@ -84,13 +84,13 @@ class BERTConfig:
 
 @dataclass(frozen=True)
 class Shape:
-    """What one block of the U takes and gives, in channels."""
+    """The input and output channels of one block of the U-Net."""
 
     inputs: int
     outputs: int
-    skip: int = 0  # how many of the inputs, the last ones, come over a skip connection
+    skip: int = 0  # the number of input channels, the last ones, from a skip connection
     attention: bool = False
-    resamples: bool = False  # changes the resolution, and nothing else
+    resamples: bool = False  # changes only the resolution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,21 +100,21 @@ class UNetConfig:
     image: int  # height and width
     channels: int
     multipliers: tuple[int, ...]
-    attention: tuple[bool, ...]  # at which levels pixels attend to each other
-    res_blocks: int  # a level on the way down; there is one more on the way up
+    attention: tuple[bool, ...]  # the levels with attention between pixels
+    res_blocks: int  # per level on the way down; one more on the way up
     in_channels: int = 3
     out_channels: int = 3
-    head_dim: int | None = None  # all channels are one head by default
+    head_dim: int | None = None  # by default all channels are one head
     groups: int = 32  # of a norm
     middle_attention: bool = True
     dropout: float = 0.0
     norm_eps: float = 1e-5
-    cosine_first: bool = True  # in the sinusoids of a time, before the sines
+    cosine_first: bool = True  # in the sinusoids of a time
     frequency_shift: int = 0  # 1: the slowest sinusoid has a period of exactly 2 pi 10000 steps
-    pad_after: bool = False  # downsampling pads below and to the right only, as the first DDPM did
-    turns: int = 8  # in which channels are joined over a skip connection: a grid's x and y must divide it
+    pad_after: bool = False  # downsampling pads only below and to the right, as in the first DDPM
+    turns: int = 8  # interleaving of channels joined over a skip connection: a grid's x and y must divide it
     steps: int = 1000  # from an image to noise
-    betas: tuple[float, float] = (1e-4, 0.02)  # the noise that the first step adds, and the last
+    betas: tuple[float, float] = (1e-4, 0.02)  # the noise added by the first and the last step
 
     def __post_init__(self) -> None:
         if len(self.attention) != len(self.multipliers):
@@ -166,15 +166,15 @@ class UNetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetConfig:
-    """Stage n has `width * widen * 2**n` channels; each but the first halves the resolution."""
+    """Stage n has `width * widen * 2**n` channels; each stage but the first halves the resolution."""
 
-    blocks: tuple[int, ...]  # of each stage
+    blocks: tuple[int, ...]  # per stage
     classes: int
-    image: int = 224  # height and width, of those whose communication is counted; any other can be had
+    image: int = 224  # height and width for counting communication; any other size works too
     width: int = 64
     widen: int = 1
     channels: int = 3  # of the images
-    small_images: bool = False  # of 32 pixels or less: begin without two halvings
+    small_images: bool = False  # of 32 pixels or less: without the two initial halvings
     norm_eps: float = 1e-5
     label_smoothing: float = 0.0
 

@@ -1,4 +1,4 @@
-"""How each model lies on the cube. A model knows nothing of this; a cut knows only its module names."""
+"""The cuts of our models. A model does not know its cut; a cut only knows the model's module names."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def llama_cut(config: LlamaConfig) -> Cut:
     return {
         "embed": Embedding(),
         "blocks.*.norm1": Norm(),
-        # All queries, all keys and all values; a rank has keys, their values and the queries that share them.
+        # All queries, all keys and all values. A rank has some keys, their values and the queries that share them.
         "blocks.*.attention.qkv": Expand(heads=config.kv_heads, queries=config.queries_per_key),
         "blocks.*.attention.core": Attention(config.kv_heads, config.queries_per_key),
         "blocks.*.attention.proj": Contract(heads=config.kv_heads, queries=config.queries_per_key),
@@ -87,7 +87,7 @@ def bert_cut(config: BERTConfig) -> Cut:
         "blocks.*.mlp.down": Contract(),
         "blocks.*.mlp.dropout": Dropout(),
         "blocks.*.norm2": Norm(),
-        # One linear stands between the last block and the decoder, whose weight is the embedding's: turned back.
+        # One linear is between the last block and the decoder, whose weight is the embedding's: it is turned back.
         "transform": Expand(turn=True),
         "transform_norm": Norm(sharded=True),
         "decoder": Expand(sharded_input=True, sharded_output=True),
@@ -104,15 +104,15 @@ def bert_cut(config: BERTConfig) -> Cut:
 
 
 def unet_cut(config: UNetConfig) -> Cut:
-    """Every convolution takes features to the other side. A level keeps its side, and a resampling changes it.
+    """Every convolution moves features to the other side. A level keeps its side, and a resampling changes it.
 
-    So skip connections, which join blocks of one resolution, find both ends on the same side, and nothing is redistributed.
+    Skip connections join blocks of one resolution, so both ends are on the same side and nothing is redistributed.
     """
     time = 4 * config.widths[0]
     cut: dict[str, Declared] = {
         "time.first": Replicated(),
         "time.second": Replicated(),
-        "time.act_out": CopyToRegion(time),  # what every res block uses all of
+        "time.act_out": CopyToRegion(time),  # every res block uses all of it
         "conv_in": ColwiseFromReplicated("x"),
         "norm_out": Norm(side="x"),
         "conv_out": RowwiseToReplicated("x"),
@@ -153,7 +153,7 @@ def _unet_block(shape: Shape, side: Side, heads: int, turns: int) -> dict[str, D
 
 
 def _away(side: Side, heads: int | None = None) -> Declared:
-    """From the stream's side to the other."""
+    """From the stream's side to the other side."""
     return Expand(heads=heads, stream=side) if side == "x" else Contract(heads=heads, stream=side)
 
 
@@ -177,7 +177,7 @@ def resnet_cut(config: ResNetConfig) -> Cut:
 
 
 def cut_of(model: nn.Module) -> Cut:
-    """The cut of a model of ours."""
+    """The cut of one of our models."""
     match model:
         case GPT():
             return gpt_cut(model.config)

@@ -1,4 +1,4 @@
-"""What GPT and Llama have in common: tokens, a row of blocks on a residual stream, a norm and a head."""
+"""The common parts of GPT and Llama: tokens, a row of blocks on a residual stream, a norm and a head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cubeloom.models.pieces import Piece
 
 
 class PreNormBlock(nn.Module):
-    """Each half of the block normalises what it takes from the stream, and adds what it finds."""
+    """Each half of the block normalises its input from the residual stream, and adds its output to it."""
 
     norm1: nn.Module
     attention: nn.Module
@@ -24,7 +24,7 @@ class PreNormBlock(nn.Module):
 
 
 class Decoder(nn.Module, ABC):
-    """`begin` makes the stream; `beginners` are the modules that it uses."""
+    """`begin` computes the start of the residual stream; `beginners` are the modules that it uses."""
 
     beginners: tuple[str, ...]
     positions_most: int
@@ -38,7 +38,7 @@ class Decoder(nn.Module, ABC):
         """From `[batch, sequence]` to `[tokens, hidden]`."""
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """From `[batch, sequence]` the logits `[tokens, vocab]`, or the mean loss where there are targets."""
+        """From `[batch, sequence]` the logits `[tokens, vocab]`, or with targets the mean loss."""
         sequence = sequence_length(tokens, self.positions_most)
         x = self.begin(tokens)
         for block in self.blocks:

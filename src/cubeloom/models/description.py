@@ -1,4 +1,4 @@
-"""A model's configuration as JSON, so that a checkpoint can say what it is of."""
+"""A model's configuration as JSON, so that a checkpoint can describe its model."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FAMILIES: dict[str, type[Config]] = {
 
 
 def describe(config: Config) -> dict[str, Any]:
-    """The family and every field that is set; `config_from` is the reverse, also after a way through JSON."""
+    """The family and every field that is set. `config_from` is the inverse, also after conversion to JSON and back."""
     family = next(name for name, kind in FAMILIES.items() if isinstance(config, kind))
     return {"family": family, **{name: value for name, value in asdict(config).items() if value is not None}}
 
 
 def config_from(description: Mapping[str, Any]) -> Config:
-    """Fields that are missing have their defaults; one that is unknown is refused."""
+    """Missing fields have their defaults; unknown ones are refused."""
     fields = dict(description)
     family = fields.pop("family", None)
     if not isinstance(family, str) or family not in FAMILIES:

@@ -1,4 +1,4 @@
-"""What a model may be run with, to see what it does: one small batch."""
+"""Creates one small batch with which a model can be run to inspect it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TARGET_NAMES = ("labels", "targets", "target", "y")
 
 
 def example_of(model: nn.Module, samples: int = _SAMPLES, sequence: int | None = None) -> dict[str, Any]:
-    """The keyword arguments of one forward. Raises UserError where the model does not show what it takes."""
+    """The keyword arguments of one forward. Raises UserError if they cannot be derived from the model."""
     config = getattr(model, "config", None)
     main = getattr(model, "main_input_name", None)
     taken = inspect.signature(model.forward).parameters
@@ -61,12 +61,12 @@ def _of_hugging_face(
 
 
 def _labels(model: nn.Module, targets: Tensor) -> Tensor:
-    """One a sample for a model that classifies samples."""
+    """One label per sample for a model that classifies samples."""
     return torch.zeros(len(targets), dtype=torch.long) if "SequenceClassification" in type(model).__name__ else targets
 
 
 def _of_tokens(model: nn.Module, taken: list[str], samples: int, sequence: int) -> dict[str, Any] | None:
-    """Of a model of a user's own, that takes tokens and perhaps targets by one of the usual names."""
+    """For a user's own model that takes tokens and perhaps targets under usual names."""
     tables = [each for each in model.modules() if isinstance(each, nn.Embedding)]
     tokens = next((name for name in TOKEN_NAMES if name in taken), None)
     if not tables or tokens is None:

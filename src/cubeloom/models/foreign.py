@@ -1,4 +1,4 @@
-"""What every model that others wrote needs to be trained here: a forward that gives the loss, values, and batches."""
+"""What is needed to train models that others wrote: a forward that returns the loss, values, and batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _IGNORED = 1 / 8
 
 
 class Stored(Protocol):
-    """Tensors of files, by the names that a model has for them."""
+    """Tensors in files, by the model's names."""
 
     def has(self, name: str) -> bool: ...
 
@@ -33,9 +33,10 @@ class Stored(Protocol):
 
 
 class InDouble(TorchFunctionMode):
-    """Models of others compute norms, angles and losses in float32, whatever their own numbers are.
+    """Many models compute norms, angles and losses in float32, whatever their dtype.
 
-    Of one in double these are in double too, so that a grid and the serial model can be compared to the last digits.
+    For a float64 model these are computed in float64 too, so that a grid can be compared with the serial model to the
+    last digits.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,9 +59,9 @@ def _in_double() -> Iterator[None]:
 
 
 def forwarding_loss(model: nn.Module, in_double: bool = True) -> nn.Module:
-    """The same module, whose forward gives the loss alone where its own gives an object or a tuple that has it.
+    """The same module, whose forward returns only the loss, even if its own returns an object or a tuple with it.
 
-    `in_double`: all that a model in double computes is.
+    `in_double`: a float64 model computes everything in float64.
     """
     kind = type(model)
 
@@ -81,7 +82,9 @@ def forwarding_loss(model: nn.Module, in_double: bool = True) -> nn.Module:
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
-    """Masks would have to be drawn by place for any grid to draw the same: layers between which features are cut draw none."""
+    """Switch dropout off: between layers with cut features masks cannot be drawn by position, independently of the
+    grid.
+    """
     for module in model.modules():
         for owner in (module, getattr(module, "config", None)):
             own = {} if owner is None else vars(owner)
@@ -94,7 +97,7 @@ def without_dropout(model: nn.Module) -> nn.Module:
 def filled_by(
     model: nn.Module, seed: int, dtype: torch.dtype, device: torch.device, stored: Stored | None = None
 ) -> Fill:
-    """Stored values where there are any; else those that depend on seed, name and place alone, and buffers as computed."""
+    """Stored values if there are any; otherwise values that depend only on seed, name and index, and computed buffers."""
     initial = _initial(model)
     buffers = dict(model.named_buffers(remove_duplicate=False))
 
@@ -112,7 +115,7 @@ def filled_by(
 
 
 def _initial(model: nn.Module) -> dict[str, Initial]:
-    """How each parameter starts: as most models do."""
+    """The initialisation of each parameter, as in most models."""
     std = float(getattr(getattr(model, "config", None), "initializer_range", _STD) or _STD)
     found: dict[str, Initial] = {}
     for name, module in model.named_modules():
@@ -129,7 +132,7 @@ def _initial(model: nn.Module) -> dict[str, Initial]:
 
 
 def random_batch(model: nn.Module, batch: Batch, seed: int, step: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Like the model's example, with numbers drawn from seed and step alone."""
+    """Like the model's example, with random numbers from seed and step alone."""
     example = example_of(model, batch.samples, batch.sequence)
     found: dict[str, Tensor] = {}
     for name, like in example.items():
@@ -143,7 +146,7 @@ def random_batch(model: nn.Module, batch: Batch, seed: int, step: int, dtype: to
         else:
             low, high = like.min().item(), like.max().item()
             found[name] = (low + drawn * (high - low + 1)).long()
-        if name == "labels" and like.dim() == 2:  # of a language model: some do not count
+        if name == "labels" and like.dim() == 2:  # of a language model: some are ignored
             ignored = counter.uniform(counter.key(seed, step, "ignored"), index) < _IGNORED
             found[name] = found[name].masked_fill(ignored, -100)
     return found

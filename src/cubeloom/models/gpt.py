@@ -20,7 +20,7 @@ class Block(PreNormBlock):
 
 
 class GPT(Decoder):
-    """GPT-2 as published, but that attention probabilities are not dropped out (`AttentionCore` says why)."""
+    """GPT-2 as published, except that attention probabilities have no dropout (`AttentionCore` says why)."""
 
     beginners = ("embed", "positions", "dropout")
 
@@ -42,5 +42,7 @@ class GPT(Decoder):
         return self.dropout(self.embed(tokens.flatten()) + self.positions(positions(tokens)))  # [tokens, hidden]
 
     def initial(self, name: str) -> Initial:
-        """How the named parameter starts: GPT-2's, whose residual stream keeps its variance through the layers."""
+        """The initialisation of the named parameter: GPT-2's, which keeps the residual stream's variance over the
+        layers.
+        """
         return initial(name, std=0.02, residual_std=0.02 / (2 * self.config.layers) ** 0.5)

@@ -1,7 +1,7 @@
 """Weights to and from Hugging Face's `transformers` and `diffusers`.
 
-Their classes are GPT2LMHeadModel, LlamaForCausalLM and BertForMaskedLM, or BertForPreTraining where the configuration
-has `next_sentence`; and UNet2DModel. Values only move, so that a round trip is exact to the bit.
+Their classes are GPT2LMHeadModel, LlamaForCausalLM and BertForMaskedLM, or BertForPreTraining if the configuration has
+`next_sentence`; and UNet2DModel. Values are only moved, so a round trip is bit-exact.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from cubeloom.models.modules import build
 State = dict[str, Tensor]
 V = TypeVar("V")
 
-SHOWN = 3  # how many names of each kind of trouble a message gives
+SHOWN = 3  # names that a message gives per kind of error
 
 
 def from_hugging_face(config: Config, state: Mapping[str, Tensor]) -> State:
-    """A state dict of ours from one of theirs. Tensors of the same layout in both are shared, not copied."""
+    """Our state dict from theirs. Tensors with the same layout in both are shared, not copied."""
     rules = table(config)
     theirs = _originals(_recognised(state, rules), rules.their_copies)
     _check(theirs, _to(rules, _skeleton(config)), f"Hugging Face's tensors of {config}")
@@ -37,7 +37,7 @@ def from_hugging_face(config: Config, state: Mapping[str, Tensor]) -> State:
 
 
 def to_hugging_face(config: Config, state: Mapping[str, Tensor]) -> State:
-    """The reverse. Tied weights come under both names; safetensors' `save_model` stores them once."""
+    """The inverse. Tied weights have both names; safetensors' `save_model` stores them once."""
     rules = table(config)
     ours = _originals(state, rules.our_copies)
     _check(ours, _originals(_skeleton(config), rules.our_copies), f"the tensors of {config}")
@@ -45,10 +45,10 @@ def to_hugging_face(config: Config, state: Mapping[str, Tensor]) -> State:
 
 
 def rules_to_read(config: LanguageConfig, stored: Mapping[str, Tensor]) -> tuple[list[Rule], list[tuple[str, str]]]:
-    """How each tensor of ours is made, by the names that theirs have where they are stored; nothing is read for it.
+    """How each of our tensors is formed, with the stored names of theirs; nothing is read.
 
-    Of `stored` the shapes matter alone: meta tensors will do. Then come pairs of stored names that are one tied tensor, and
-    must hold the same values.
+    Only the shapes of `stored` matter, so meta tensors suffice. Also returns pairs of stored names that are one tied
+    tensor and must have the same values.
     """
     from_hugging_face(config, {name: tensor.to("meta") for name, tensor in stored.items()})  # refuses what does not fit
     rules = table(config)
@@ -60,9 +60,9 @@ def rules_to_read(config: LanguageConfig, stored: Mapping[str, Tensor]) -> tuple
 
 
 def rules_to_write(config: LanguageConfig) -> list[Rule]:
-    """How each tensor of theirs is made, and under which names transformers stores them: tied tensors once."""
+    """How each of their tensors is formed, with the names under which transformers stores them: tied tensors once."""
     rules = table(config)
-    # The one pair of names of which transformers stores the second.
+    # The only pair of names of which transformers stores the second.
     kept = {original: copy for copy, original in rules.their_copies.items() if copy == "cls.predictions.bias"}
     if config.tied:
         return [_renamed(rule, [kept.get(name, name) for name in rule.theirs]) for rule in rules.rules]
@@ -82,7 +82,7 @@ def _to(rules: Table, ours: Mapping[str, Tensor]) -> State:
 
 
 def _skeleton(config: Config) -> State:
-    """Our state dict with shapes and no values."""
+    """Our state dict with shapes and without values."""
     with torch.device("meta"):
         return build(config).state_dict()
 
@@ -96,12 +96,12 @@ def _recognised(state: Mapping[str, V], rules: Table) -> dict[str, V]:
 
 
 def _of_today(name: str) -> str:
-    """The first BERTs were published with other names for what a norm learns."""
+    """The first BERTs were published with other names for the parameters of a norm."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def _originals(state: Mapping[str, Tensor], copies: Mapping[str, str]) -> State:
-    """The state without second names, which must not hold anything else than the first ones do."""
+    """The state without second names, whose values must equal those of the first names."""
     originals = {name: tensor for name, tensor in state.items() if name not in copies}
     for copy, original in copies.items():
         if copy not in state:

@@ -1,4 +1,4 @@
-"""A model of Hugging Face as a source: a folder with config.json, with or without weights."""
+"""A Hugging Face model as a source: a folder with config.json, with or without weights."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from cubeloom.parallel.traced import Tracing
 from cubeloom.parallel.traced.without_values import EXPERTS
 
 FAMILY = "hugging_face"
-"""Of such models, in the description that a checkpoint has."""
+"""The kind of such models in a checkpoint's description."""
 
 
 @dataclass(frozen=True)
 class HuggingFaceModel:
-    """A `ModelSource`. The architecture is the first that config.json names."""
+    """A `ModelSource`. The architecture is the first one in config.json."""
 
     folder: str
 
@@ -124,13 +124,13 @@ def _transformers() -> Any:
 
 
 def from_description(description: Mapping[str, Any], where: str) -> nn.Module:
-    """The module of what `HuggingFaceModel.describe` says, without values; `where` it was read is for a refusal."""
+    """The module that `HuggingFaceModel.describe` described, without values. `where` it was read is for errors."""
     auto = _transformers().AutoConfig
     said = description.get("config")
     kind = said.get("model_type") if isinstance(said, dict) else None
     try:
         config = type(auto.for_model(kind)).from_dict(said)
-    except Exception as error:  # whatever transformers says of such a configuration
+    except Exception as error:  # transformers may refuse a configuration in any way
         raise UserError(f"{where} is of a model that is not known here: {first_line(error)}") from None
     with torch.device("meta"):
         return _made(_class_of(config, where), config, where)
@@ -138,10 +138,10 @@ def from_description(description: Mapping[str, Any], where: str) -> nn.Module:
 
 def _made(architecture: Any, config: Any, where: str) -> nn.Module:
     config = copy(config)
-    setattr(config, EXPERTS, "eager")  # grouped products want bfloat16, and sizes that a rank does not know
+    setattr(config, EXPERTS, "eager")  # grouped matmuls need bfloat16, and sizes that a rank does not know
     try:
         made: nn.Module = architecture(config)
         compute_buffers(made)
-    except Exception as error:  # whatever transformers says of such sizes
+    except Exception as error:  # transformers may refuse such sizes in any way
         raise UserError(f"{where} is of a model that cannot be built: {first_line(error)}") from None
     return made

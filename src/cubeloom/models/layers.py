@@ -1,7 +1,7 @@
-"""What the models share beyond torch's own layers.
+"""Layers that the models share, besides torch's own.
 
-Activations are `[rows, features]`, a row for each token of the batch. No layer here reads a size from a configuration:
-on a grid it is given some of the sequences and some of the features, and computes just those.
+Activations are `[rows, features]`, with one row per token of the batch. No layer here reads a size from a
+configuration: on a grid it gets some of the sequences and some of the features, and computes only those.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from cubeloom.models.pieces import Piece
 
 
 class AttentionCore(nn.Module):
-    """Attention between queries, keys and values already projected; it has no parameters.
+    """Attention of queries, keys and values that are already projected. It has no parameters.
 
-    Features come as all queries, all keys and all values, one behind another, each `[heads, head_dim]`; queries of one
-    key are neighbours. So kernels read and write long runs of memory, and the same part of each of the three is a
-    smaller attention, which heads cut over devices are. Features leave as the queries came.
+    Features are all queries, all keys and all values, concatenated, each `[heads, head_dim]`; queries of one key are
+    neighbours. Kernels thus read and write long contiguous runs of memory, and the same part of each of the three is a
+    smaller attention, which is how heads are cut over devices. The output has the layout of the queries.
 
-    Probabilities are not dropped out: GPT-2 and BERT did, models trained since do not, and fused kernels draw a mask
+    Attention probabilities have no dropout: GPT-2 and BERT had it, later models do not, and fused kernels draw a mask
     that depends on how the heads are cut.
     """
 
@@ -48,7 +48,7 @@ class AttentionCore(nn.Module):
         return mixed.transpose(1, 2).flatten(2).flatten(0, 1)
 
     def parts(self, heads: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values, turned where positions are rotary."""
+        """Queries, keys and values, rotated if positions are rotary."""
         keys = heads.shape[2] // (self.queries_per_key + 2)
         query, key, value = parts_of(heads, (keys * self.queries_per_key, keys, keys), dim=2)
         if self.rotary_base is not None:
@@ -64,7 +64,7 @@ class AttentionCore(nn.Module):
 
 
 class AttentionByHead(AttentionCore):
-    """Features come head by head, `[heads, 3, head_dim]`: a contiguous run of them is a smaller attention."""
+    """Features are ordered by head, `[heads, 3, head_dim]`: a contiguous run of them is a smaller attention."""
 
     def __init__(self, *, head_dim: int, causal: bool = True) -> None:
         super().__init__(head_dim=head_dim, causal=causal)
@@ -74,27 +74,27 @@ class AttentionByHead(AttentionCore):
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions for `[batch, sequence, heads, head_dim]`: feature i turns with feature i + head_dim/2.
+    """Rotary positions for `[batch, sequence, heads, head_dim]`: feature i is rotated with feature i + head_dim/2.
 
-    Pairing halves rather than neighbours is Hugging Face's convention, which Llama's published weights there follow.
-    Halves change places rather than being cut and joined, which compiled code would do number by number.
+    Pairing halves rather than neighbours is Hugging Face's convention, which its Llama weights follow. The halves are
+    rolled rather than split and concatenated, which compiled code would do element by element.
     """
     other_half = heads.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
     return heads * cos + other_half * sin
 
 
 def turns(heads: Tensor, base: float) -> tuple[Tensor, ...]:
-    """What these heads are rotated by, `[sequence, 1, head_dim]`."""
+    """The rotation of these heads, `[sequence, 1, head_dim]`."""
     compute = _turns_as_they_are if torch.compiler.is_compiling() else _turns
     found = compute(heads.shape[1], heads.shape[-1], base, heads.device)
     return tuple(each.to(heads.dtype)[:, None, :] for each in found)
 
 
 def _turns(sequence: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The cosine and sine by which features turn, `[sequence, head_dim]`: the first half to one side, the second to the other.
+    """The cosine and sine of the rotation, `[sequence, head_dim]`: with opposite signs for the two halves.
 
-    They are float32 whatever the activations are, as where published weights were trained: in bfloat16 far positions would
-    collapse into one, and in float64 the model would no longer be the same to the last digits.
+    They are always float32, as in the training of published weights: in bfloat16 far positions would collapse into one,
+    and in float64 the model would differ in the last digits.
     """
     exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
     places = torch.arange(sequence, device=device, dtype=torch.float32)
@@ -103,7 +103,7 @@ def _turns(sequence: int, head_dim: int, base: float, device: torch.device) -> t
     return angles.cos(), angles.sin()
 
 
-# For the compiler, which would compute them with other last digits.
+# An opaque operator, because compiled code would compute other last digits.
 _turns_as_they_are = torch.library.custom_op("cubeloom::turns", _turns, mutates_args=())
 
 
@@ -114,7 +114,7 @@ def _(sequence: int, head_dim: int, base: float, device: torch.device) -> tuple[
 
 
 class SwiGLU(nn.Module):
-    """`silu(gate) * up` of all gates and, behind them, all that they gate."""
+    """`silu(gate) * up` of the concatenated gate and up projections."""
 
     def forward(self, gate_up: Tensor) -> Tensor:
         gate, up = parts_of(gate_up, 2 * (gate_up.shape[-1] // 2,), dim=-1)
@@ -147,7 +147,7 @@ class MeanSquaredError(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention as in GPT-2 and BERT: biases, and dropout of what is added to the residual stream."""
+    """Multi-head attention as in GPT-2 and BERT: with biases, and dropout of its contribution to the residual stream."""
 
     def __init__(self, *, hidden: int, heads: int, causal: bool, dropout: float) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Four times wider and back, as in GPT-2 and BERT; `approximate` is torch's name for which GELU is between."""
+    """An MLP four times as wide, as in GPT-2 and BERT. `approximate`: torch's name of the GELU variant."""
 
     def __init__(self, *, hidden: int, approximate: str, dropout: float) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class MLP(nn.Module):
 
 
 def sequence_length(tokens: Tensor, longest: int) -> int:
-    """The length of the sequences in `[batch, sequence]`, refused where the model has no positions for it."""
+    """The length of the sequences in `[batch, sequence]`; refused if the model has no positions for it."""
     sequence = tokens.shape[1]
     if sequence > longest:
         raise UserError(f"a sequence of {sequence} tokens is too long: the model has {longest} positions")
@@ -183,13 +183,13 @@ def sequence_length(tokens: Tensor, longest: int) -> int:
 
 
 def positions(tokens: Tensor) -> Tensor:
-    """The place of each token in its sequence, in the order of `tokens.flatten()`."""
+    """The position of each token in its sequence, in the order of `tokens.flatten()`."""
     batch, sequence = tokens.shape
     return torch.arange(sequence, device=tokens.device).repeat(batch)
 
 
 def initial(name: str, *, std: float, residual_std: float) -> Initial:
-    """Biases at zero, norms at one, what is added to the residual stream at `residual_std`, the rest at `std`."""
+    """Biases zero, norms one, projections to the residual stream with `residual_std`, the rest with `std`."""
     module, _, kind = name.rpartition(".")
     layer = module.rpartition(".")[2]
     if kind == "bias":
@@ -200,12 +200,12 @@ def initial(name: str, *, std: float, residual_std: float) -> Initial:
 
 
 def fan_ins(model: nn.Module) -> dict[str, int]:
-    """How many inputs each output of a linear or a convolution sums, by the weight's name."""
+    """The number of inputs that each output of a linear or convolution sums, by the weight's name."""
     return {name: weight.shape[1:].numel() for name, weight in model.named_parameters() if weight.dim() > 1}
 
 
 def initial_by_fan(name: str, fans: Mapping[str, int], *, gain: float) -> Initial:
-    """Biases at zero, norms at one, weights with the variance `gain / fan`."""
+    """Biases zero, norms one, weights with the variance `gain / fan`."""
     if name.endswith(".bias"):
         return Constant(0.0)
     return Normal((gain / fans[name]) ** 0.5) if name in fans else Constant(1.0)
@@ -217,7 +217,7 @@ def block_pieces(blocks: nn.ModuleList) -> list[Piece]:
     def piece(number: int) -> Piece:
         return Piece(
             (f"blocks.{number}",),
-            # The block is looked up when it runs: by then a cut may have replaced its layers, or a stage the block.
+            # The block is looked up when it runs, because a cut may have replaced its layers, or a stage the block.
             lambda carry, data: {"x": blocks[number](carry["x"], data["tokens"].shape[1])},
         )
 

@@ -63,5 +63,5 @@ class Llama(Decoder):
         return self.embed(tokens.flatten())  # [tokens, hidden]
 
     def initial(self, name: str) -> Initial:
-        """How the named parameter starts: as Hugging Face starts a Llama."""
+        """The initialisation of the named parameter, as in Hugging Face's Llama."""
         return initial(name, std=0.02, residual_std=0.02)

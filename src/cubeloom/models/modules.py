@@ -1,4 +1,4 @@
-"""The module of a configuration."""
+"""Creates the module of a configuration."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def build(model: str | Config) -> Model: ...
 
 
 def build(model: str | Config) -> Model:
-    """That model on the default device. Its values are `initial`'s to say: those that torch drew here do not matter."""
+    """The model on the default device. `initial` determines its values: those that torch drew here are not used."""
     match config(model) if isinstance(model, str) else model:
         case GPTConfig() as gpt:
             return GPT(gpt)

@@ -1,4 +1,4 @@
-"""A model by what a user calls it: a preset, a folder of Hugging Face's, or `file.py:function`."""
+"""A model by its name: a preset, a Hugging Face folder, or `file.py:function`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def named(name: str) -> ModelSource:
-    """Raises UserError where it is none of these."""
+    """Raises UserError if it is none of these."""
     match kind_of(name):
         case "preset":
             from cubeloom.models.our_model import preset  # each of the three needs torch, and `kind_of` does not
@@ -32,7 +32,7 @@ def named(name: str) -> ModelSource:
 
 
 def kind_of(name: str) -> Literal["preset", "file", "folder"]:
-    """Raises UserError where it is none of these."""
+    """Raises UserError if it is none of these."""
     if name in PRESETS:
         return "preset"
     file = name.rpartition(":")[0]

@@ -1,4 +1,4 @@
-"""What a model learns from, and under which names its forward takes what a source of data gives."""
+"""What a model is trained on, and the names of its forward's arguments for what a source of data provides."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from torch import Tensor, nn
 from cubeloom.models.example import TARGET_NAMES, TOKEN_NAMES
 
 Task = Literal["next token", "masked token", "image class", "denoising", "own"]
-"""`own`: batches that no source of data here gives; a training on random samples can still be tried."""
-IGNORED = -100  # a target that does not count, for torch and for transformers
+"""`own`: batches that no source of data here provides; the model can still be trained on random samples."""
+IGNORED = -100  # a target that does not count, in torch and in transformers
 
 
 @dataclass(frozen=True)
 class Naming:
-    """Sources of data give `tokens` and `targets`, `images` and `targets`, or `images`, `noise` and `times`."""
+    """Sources of data provide `tokens` and `targets`, `images` and `targets`, or `images`, `noise` and `times`."""
 
     task: Task
-    names: tuple[tuple[str, str], ...]  # of a source of data and of the forward
-    shifted: bool = False  # the model itself compares each token with the one before it
+    names: tuple[tuple[str, str], ...]  # from names of a source of data to those of the forward
+    shifted: bool = False  # the model itself shifts the targets by one token
 
     @property
     def targets(self) -> str | None:
-        """What the forward calls its targets."""
+        """The forward's name of its targets."""
         return dict(self.names).get("targets")
 
     def __call__(self, data: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As the forward names it; what it does not take is left out."""
+        """With the forward's names; what it does not take is left out."""
         found = {theirs: data[ours] for ours, theirs in self.names}
         if self.shifted:
             targets = dict(self.names)["targets"]
@@ -40,7 +40,7 @@ class Naming:
 
 
 def _one_later(targets: Tensor) -> Tensor:
-    """Labels of a model that shifts them itself: the token at each place. The last target has no place."""
+    """Labels for a model that shifts them itself: the token at each position. The last target has no position."""
     later = torch.full_like(targets, IGNORED)
     later[:, 1:] = targets[:, :-1]
     return later
@@ -51,7 +51,7 @@ _TEXT = (("tokens", "input_ids"), ("targets", "labels"))
 
 
 def naming_of_hugging_face(architecture: type[nn.Module], encoder_decoder: bool) -> Naming:
-    """By the class, as transformers names them."""
+    """By the class, with transformers' names."""
     name, takes = architecture.__name__, getattr(architecture, "main_input_name", "")
     if name.endswith("ForMaskedLM"):
         return Naming("masked token", _TEXT)
@@ -64,7 +64,7 @@ def naming_of_hugging_face(architecture: type[nn.Module], encoder_decoder: bool)
 
 
 def naming_of(model: nn.Module) -> Naming:
-    """Of a model of a user's own: by the names of what its forward takes."""
+    """For a user's own model: by the names of its forward's arguments."""
     config = getattr(model, "config", None)
     if hasattr(type(model), "main_input_name") and config is not None:
         kind = next(

@@ -1,4 +1,4 @@
-"""Our own models as a source: a configuration, and the name of the preset that it is of."""
+"""Our own models as a source: a configuration, and the name of its preset."""
 
 from __future__ import annotations
 
@@ -71,5 +71,5 @@ class OurModel:
 
 
 def preset(name: str) -> OurModel:
-    """One of the presets, as it is; raises UserError with the nearest name."""
+    """An unchanged preset. Raises UserError with the nearest name."""
     return OurModel(config(name), name)

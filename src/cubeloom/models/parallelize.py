@@ -31,14 +31,14 @@ Example = Mapping[str, Any]
 
 @dataclass
 class Handle:
-    """What is known of a model that was parallelized.
+    """What is known about a parallelized model.
 
-    `filled`: its parameters have values. `kind`, `config`: of the model as it was given; on a rank that has some of the heads
-    its own configuration may say so.
+    `filled`: its parameters have values. `kind`, `config`: of the original model; on a rank with some of the heads the
+    model's own configuration may differ.
     """
 
     network: Network
-    state: CubeState | None  # None: stages of a pipeline have one each
+    state: CubeState | None  # None for a pipeline, whose stages have one each
     report: Traced | None
     filled: bool
     kind: str
@@ -67,17 +67,18 @@ def parallelize(
     batch: tuple[int, int] | None = None,
     recompute: bool = False,
 ) -> Traced:
-    """Replace the layers of a model by those of this rank, in place; returns the report of what lies where.
+    """Replace the layers of a model by this rank's sharded layers, in place; return the report of what is where.
 
-    The model is any `nn.Module`; with values, which must be the same on all ranks, or on the meta device: then `load` fills it,
-    or `fill`. Each rank keeps its blocks only.
+    The model is any `nn.Module`. It either has values, which must be the same on all ranks, or is on the meta device;
+    then `load` or `fill` provides them. Each rank keeps only its blocks.
 
-    `cut`: how the layers lie, by name (see `docs/cube.md`); for a model of ours it is known, and any other model is traced: it
-    is run once without values on `example`, the keyword arguments of one rank's forward. Language models of Hugging Face and
-    models whose forward takes tokens need no example. `plan`: how some layers lie, from names to styles of Hugging Face's
-    `tp_plan`, such as "colwise"; tracing finds the rest. `batch`: samples of a step over the whole mesh and the tokens of each,
-    for a cut that cuts samples further. `rest` is how activations and weights rest with such a cut. `recompute`: each block of
-    the model's row of blocks keeps what it was given, and computes its forward once more in its backward.
+    `cut`: how the layers are sharded, by name (see `docs/cube.md`). For our models it is known, and any other model is
+    traced: it is run once without values on `example`, the keyword arguments of one rank's forward. Hugging Face's
+    language models and models whose forward takes tokens need no example. `plan`: how some layers are sharded, from
+    names to styles of Hugging Face's `tp_plan`, such as "colwise"; tracing finds the rest. `batch`: samples of a step
+    over the whole mesh and tokens per sample, for a cut that cuts samples further. `rest`: how activations and weights
+    are stored with such a cut. `recompute`: each block of the model's row of blocks keeps only its input, and
+    recomputes its forward in the backward.
     """
     network = network_of(mesh)
     if network.grid.pipe > 1:
@@ -115,7 +116,7 @@ def _refuse_empty(model: nn.Module, _: Any) -> None:
 
 
 def cut_for(model: nn.Module, cut: AnyCut | None, plan: Plan | None) -> AnyCut | None:
-    """Of a model of ours, or as it is given; None where it is to be traced."""
+    """The cut of one of our models, or the given one; None if the model must be traced."""
     if cut is not None and plan is not None:
         raise UserError("a cut says how every layer lies: give it or a plan, not both")
     return cut or (own_cut(model) if plan is None else None)

@@ -1,4 +1,4 @@
-"""A model as a row of pieces, so that a pipeline can cut it between any two."""
+"""A model as a row of pieces, between any two of which a pipeline can cut it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Protocol
 
 from torch import Tensor
 
-Carry = dict[str, Tensor]  # what one piece hands to the next; the last one hands out the loss
-Data = Mapping[str, Tensor]  # a batch, as the model's forward names it
+Carry = dict[str, Tensor]  # what one piece sends to the next; the last piece returns the loss
+Data = Mapping[str, Tensor]  # a batch, with the names of the model's forward
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some modules, by name, and what they do to the carry. All of a model's parameters are in some piece's modules."""
+    """Some modules, by name, and their operation on the carry. Every parameter of a model is in some piece's modules."""
 
     modules: tuple[str, ...]
     run: Callable[[Carry, Data], Carry]
-    whole: frozenset[str] = frozenset()  # of what it hands on for the first time, what no device has only a part of
-    losses: Mapping[str, str] = field(default_factory=dict)  # its losses, and which of the data has each one's targets
+    whole: frozenset[str] = frozenset()  # of its new outputs, those that every device has whole
+    # its losses, with the name of each one's targets in the data
+    losses: Mapping[str, str] = field(default_factory=dict)
 
 
 class InPieces(Protocol):

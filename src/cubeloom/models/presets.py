@@ -1,4 +1,4 @@
-"""Models by name, from those that train on a laptop in seconds to the papers' sizes. No torch here."""
+"""Models by name, from those that train on a laptop in seconds to the papers' sizes. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _gpt2(layers: int, hidden: int, heads: int, *, tied: bool = True) -> GPTConf
 
 
 def _gpt(layers: int, hidden: int, heads: int) -> GPTConfig:
-    """A shape from the launch scripts of Tensor3D's authors; 51200 is GPT-2's vocabulary padded so that it divides."""
+    """A shape from the launch scripts of Tensor3D's authors. 51200 is GPT-2's vocabulary, padded so that it divides."""
     return GPTConfig(vocab=51200, positions=2048, hidden=hidden, layers=layers, heads=heads)
 
 
@@ -35,11 +35,11 @@ def _bert(layers: int, hidden: int, heads: int) -> BERTConfig:
 
 
 def _unet(channels: int) -> UNetConfig:
-    """A shape of Tensor3D's: 32 pixels, four levels, three res blocks each; attention where improved-diffusion has it.
+    """A shape of Tensor3D's: 32 pixels, four levels, three res blocks each; attention as in improved-diffusion.
 
-    The authors' scripts name the channels of 550M to 8B parameters, in improved-diffusion's model, which takes two numbers
-    a channel from the time where this one takes one. The channels of the paper's own sizes, 3.5B to 28B, are in no script:
-    here they are the multiple of 32 that comes nearest. Heads have 64 channels, so that there are many to cut.
+    The authors' scripts give the channels for 550M to 8B parameters, in improved-diffusion's model, which takes two
+    numbers per channel from the time where this one takes one. The channels of the paper's own sizes, 3.5B to 28B, are
+    in no script: here they are the nearest multiple of 32. Heads have 64 channels, so that there are many to cut.
     """
     return UNetConfig(
         image=32,

@@ -1,4 +1,4 @@
-"""Random samples for our models, from seed and step alone: any grid sees the same."""
+"""Random samples for our models, from seed and step alone: the same on any grid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cubeloom.parallel import Batch
 
 
 def random_samples(model: Config, batch: Batch, seed: int, step: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The global batch of a step, as the model's forward names it."""
+    """The global batch of a step, with the names of the model's forward."""
     drawn = _Drawn(seed, step)
     match model:
         case UNetConfig():

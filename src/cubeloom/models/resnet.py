@@ -1,4 +1,4 @@
-"""ResNet and its wider relatives: basic blocks of two convolutions, batch norms, one guess an image."""
+"""ResNet and wide ResNets: basic blocks of two convolutions, batch norms, one class per image."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ResNet(nn.Module):
         self._fan_ins = fan_ins(self)
 
     def forward(self, images: Tensor, targets: Tensor | None = None) -> Tensor:
-        """From `[samples, channels, height, width]` the logits `[samples, classes]`, or the mean loss of targets."""
+        """From `[samples, channels, height, width]` the logits `[samples, classes]`, or with targets the mean loss."""
         x = self.begin(images)
         for block in self.blocks:
             x = block(x)
@@ -72,7 +72,7 @@ class ResNet(nn.Module):
 
     def pieces(self) -> list[Piece]:
         def piece(number: int) -> Piece:
-            # The block is looked up when it runs: by then a cut may have replaced its layers, or a stage the block.
+            # The block is looked up when it runs, because a cut may have replaced its layers, or a stage the block.
             return Piece((f"blocks.{number}",), lambda carry, _: {"x": self.blocks[number](carry["x"])})
 
         return [
@@ -86,13 +86,13 @@ class ResNet(nn.Module):
         ]
 
     def example(self, samples: int) -> dict[str, Tensor]:
-        """Inputs without values, to see the shapes of everything."""
+        """Inputs without values, to learn all shapes."""
         pixels = self.config.image
         images = torch.empty(samples, self.config.channels, pixels, pixels, device="meta")
         return {"images": images, "targets": torch.empty(samples, dtype=torch.long, device="meta")}
 
     def initial(self, name: str) -> Initial:
-        """How the named parameter starts: convolutions as He and others start what a ReLU follows, the head smaller."""
+        """The initialisation of the named parameter: He's for convolutions before a ReLU, smaller for the head."""
         if name == "head.weight":
             return Normal(0.01)
         return initial_by_fan(name, self._fan_ins, gain=2.0)

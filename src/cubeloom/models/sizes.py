@@ -1,4 +1,4 @@
-"""How many parameters a configuration has, counted without making its layers. No torch here."""
+"""Counts the parameters of a configuration without creating its layers. Does not import torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cubeloom.models.configs import BERTConfig, Config, GPTConfig, LlamaConfig, 
 
 
 def parameters(config: Config) -> int:
-    """Of the module that `build` makes; a tied weight counts once."""
+    """Of the module that `build` creates; a tied weight counts once."""
     match config:
         case GPTConfig(hidden=hidden, vocab=vocab):
             tables = (vocab + config.positions) * hidden + (0 if config.tied else vocab * hidden)
@@ -39,7 +39,7 @@ def _conv(inputs: int, outputs: int, kernel: int) -> int:
 
 
 def _block(hidden: int) -> int:
-    """Of a GPT or BERT: attention, an MLP of four times the width, two norms."""
+    """Of a GPT or BERT block: attention, an MLP of four times the width, two norms."""
     attention = _linear(hidden, 3 * hidden) + _linear(hidden, hidden)
     return attention + _linear(hidden, 4 * hidden) + _linear(4 * hidden, hidden) + 2 * _norm(hidden)
 

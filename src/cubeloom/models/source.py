@@ -1,4 +1,4 @@
-"""Where a model comes from: all that training, verifying and planning ask of one."""
+"""The interface of a model's source, which training, verifying and planning use."""
 
 from __future__ import annotations
 
@@ -15,55 +15,57 @@ from cubeloom.parallel.replace import Fill
 
 
 class ModelSource(Protocol):
-    """A model that can be built, cut, filled and fed. `OurModel` is the one of our presets.
+    """A model that can be built, cut, filled and fed. `OurModel` implements it for our presets.
 
-    A source is a value: frozen, and pickled to every rank. `cut` and `fill` are given a module that `build` made; `build`
+    A source is a value: frozen, and pickled to every rank. `cut` and `fill` get a module that `build` created; `build`
     is called under `torch.device("meta")`.
     """
 
     @property
     def name(self) -> str:
-        """As the user called it."""
+        """The name that the user gave."""
         ...
 
     @property
     def positions(self) -> int | None:
-        """The longest sequence that a sample may have; None where samples are no sequences."""
+        """The longest sequence of a sample; None if samples are not sequences."""
         ...
 
     @property
     def vocabulary(self) -> int | None:
-        """Tokens that it knows; None where samples have no tokens."""
+        """The size of its vocabulary; None if samples have no tokens."""
         ...
 
     @property
     def traced(self) -> bool:
-        """Nobody wrote its cut: it is found."""
+        """Whether its cut is found by tracing."""
         ...
 
     def build(self) -> nn.Module:
-        """The module. Its forward takes a batch by keyword and returns the mean loss; `pieces` says how stages cut it."""
+        """The module. Its forward takes a batch by keyword and returns the mean loss; `pieces` lists what stages
+        consist of.
+        """
         ...
 
     def cut(self, model: nn.Module) -> AnyCut:
-        """How each of its layers lies on the grid."""
+        """The cut: how each of its layers is sharded."""
         ...
 
     def fill(self, model: nn.Module, seed: int, dtype: torch.dtype, device: torch.device) -> Fill:
-        """The values that its parameters start with: the same on any grid."""
+        """The initial values of its parameters: the same on any grid."""
         ...
 
     def samples(self, batch: Batch, seed: int, step: int, dtype: torch.dtype) -> dict[str, Tensor]:
-        """A batch of random samples as the forward names them, the first dimension of each: the same on any grid."""
+        """A batch of random samples with the forward's names, cut by the first dimension: the same on any grid."""
         ...
 
     @property
     def naming(self) -> Naming:
-        """What it learns from, and how its forward names that."""
+        """What it is trained on, with the names of its forward."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """What a checkpoint says of it, as JSON."""
+        """A checkpoint's description of it, as JSON."""
         ...
 
 
@@ -76,7 +78,9 @@ def skeleton(source: ModelSource) -> nn.Module:
 def sharding_policy(
     source: ModelSource, activations: Activations | None, weights: Weights, inputs: Inputs, gradients: GradientDtype
 ) -> ShardingPolicy:
-    """With the activations that suit the model, unless they are said. Raises UserError for what a traced model cannot have."""
+    """With the activations that suit the model, unless they are given. Raises UserError for policies a traced model
+    cannot have.
+    """
     if source.traced:
         _refuse(source, "activations sharded between layers", activations == "sharded")
         _refuse(source, "inputs that are gathered again", inputs == "regathered")
@@ -85,7 +89,7 @@ def sharding_policy(
 
 
 def check_options(source: ModelSource, ways: int, compile: bool) -> None:
-    """Raises UserError for what a traced model cannot do yet."""
+    """Raises UserError for options that a traced model does not support yet."""
     if source.traced:
         _refuse(source, "strands (ways > 1)", ways > 1)
         _refuse(source, "compile", compile)

@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face folder, by the names that a model has for them."""
+"""The tensors of a Hugging Face folder, by the model's names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StoredTensors:
         return any(folder.glob("*.safetensors"))
 
     def _spelling(self, name: str) -> str | None:
-        """Base models are stored without the prefix that a model with a head has, and the other way round."""
+        """Base models are stored without the prefix of models with a head, and the reverse."""
         spellings = (name, name.partition(".")[2], f"model.{name}", f"transformer.{name}")
         return next((each for each in spellings if each in self._files), None)
 

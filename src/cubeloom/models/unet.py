@@ -1,4 +1,4 @@
-"""The U-Net of denoising diffusion: from a noisy image and how noisy it is, the noise."""
+"""The U-Net of denoising diffusion: predicts the noise from a noisy image and its noise level."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cubeloom.models.pieces import Carry, Piece
 
 
 def sinusoids(times: Tensor, features: int, *, cosine_first: bool, shift: int) -> Tensor:
-    """Times `[samples]` as waves of many lengths, `[samples, features]`, in float32 whatever the model computes in."""
+    """Times `[samples]` as sinusoids of many wavelengths, `[samples, features]`, always in float32."""
     half = features // 2
     exponents = -math.log(10000) * torch.arange(half, dtype=torch.float32, device=times.device) / (half - shift)
     angles = times[:, None].float() * exponents.exp()
@@ -30,7 +30,7 @@ def noise_added(config: UNetConfig, device: torch.device | None = None) -> Tenso
 
 
 class Concat(nn.Module):
-    """Channels of `x` and of `skip`, in turns: a device that has a part of each has a part of both in one run."""
+    """Interleaves the channels of `x` and of `skip`, so that a contiguous part of the result has a part of both."""
 
     def __init__(self, turns: int) -> None:
         super().__init__()
@@ -41,20 +41,22 @@ class Concat(nn.Module):
 
 
 class NormInTurns(nn.GroupNorm):
-    """Of channels in turns, with the groups that they would have one tensor behind the other, as in all the literature."""
+    """GroupNorm of interleaved channels, with the groups of the concatenated tensors, as in the literature."""
 
     def __init__(self, groups: int, first: int, second: int, turns: int, eps: float) -> None:
         super().__init__(groups, first + second, eps)
         self.joined = first, second, turns
 
     def forward(self, x: Tensor) -> Tensor:
-        place = torch.tensor(order(*self.joined), device=x.device)  # where each channel would be
+        place = torch.tensor(order(*self.joined), device=x.device)  # each channel's position if concatenated
         grouped = functional.group_norm(x[:, place.argsort()], self.num_groups, eps=self.eps)
         return grouped[:, place] * self.weight[:, None, None] + self.bias[:, None, None]
 
 
 class TimeEmbedding(nn.Module):
-    """From times `[samples]` to `[samples, 4 * features]`, with the activation that every res block would begin with."""
+    """From times `[samples]` to `[samples, 4 * features]`, including the activation that every res block would start
+    with.
+    """
 
     def __init__(self, config: UNetConfig) -> None:
         super().__init__()
@@ -108,7 +110,7 @@ class PixelAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """A res block, on the way up with what comes over its skip connection, and attention where the level has it."""
+    """A res block, with the skip connection's channels on the way up, and attention if the level has it."""
 
     def __init__(self, config: UNetConfig, shape: Shape) -> None:
         super().__init__()
@@ -143,7 +145,7 @@ class Upsample(nn.Module):
 
 
 class UNet(nn.Module):
-    """DDPM's U-Net as diffusers' UNet2DModel has it. It runs piece by piece: skip connections are wired in one place."""
+    """DDPM's U-Net as in diffusers' UNet2DModel. It runs piece by piece, so skip connections are wired in one place."""
 
     def __init__(self, config: UNetConfig) -> None:
         super().__init__()
@@ -165,9 +167,9 @@ class UNet(nn.Module):
         self._fan_ins = fan_ins(self)
 
     def forward(self, images: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-        """The mean squared error of guessing the noise in images that had been `times` steps on their way to it.
+        """The mean squared error of predicting the noise in images to which `times` steps of noise were added.
 
-        Images `[samples, channels, height, width]` are within -1 and 1; noise is normal, of the same shape; times are
+        Images `[samples, channels, height, width]` are between -1 and 1; noise is normal, of the same shape; times are
         `[samples]` integers below `steps`.
         """
         return self.loss(self.predict(self.mix(images, noise, times), times), noise)
@@ -206,7 +208,7 @@ class UNet(nn.Module):
         ]
 
     def block_pieces(self) -> list[Piece]:
-        """The U itself. On the way down the last of the skips is also what goes on; from the middle on that is `x`."""
+        """The U itself. On the way down the last skip tensor is also the carried one; from the middle on that is `x`."""
         down, middle, up = self.config.down(), self.config.middle(), self.config.up()
         found = [
             self._piece(f"down.{number}", shape, f"skip{number}", f"skip{number + 1}")
@@ -218,7 +220,7 @@ class UNet(nn.Module):
         for number, shape in enumerate(up):
             skip = f"skip{last}" if shape.skip else None
             last -= shape.skip > 0
-            # The last block of all hands on nothing but x, so that all that is handed on is used.
+            # The last block sends only x, so that everything that is sent is used.
             used = (skip,) if number < len(up) - 1 else (skip, "time")
             found.append(self._piece(f"up.{number}", shape, "x", "x", skip, used))
         return found
@@ -233,7 +235,7 @@ class UNet(nn.Module):
         used: tuple[str | None, ...] = (),
     ) -> Piece:
         def run(carry: Carry, _: object) -> Carry:
-            layer = self.get_submodule(name)  # looked up when it runs: by then a cut may have replaced its layers
+            layer = self.get_submodule(name)  # looked up when it runs, because a cut may have replaced its layers
             inputs = [carry[source]]
             if not shape.resamples:
                 inputs += [carry["time"]] if skip is None else [carry["time"], carry[skip]]
@@ -243,12 +245,12 @@ class UNet(nn.Module):
         return Piece((name,), run)
 
     def example(self, samples: int) -> dict[str, Tensor]:
-        """Inputs without values, to see the shapes of everything."""
+        """Inputs without values, to learn all shapes."""
         config = self.config
         images = torch.empty(samples, config.in_channels, config.image, config.image, device="meta")
         times = torch.empty(samples, dtype=torch.long, device="meta")
         return {"images": images, "noise": images, "times": times}
 
     def initial(self, name: str) -> Initial:
-        """How the named parameter starts: with the variance that torch's layers, and diffusers, start it with."""
+        """The initialisation of the named parameter: with the variance of torch's layers, as in diffusers."""
         return initial_by_fan(name, self._fan_ins, gain=1 / 3)

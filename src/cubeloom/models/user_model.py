@@ -1,4 +1,4 @@
-"""A model of a user's own as a source: `file.py:function`. The file is executed."""
+"""A user's own model as a source: `file.py:function`. The file is executed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from cubeloom.parallel.replace import Fill
 from cubeloom.parallel.traced import Tracing
 
 FAMILY = "file"
-"""Of such models, in the description that a checkpoint has."""
+"""The kind of such models in a checkpoint's description."""
 _ANY = 2**30
 
 
 @dataclass(frozen=True)
 class UserModel:
-    """A `ModelSource`. The function gives a module, or a pair of a module and its cut; `example` may stand beside it."""
+    """A `ModelSource`. The function returns a module, or a pair of a module and its cut. The file may define `example`."""
 
     file: str
     function: str
@@ -40,11 +40,11 @@ class UserModel:
 
     @property
     def positions(self) -> int | None:
-        return _ANY  # the model itself knows
+        return _ANY  # the model itself knows its limit
 
     @property
     def vocabulary(self) -> int | None:
-        """Of its configuration, if it has one, or entries of its first table."""
+        """From its configuration, if it has one, or the entries of its first table."""
         return _vocabulary(self)
 
     @property
@@ -68,7 +68,7 @@ class UserModel:
         return filled_by(model, seed, dtype, device)
 
     def samples(self, batch: Batch, seed: int, step: int, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Of the file's `example(samples, sequence, seed)`, or drawn for a model that takes tokens."""
+        """From the file's `example(samples, sequence, seed)`, or random samples for a model that takes tokens."""
         example = self._example()
         if example is None:
             with torch.device("meta"):
@@ -110,7 +110,7 @@ class UserModel:
 
 @dataclass(frozen=True)
 class GivenModel(UserModel):
-    """The same of a function that a program has."""
+    """The same for a function of the running program."""
 
     make: Callable[[], nn.Module]
     example: Callable[[int, int, int], Any] | None = None

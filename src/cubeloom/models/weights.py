@@ -28,8 +28,9 @@ def save_weights(model: nn.Module, path: str | Path) -> None:
 
 
 def check_weights(path: str | Path, model: nn.Module) -> None:
-    """Refuse a file that is not this model's, saying what differs; and one that is not what `save_weights` wrote, which takes
-    reading it all: once for a job, not on each rank."""
+    """Refuse a file of another model, saying what differs, and a file that has changed since `save_weights` wrote it.
+    That requires reading all of it: once per job, not on each rank.
+    """
     check_header(path, model)
     with safe_open(path, "pt") as file:
         expected = (file.metadata() or {}).get(_CHECKSUM)
@@ -47,7 +48,7 @@ def _checksum(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def check_header(path: str | Path, model: nn.Module) -> None:
-    """Refuse a file that is not this model's, saying what differs, without a look at its numbers."""
+    """Refuse a file of another model, saying what differs, without reading its values."""
     try:
         with safe_open(path, "pt") as file:
             stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -75,7 +76,7 @@ def check_header(path: str | Path, model: nn.Module) -> None:
 
 
 def _whose(metadata: Mapping[str, str], model: nn.Module) -> str:
-    """From what it was written, if it says so."""
+    """The model that it was written from, if it says so."""
     try:
         whose = json.loads(metadata[_IDENTITY])
         return f" (it was written from a {whose['model']} with {_difference(whose, _identity(model))})"
@@ -84,7 +85,7 @@ def _whose(metadata: Mapping[str, str], model: nn.Module) -> str:
 
 
 def stored_values(path: str | Path, model: nn.Module, dtype: torch.dtype, device: torch.device) -> Fill:
-    """Fill parameters from a file, reading of each tensor only the block that is wanted."""
+    """Fill parameters from a file, reading only the needed block of each tensor."""
     check_header(path, model)
 
     def fill(name: str, block: Block) -> Tensor:
@@ -97,7 +98,7 @@ def stored_values(path: str | Path, model: nn.Module, dtype: torch.dtype, device
 def _identity(model: nn.Module) -> dict[str, object]:
     config = getattr(model, "config", None)
     identity = {"model": type(model).__name__, **(asdict(config) if config is not None else {})}
-    stored: dict[str, object] = json.loads(json.dumps(identity))  # as it is read back: tuples are lists
+    stored: dict[str, object] = json.loads(json.dumps(identity))  # as it is read back: tuples become lists
     return stored
 
 

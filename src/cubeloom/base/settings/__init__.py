@@ -1,4 +1,6 @@
-"""Settings from a file: TOML that may extend another, or a Python recipe, with overrides; typed, and refused with a hint."""
+"""Settings from a file: TOML that may extend another file, or a Python recipe; with overrides, types, and helpful
+errors.
+"""
 
 from cubeloom.base.settings.comment import commented as commented
 from cubeloom.base.settings.describe import Section as Section

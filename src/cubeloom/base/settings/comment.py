@@ -1,4 +1,4 @@
-"""A settings file for a person to change: some settings have values, and all others stand beside them as comments."""
+"""Writes a settings file for a person to edit: some settings have values, and all others are comments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WIDTH = 100
 
 
 def commented(kind: type, values: Mapping[str, Any], head: str) -> str:
-    """`values` by the names of settings, as rate.peak; a list of tables is a list of mappings."""
+    """`values`: by setting name, such as rate.peak; a list of tables is a list of mappings."""
     lines = [f"# {head}"]
     for section in sections(kind):
         if not section.name.endswith("[]"):
@@ -44,7 +44,7 @@ def _comment(text: str) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    """Also of a list of tables."""
+    """A value as TOML, also a list of tables."""
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, Mapping):

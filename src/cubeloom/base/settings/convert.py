@@ -1,4 +1,4 @@
-"""From the values of a file to a frozen dataclass, with an error that says where, what is legal and what is nearest."""
+"""Converts the values of a file to a frozen dataclass. Errors say where, what is legal and what is nearest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true o
 
 
 def convert(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """`where` is the dotted path so far."""
+    """`where`: the dotted path so far."""
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key in values:
         if key not in fields:
@@ -41,7 +41,7 @@ def _unknown(path: str, key: str, known: list[str]) -> str:
 
 
 def typed(kind: Any, value: Any, where: str) -> Any:
-    """The value as an annotation has it; `where` is its name in a refusal."""
+    """The value with the annotated type. `where`: its name in errors."""
     origin = get_origin(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         if not isinstance(value, Mapping):
@@ -71,7 +71,7 @@ def _choice(where: str, value: object, known: list[str]) -> str:
 
 
 def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
-    """The first that fits. TOML has no null: None is what a setting is that nobody set, or that a recipe set so."""
+    """The first type that fits. TOML has no null: None means a setting that was not given, or that a recipe set so."""
     if value is None and type(None) in kinds:
         return None
     wanted = [kind for kind in kinds if kind is not type(None)]

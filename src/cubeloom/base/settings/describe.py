@@ -1,6 +1,6 @@
-"""What there is to set: each field of a settings dataclass with its type, default, choices and meaning.
+"""Describes all settings: each field of a settings dataclass with its type, default, choices and meaning.
 
-The meaning is the text below the field in its class, which editors show as well.
+The meaning is the string below the field in its class, which editors also show.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ _WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", P
 
 @dataclass(frozen=True)
 class Setting:
-    """One line of a settings file."""
+    """One setting."""
 
     name: str
     """With its sections, as `rate.peak`; in a list of tables, as `data.sources[].folder`."""
     type: str
     default: str | None
-    """As a file has it; None where it is unset by default."""
+    """As in a file; None if there is no default."""
     choices: tuple[str, ...]
     meaning: str
 
     @property
     def values(self) -> str:
-        """Its choices where there are some, else its type."""
+        """Its choices if there are any, otherwise its type."""
         return " | ".join(self.choices) or self.type
 
 
 @dataclass(frozen=True)
 class Section:
     name: str
-    """Empty for what stands above all sections."""
+    """Empty for settings above all sections."""
     meaning: str
     settings: tuple[Setting, ...]
 
     @property
     def title(self) -> str:
-        """As a file has it."""
+        """As in a file."""
         return f"[{self.name}]" if self.name else "above all sections"
 
 
 def sections(kind: type, name: str = "", default: Any = None) -> list[Section]:
-    """Of a dataclass and of those that are its fields; `default` is an instance of it, if there is one."""
+    """The sections of a dataclass and of its dataclass fields. `default`: an instance of it, if there is one."""
     hints, told = get_type_hints(kind), meanings(kind)
     plain, below = [], []
     for field in dataclasses.fields(kind):
@@ -78,7 +78,7 @@ def all_settings(kind: type) -> Iterator[Setting]:
 
 @cache
 def meanings(kind: type) -> dict[str, str]:
-    """The text below each field, in one line."""
+    """The string below each field, in one line."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(tree, ast.ClassDef)
     found = {}
@@ -94,7 +94,7 @@ def _first_paragraph(kind: type) -> str:
 
 
 def _default(field: dataclasses.Field[Any], section: Any) -> Any:
-    """Of the section that is there by default, else the field's own; None where there is none."""
+    """From the section's default instance, otherwise the field's own; None if there is none."""
     if section is not None:
         return getattr(section, field.name)
     value = field.default if field.default_factory is MISSING else field.default_factory()

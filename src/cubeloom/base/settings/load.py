@@ -1,4 +1,4 @@
-"""Read settings: a TOML file and those it extends, or a Python recipe; then overrides such as `training.steps=100`."""
+"""Reads settings: a TOML file and those it extends, or a Python recipe; then overrides such as `training.steps=100`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ Values = dict[str, Any]
 def load(kind: type[T], file: Path, overrides: Iterable[str] = ()) -> T:
     """The settings of a file, as a frozen dataclass of this kind.
 
-    A TOML file may begin with `extends = "base.toml"`, beside it: it then says only what is different. A Python recipe sets
-    `settings`, a nested dict or an instance of the kind; a section of the dict may be an instance, too.
+    A TOML file may begin with `extends = "base.toml"`, a path relative to it, and then contains only the differences. A
+    Python recipe sets `settings`, a nested dict or an instance of the kind; a section of the dict may also be an
+    instance.
 
-    A kind may have other names of its settings (`SHORT`, as lr for rate.peak), and a section a short form, from which its
-    `values_of` reads all of its values (`grid = "x=2,y=2"`).
+    A kind may define other names of its settings (`SHORT`, such as lr for rate.peak), and a section a short form that
+    its `values_of` parses (`grid = "x=2,y=2"`).
     """
     values = _recipe(kind, file) if file.suffix == ".py" else _toml(kind, file)
     values = _merged(kind, {}, values)
@@ -70,7 +71,7 @@ def _recipe(kind: type[T], file: Path) -> Values:
 
 
 def _plain(value: Any) -> Any:
-    """As a file would say it, so that overrides reach into sections: dataclasses as dicts."""
+    """Dataclasses as dicts, as in a file, so that overrides reach into sections."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -81,7 +82,7 @@ def _plain(value: Any) -> Any:
 
 
 def _override(text: str) -> Values:
-    """`a.b=c`: c as TOML would read it, otherwise as text."""
+    """`a.b=c`, with c parsed as TOML, otherwise as text."""
     path, equals, value = text.removeprefix("--").partition("=")
     if not equals or not all(path.split(".")):
         raise UserError(f"an override reads a.b=c, got {text!r}")
@@ -99,7 +100,9 @@ def _nested(path: str, value: Any) -> Values:
 
 
 def _merged(kind: Any, base: Values, above: Mapping[str, Any]) -> Values:
-    """Section by section; anything else is replaced. Of settings that say the same (`ALIKE` of a section) the later counts."""
+    """Merge section by section; other values are replaced. Of settings with the same meaning (`ALIKE`) the later
+    counts.
+    """
     above = _in_full(kind, above)
     alike = getattr(kind, "ALIKE", ())
     merged = {key: value for key, value in base.items() if key not in alike or above.keys().isdisjoint(alike)}

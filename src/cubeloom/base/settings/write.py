@@ -1,4 +1,4 @@
-"""Settings as TOML, all of them, so that what was resolved can be kept beside a run and loaded again."""
+"""Writes all settings as TOML, so that resolved settings can be stored with a run and loaded again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def write(settings: Any) -> str:
-    """The text of a file that `load` reads as an equal value. What is None is left out: that is what unset means."""
+    """The text of a file that `load` reads as an equal value. None is left out, because that is what unset means."""
     return "\n".join(_section(settings, "")) + "\n"
 
 
@@ -31,17 +31,17 @@ def _is_section(value: Any) -> bool:
 
 
 def value_text(value: Any) -> str:
-    """A value as a file has it."""
+    """A value as in a file."""
     match value:
         case bool():
             return str(value).lower()
         case str() | Path():
-            # JSON's escapes are TOML's too; only DEL has none in JSON.
+            # JSON's escapes are valid in TOML; only DEL has none in JSON.
             return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
         case tuple() | list():
             return f"[{', '.join(map(value_text, value))}]"
         case _ if _is_section(value):
-            return f"{{{', '.join(_section(value, ''))}}}"  # in a list, sections are tables of one line
+            return f"{{{', '.join(_section(value, ''))}}}"  # in a list, sections are inline tables
         case float():
             return repr(value)
     return str(value)

@@ -39,29 +39,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a settings file says; any field can also be given on the command line, as `--a.b c`."""
+    """The contents of a settings file. Every field can also be given on the command line, as `--a.b c`."""
 
     folder: Path = Path("runs/cubeloom")
-    """Where the run is written: its settings, metrics, checkpoints and report."""
+    """The folder of the run: its settings, metrics, checkpoints and report."""
     steps: int = 100
-    """Updates of the weights."""
+    """The number of training steps."""
     seed: int = 0
-    """Of initial weights, the order of the data and dropout."""
+    """The seed of initial weights, data order and dropout."""
     dtype: dtypes.Trained = "float32"
-    """Of weights and activations; bf16 is bfloat16. In bfloat16 the optimizer has float32 weights of its own."""
+    """The dtype of weights and activations; bf16 means bfloat16. With bfloat16 the optimizer keeps float32 master
+    weights.
+    """
     device: Kind = CPU
     """What a rank computes on: a core, or a GPU."""
     deterministic: bool = False
-    """Only operations that give the same bits each time."""
+    """Use only operations that give the same bits each time."""
     patience: float = 300
     """Seconds that a rank waits for another before it ends the job."""
     grace: float = 25
-    """Seconds that a rank has after a SIGTERM to end its step and write a checkpoint; then it is killed. Launchers themselves
-    kill what has not ended, torch's after 30 s."""
+    """Seconds that a rank has after a SIGTERM to finish its step and write a checkpoint; then it is killed. Launchers
+    have their own limit; torch's is 30 s.
+    """
     lanes: int | None = None
-    """Communicators over which large sums and gathers are cut; by default two where ranks share a GPU, otherwise one."""
+    """Communicators over which large collectives are split; by default two if ranks share a GPU, otherwise one."""
     restarts: int = 3
-    """How often a job that failed is begun again from its last checkpoint."""
+    """How often a failed job is restarted from its last checkpoint."""
 
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
@@ -90,13 +93,15 @@ class Job:
     """Other names of settings."""
 
     def config(self) -> Config | None:
-        """The preset with its changes; None of any other model. Where no vocabulary is given, it is that of the data."""
+        """The preset with its changes; None for any other model. If no vocabulary size is given, it is that of the
+        data.
+        """
         found = self.model.config()
-        # What it begins with has a vocabulary, too.
+        # The checkpoint that it starts from determines its vocabulary, too.
         said = self.model.vocab is not None or self.model.start is not None
         if said or not isinstance(found, LanguageConfig):
             return found
-        # A token that no text has hides others.
+        # A mask token that does not occur in text.
         vocabulary = vocabulary_of(self.data, more=isinstance(found, BERTConfig))
         return found if vocabulary is None else replace(found, vocab=vocabulary)
 
@@ -106,7 +111,7 @@ class Job:
         return self.model.source() if found is None else models.OurModel(found, self.model.called)
 
     def given_samples(self, part: str) -> Samples | None:
-        """Those that a program gave: none, where the settings say what is trained on."""
+        """Samples that a program gave; None if the settings name the data."""
         return None
 
     def skeleton(self) -> nn.Module:
@@ -114,7 +119,7 @@ class Job:
         return models.skeleton(self.source())
 
     def laid_out(self) -> StagePlan:
-        """Which stages have which layers, in which form; raises UserError if the model cannot be cut so."""
+        """The layers of each stage, with their specs. Raises UserError if the model cannot be cut this way."""
         from cubeloom.pipeline.runtime.build import plan_stages  # torch's part of a job, here and in `numbers`
 
         source, schedule = self.source(), self.schedule.schedule(self.grid.pipe)
@@ -124,7 +129,7 @@ class Job:
 
     @property
     def rest(self) -> ShardingPolicy:
-        """How operands rest on the grid."""
+        """How operands are stored on the grid."""
         return self.layout.rest(self.source())
 
     @property

@@ -29,14 +29,14 @@ SHARES = ("dropout", "label_smoothing")  # of a model's numbers, those that are 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """The model: a preset, and the sizes in which this one differs; or a Hugging Face folder; or a Python function."""
+    """The model: a preset, optionally with other sizes; or a Hugging Face folder; or a Python function."""
 
     name: str | None = None
     """A preset, by default gpt-tiny; a Hugging Face folder, with or without weights; or file.py:function, which is executed."""
     preset: str | None = None
     """The same as `name`."""
     vocab: int | None = None
-    """Tokens of the vocabulary; by default the data's, or the preset's where there is no data."""
+    """Size of the vocabulary; by default the data's, or the preset's if there is no data."""
     positions: int | None = None
     """The longest sequence."""
     hidden: int | None = None
@@ -50,13 +50,13 @@ class ModelSettings:
     mlp_hidden: int | None = None
     """The inner width of a Llama's MLP."""
     dropout: float | None = None
-    """The share of activations that is dropped."""
+    """The dropout probability."""
     label_smoothing: float | None = None
-    """The share of a target that is spread over all other tokens."""
+    """The share of each target's probability that is spread over all other tokens."""
     tied: bool | None = None
     """Whether embedding and output layer share their weights."""
     start: Path | None = None
-    """A checkpoint whose weights to begin with, for instance one that `cubeloom convert` made."""
+    """A checkpoint whose weights to start from, for instance one that `cubeloom convert` wrote."""
 
     ALIKE: ClassVar = ("name", "preset")
 
@@ -71,7 +71,7 @@ class ModelSettings:
         return self.name or self.preset or "gpt-tiny"
 
     def config(self) -> Config | None:
-        """Of a preset with its changes; None of any other model, whose sizes are its own."""
+        """A preset with its changes; None for any other model, which has its own sizes."""
         changes = self._changes()
         if self.called in PRESETS:
             return self._changed(config(self.called), changes)
@@ -100,26 +100,26 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A folder of tokens that `cubeloom data prepare` made; or a stream, which is read and tokenized as it comes."""
+    """A token folder that `cubeloom data prepare` wrote; or a stream, which is read and tokenized during training."""
 
     folder: Path | None = None
-    """A folder of tokens that `cubeloom data prepare` wrote, or of images (docs/data.md)."""
+    """A token folder that `cubeloom data prepare` wrote, or a folder of images (docs/data.md)."""
     stream: str | None = None
-    """A file, a folder with files or of `save_to_disk`, or `hf:NAME`, a dataset of Hugging Face's hub."""
+    """A file, a folder of files or of `save_to_disk`, or `hf:NAME`, a dataset on Hugging Face's hub."""
     weight: float = 1.0
-    """How often samples of this source are drawn, beside the weights of the others."""
+    """How often samples of this source are drawn, relative to the weights of the others."""
     tokenizer: str | None = None
-    """Of a stream: bytes, by default, or a tokenizer of Hugging Face, its file or a folder with it."""
+    """For a stream: bytes, the default, or a Hugging Face tokenizer: its file or a folder with it."""
     field: str | None = None
-    """Of a stream: the field or column that holds the text, as `data prepare --field`; "text" by default."""
+    """For a stream: the field or column with the text, as in `data prepare --field`; "text" by default."""
     template: str | None = None
-    """Of a stream of conversations: plain, or a file with a chat template, as `data prepare --template`."""
+    """For a stream of conversations: plain, or a file with a chat template, as in `data prepare --template`."""
     subset: str | None = None
-    """Of a dataset of the hub: which of its subsets; its default one by default."""
+    """For a dataset on the hub: its subset; by default its default one."""
     split: str | None = None
-    """Of a dataset of the hub: train by default."""
+    """For a dataset on the hub: its split; by default train."""
     validation: float | None = None
-    """Of a stream: the share of documents that is kept for validation; none by default."""
+    """For a stream: the share of documents that is kept for validation; none by default."""
 
     def __post_init__(self) -> None:
         if (self.folder is None) is (self.stream is None):
@@ -133,23 +133,25 @@ class Source:
 
     @property
     def tokens(self) -> Path:
-        """The folder of tokens."""
+        """The token folder."""
         assert self.folder is not None
         return self.folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """Where samples come from. Their order depends on the seed and the step alone."""
+    """Where samples come from. Their order depends only on the seed and the step."""
 
     sources: tuple[Source, ...] = ()
-    """Mixed by their weights. Without any, random tokens are drawn, to try a grid out."""
+    """The sources, mixed by their weights. Without any, random tokens are drawn, to try a grid."""
     seed: int | None = None
-    """Of the order; the job's by default."""
+    """The seed of the order; by default the job's."""
     packing: bool = False
-    """Samples of whole documents, instead of windows that begin anywhere; batches then say where each document begins."""
+    """Samples of whole documents, instead of windows that can begin anywhere; batches then say where each document
+    begins.
+    """
     vocab_multiple: int = 1
-    """A vocabulary that is taken from the data is rounded up to a multiple of this."""
+    """A vocabulary size taken from the data is rounded up to a multiple of this."""
 
     def __post_init__(self) -> None:
         if len(self.sources) > 1 and any(source.stream is not None for source in self.sources):
@@ -159,58 +161,66 @@ class DataSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings:
-    """Of the pipeline. On `pipe = 1` its micro-batches are gradient accumulation."""
+    """The pipeline schedule. With `pipe = 1` its micro-batches are gradient accumulation."""
 
     name: str = "1f1b"
-    """A schedule that `cubeloom schedule` knows, such as 1f1b, interleaved, zb-h1, chimera, chimera-zb or auto."""
+    """A schedule of `cubeloom schedule`, such as 1f1b, interleaved, zb-h1, chimera, chimera-zb or auto."""
     microbatches: int | None = None
-    """Twice as many as there are workers by default, and one where there is no pipeline."""
+    """Number of micro-batches; by default two per worker, and one without a pipeline."""
     pairs: int | None = None
-    """Of chimera: pairs of pipelines in opposite directions, a divisor of half the stages; 1 by default."""
+    """For chimera: pairs of pipelines in opposite directions, a divisor of half the stages; 1 by default."""
     mode: Literal["direct", "doubling", "halving"] | None = None
-    """Of chimera: how it goes on after its first micro-batches, where there are more than stages."""
+    """For chimera: how it continues if there are more micro-batches than stages."""
     sync: Literal["end", "eager", "eager-opt"] = "end"
-    """When the replicas of a stage start to sum their gradients: at the end of the step, or as soon as they can."""
+    """When the replicas of a stage start to reduce their gradients: at the end of the step, or as soon as possible."""
 
     def schedule(self, workers: int) -> Schedule:
         count = self.microbatches
         if count is None:
             count = 2 * workers if workers > 1 else 1
-        family(self.name)  # known on every grid: a job goes on on others
+        family(self.name)  # checked on every grid, because a job may be resumed on another
         # A pipeline of one worker is the same under every name.
         name = self.name if workers > 1 else "1f1b"
         made = generate(name, workers, count, pairs=self.pairs, mode=self.mode)
         return made if self.sync == "end" else synchronised(made, Sync(self.sync))
 
 
-# What the runtime calls them.
+# The runtime's names of these choices.
 RECOMPUTE: dict[str, Recompute] = {"none": False, "selective": "attention", "full": True}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutSettings:
-    """How a rank keeps and computes its part."""
+    """How a rank stores and computes its part."""
 
     activations: Activations | None = None
-    """Activations between layers: cut further along the axis that does not index them, or replicated along it. Sharded by
-    default, and replicated for a model whose cut is found."""
+    """Activations between layers: cut further along the axis that does not index them, or replicated along it. Sharded
+    by default; replicated for a model whose cut is found automatically.
+    """
     weights: Weights = "freed"
-    """Weights along z: sharded, and gathered twice (freed, as FSDP) or once a step (kept); or replicated, as in DDP."""
+    """Weights along z: sharded and gathered twice per step (freed, as FSDP) or once (kept); or replicated, as in DDP.
+    """
     inputs: Inputs = "kept"
-    """The input of a linear layer, for its weight gradient: kept as gathered, or kept sharded and gathered again."""
+    """The input of a linear layer for its weight gradient: the gathered copy is kept, or only the shard, gathered
+    again.
+    """
     gradients: GradientDtype = "float32"
-    """Of weights with fewer digits: accumulated over micro-batches and reduced in float32, or in the model's dtype."""
+    """Gradients of weights with a lower precision than float32: accumulated and reduced in float32, or in the model's
+    dtype.
+    """
     ways: int = 1
     """Strands of a micro-batch: while one waits for a collective, another computes."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """Activations computed once more in the backward: none, those inside attention, or all but what each block was given."""
+    """Activations that are recomputed in the backward: none, those inside attention, or all but the inputs of each
+    block.
+    """
     compile: bool = False
-    """Let torch compile what is computed between collectives. The first steps then take longer."""
+    """Let torch compile the code between collectives. The first steps then take longer."""
     record: bool = False
-    """Record what a stage computes and launch it as a whole (CUDA graphs): for a GPU that would wait for Python."""
+    """Record the actions of a stage as CUDA graphs and launch each as a whole: for a GPU that would wait for Python."""
 
     def rest(self, source: ModelSource) -> ShardingPolicy:
-        """Of this model. Raises UserError for what it cannot have."""
+        """The policy for this model. Raises UserError if the model does not support it."""
         models.check_options(source, self.ways, self.compile)
         return models.sharding_policy(source, self.activations, self.weights, self.inputs, self.gradients)
 
@@ -222,19 +232,21 @@ class OptimizerSettings:
     name: Literal["adamw", "sgd"] = "adamw"
     """Torch's fused AdamW, or SGD with momentum."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Of adamw: the decay of its means of gradients and of their squares."""
+    """For adamw: the decay of its running means of gradients and of their squares."""
     eps: float = 1e-8
-    """Of adamw: added to the denominator."""
+    """For adamw: added to the denominator."""
     momentum: float = 0.9
-    """Of sgd: the share of the last update that is added to the next."""
+    """For sgd: the momentum."""
     weight_decay: float = 0.1
-    """Of matrices; vectors, such as biases and norms, never decay."""
+    """The weight decay of matrices; vectors, such as biases and norms, have none."""
     clip: float = 1.0
-    """The largest norm of all gradients together; 0 for none."""
+    """Gradients are scaled so that their norm is at most this; 0 turns clipping off."""
     zero: bool = False
-    """Shard the optimizer's state over the data axis and a pipeline's replicas (ZeRO-1)."""
+    """Shard the optimizer state over the data axis and a pipeline's replicas (ZeRO-1)."""
     masters: bool = True
-    """Update a float32 copy of weights of fewer digits; without, small updates are lost in rounding, and memory is saved."""
+    """Keep float32 master weights if weights have a lower precision; without them small updates are rounded away, but
+    memory is saved.
+    """
 
     def __post_init__(self) -> None:
         for place, beta in enumerate(self.betas):
@@ -251,29 +263,29 @@ class RateSettings:
     """The learning rate: a warm-up to the peak, then a shape down to the floor."""
 
     peak: float = 1e-3
-    """The highest rate; `--lr` for short."""
+    """The highest learning rate; `--lr` for short."""
     warmup: int = 0
-    """Steps from 0 to the peak."""
+    """Steps of the warm-up from 0 to the peak."""
     decay: Decay = "cosine"
     """The shape after the warm-up; wsd stays at the peak until the last `cooldown` of the steps."""
     floor: float = 0.0
-    """The rate at the last step."""
+    """The learning rate at the last step."""
     cooldown: float = 0.2
-    """Of wsd: the share of all steps over which the rate falls."""
+    """For wsd: the share of all steps over which the rate falls."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
-    """Checkpoints, from which the same command goes on after any end."""
+    """Checkpoints. The same command resumes from the newest."""
 
     every: int = 100
-    """Steps between two; the last step is always kept."""
+    """Steps between two checkpoints; the last step always gets one."""
     keep: int = 2
-    """So many of the newest."""
+    """The number of newest checkpoints to keep."""
     best: bool = True
-    """Keep the one with the least loss on validation, too; it is written when it is found."""
+    """Also keep the checkpoint with the lowest validation loss; it is written when it is found."""
     asynchronous: bool = True
-    """Written while training goes on."""
+    """Write checkpoints in a thread while training continues."""
 
     def __post_init__(self) -> None:
         within("checkpoint.every", self.every)
@@ -285,11 +297,11 @@ class EvaluationSettings:
     """The loss on validation data."""
 
     every: int | None = None
-    """Steps between two; never by default."""
+    """Steps between two evaluations; never by default."""
     batches: int = 4
-    """How many batches of the training's size the loss is the mean of."""
+    """The number of training-sized batches that an evaluation averages over."""
     patience: int | None = None
-    """End early once so many in a row were no better than the best before."""
+    """Stop after this many evaluations in a row that were no better than the best."""
 
     def __post_init__(self) -> None:
         within("evaluation.batches", self.batches)
@@ -300,12 +312,12 @@ class EvaluationSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class GuardSettings:
-    """What is done with a step whose loss or gradient cannot be right: it is skipped, and said so."""
+    """Steps with an implausible loss or gradient are skipped, and reported."""
 
     spike: float | None = None
-    """Also skip steps whose gradient norm is so many times the median of the last 32."""
+    """Also skip steps whose gradient norm is this many times the median of the last 32."""
     most: int = 10
-    """So many skipped in a row end the run."""
+    """This many skips in a row end the run."""
 
     def __post_init__(self) -> None:
         within("guard.most", self.most)
@@ -315,14 +327,14 @@ class GuardSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsSettings:
-    """Where metrics go beside metrics.jsonl, which is always written."""
+    """Where metrics go besides metrics.jsonl, which is always written."""
 
     every: int = 1
-    """Steps between two that are sent to TensorBoard or Weights & Biases."""
+    """Steps between two records for TensorBoard or Weights & Biases."""
     tensorboard: bool = False
-    """Write them for TensorBoard, into the run's folder."""
+    """Write TensorBoard files into the run's folder."""
     wandb: str | None = None
-    """A project of Weights & Biases."""
+    """The Weights & Biases project to write to."""
 
     def __post_init__(self) -> None:
         within("metrics.every", self.every)
