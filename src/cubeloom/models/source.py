@@ -98,6 +98,6 @@ def check_options(source: ModelSource, ways: int, compile: bool) -> None:
 def _refuse(source: ModelSource, what: str, wanted: bool) -> None:
     if wanted:
         raise UserError(
-            f"model {source.name!r} has no cut that somebody wrote, and {what} is for those that have one: leave it out, or let"
+            f"model {source.name!r} has no hand-written cut, and {what} needs one: leave it out, or let"
             " the function of a .py file return a pair of the model and its cut"
         )

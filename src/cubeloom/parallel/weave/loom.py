@@ -240,7 +240,7 @@ def refuse_to_guess(layer: str, woven: bool) -> None:
     """Raise if torch's checkpoint recomputes a layer that strands have run: it does not say for which strand."""
     if woven and torch_private.in_backward() and not replaying():
         raise UserError(
-            f"layer {layer}: a forward is computed once more, and nobody knows for which strand of the weave; use "
+            f"layer {layer}: a forward is recomputed, and its strand of the weave is not known; use "
             "`cubeloom.parallel.weave.recompute` in place of torch's checkpoint"
         )
 
