@@ -1,4 +1,6 @@
-"""Parameters and gradients whose rows the ranks hold in another order than the serial model: users still read its tensors."""
+"""Parameters and gradients whose rows are in another order than in the serial model: users still read the serial
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ from cubeloom.parallel.arrangement import Arrangement
 
 
 class ArrangedTensor(DTensor):
-    """A DTensor of what the ranks hold. `full_tensor()` gives the serial model's: its rows in order, each once, no padding.
+    """A DTensor of the arranged rows. `full_tensor()` returns the serial model's: its rows in order, each once, no
+    padding.
 
-    So do copies of it and results of element-wise operations. `shape` is that of what is held.
+    Copies of it and results of element-wise operations are of this class too. `shape` is that of the arranged tensor.
     """
 
     arrangement: Arrangement
@@ -59,7 +62,7 @@ class ArrangedTensor(DTensor):
 
     @property
     def _places(self) -> Tensor:
-        """For each row of the serial model's tensor, where it is in what is held."""
+        """For each row of the serial tensor, its index in the arranged one."""
         places = torch.empty(self.arrangement.whole, dtype=torch.long)
         for run in self.arrangement.segments:
             if run.first is not None and run.counts:

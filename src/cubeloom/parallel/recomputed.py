@@ -1,4 +1,4 @@
-"""Blocks whose forward is computed once more in the backward: each keeps what it was given, and nothing that is inside."""
+"""Blocks whose forward is recomputed in the backward: each keeps only its inputs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cubeloom.parallel.weave import recompute
 
 
 def blocks_of(model: nn.Module, layers: Sequence[LayerSpec]) -> tuple[str, ...]:
-    """The modules of a model's row of blocks, by name; raises UserError where it has none.
+    """The modules of a model's row of blocks, by name. Raises UserError if there is none.
 
-    Of a model that says its pieces, all that are neither the first nor the last one.
+    For a model that lists its pieces: all pieces but the first and the last.
     """
     if hasattr(model, "pieces"):
         return tuple(name for piece in model.pieces()[1:-1] for name in piece.modules)  # type: ignore[operator]
@@ -28,7 +28,7 @@ def layers_of(block: str, layers: Sequence[LayerSpec]) -> list[LayerSpec]:
 
 
 def recompute_blocks(model: nn.Module, blocks: Collection[str], layers: Sequence[LayerSpec]) -> None:
-    """Let these blocks of a model, whose layers have been replaced, be computed once more, one by one."""
+    """Make these blocks of a model, whose layers have been replaced, recompute their forward, one by one."""
     for name in blocks:
         block = model.get_submodule(name)
         early_stop = last_linear(layers_of(name, layers)) is not None

@@ -1,4 +1,4 @@
-"""What a block of a model communicates when its forward is computed once more, in its backward."""
+"""The communication of a block whose forward is recomputed in its backward."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from cubeloom.parallel.specs.whole import DropoutSpec, FeedForwardSpec
 
 
 def last_linear(block: Sequence[LayerSpec]) -> LinearSpec | None:
-    """The linear that a block ends with, if nothing behind it keeps anything for its backward.
+    """The last linear of a block, if no later layer keeps anything for its backward.
 
-    Then its result is not computed once more: it would only be added to the stream. Convolutions are followed by activation
-    functions, and what follows in a block that others wrote is not known.
+    Its result is then not recomputed: it would only be added to the residual stream. This does not hold for
+    convolutions, which are followed by activation functions, nor for blocks of other people's models, whose following
+    code is not known.
     """
     layers = [layer for layer in block if not isinstance(layer, FeedForwardSpec) and not _drops_nothing(layer)]
     last = layers[-1] if layers else None
@@ -27,9 +28,9 @@ def _drops_nothing(layer: LayerSpec) -> bool:
 
 
 def repeated(block: Sequence[LayerSpec], c: ParallelConfig) -> Iterator[tuple[Collective, int]]:
-    """The collectives of a forward that is computed once more; -1 for those that its backward then does not need.
+    """The collectives of a recomputed forward; -1 for those that its backward then does not need.
 
-    A weight that rests sharded is gathered for that forward, and stays whole until its backward.
+    A sharded weight is gathered for this forward, and kept until its backward.
     """
     last = last_linear(block)
     for layer in block:

@@ -17,8 +17,9 @@ _LOCK = "lock"
 
 @contextmanager
 def workshop(out: Path) -> Iterator[Path]:
-    """A folder for one process at a time. It stays if the process is interrupted or a file cannot be read or written, so that
-    the same command goes on; it goes if the request is refused."""
+    """A folder for one process at a time. It stays if the process is interrupted or a file cannot be read or written,
+    so that the same command can resume; it is removed if the request is refused.
+    """
     folder = out.with_name(f".{out.name}.partial")
     try:
         folder.mkdir(exist_ok=True)

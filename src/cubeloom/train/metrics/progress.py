@@ -1,4 +1,4 @@
-"""How a run shows that it goes on: a bar on a terminal, a plain line now and then anywhere else."""
+"""Shows the progress of a run: a bar on a terminal, an occasional plain line anywhere else."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _ROOM = 4
 
 class Shown(Protocol):
     def show(self, record: Record) -> None:
-        """A step was done."""
+        """Called after each step."""
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a permanent line."""
 
 
 @contextmanager
 def progress(steps: int, first: int = 0, stream: TextIO | None = None) -> Iterator[Shown]:
-    """Of a run of so many steps that begins with step `first`; on standard error, or on a stream."""
+    """For a run of `steps` steps that starts with step `first`; on standard error, or on a stream."""
     stream = sys.stderr if stream is None else stream
-    # Rich would take a log for a terminal where FORCE_COLOR is set.
+    # With FORCE_COLOR rich would treat a log file as a terminal.
     if not stream.isatty() or Console(file=stream).is_dumb_terminal:
         lines = Lines(steps, first, stream)
         try:
@@ -51,8 +51,9 @@ def progress(steps: int, first: int = 0, stream: TextIO | None = None) -> Iterat
 
 
 def _narrow(stream: TextIO) -> Console:
-    """With room behind the bar for the `^C` that a terminal writes there: on a line that is full it would begin another, and
-    the bar would be drawn twice."""
+    """Leaves space after the bar for the `^C` that a terminal prints: on a full line it would wrap, and the bar would
+    be drawn twice.
+    """
     console = Console(file=stream)
     console.width = max(_ROOM, console.width - _ROOM)
     return console
@@ -73,7 +74,7 @@ class Bar:
 
 
 class Lines:
-    """The first step, the last, any remarkable one, and others at most every two seconds."""
+    """Prints the first step, the last, any remarkable one, and others at most every two seconds."""
 
     def __init__(self, steps: int, first: int, stream: TextIO) -> None:
         self._steps = steps
@@ -96,7 +97,7 @@ class Lines:
         self._stream.flush()
 
     def end(self) -> None:
-        """A run may end before its last step, by itself or by an error: say how far it came."""
+        """A run may end before its last step: print how far it came."""
         if self._unsaid is not None:
             self._write(self._unsaid, time.monotonic())
 

@@ -1,4 +1,4 @@
-"""What a run's folder says."""
+"""Reads the state of a run from its folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cubeloom.train.metrics.timeline import MeasuredStep
 from cubeloom.train.run_metadata import settings_of
 
 BEGINNINGS = ("start", "resume")
-"""Events with which an attempt begins."""
+"""Events at the start of an attempt."""
 _ENDS = {
     "done": "ended",
     "early stop": "ended early",
@@ -34,7 +34,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """How it stands, by what was recorded since it last began."""
+        """Its state, from what was recorded since its last start."""
         names = [event.name for event in self.log.events]
         began = max((place for place, name in enumerate(names) if name in BEGINNINGS), default=0)
         ends = [_ENDS[name] for name in names[began:] if name in _ENDS]
@@ -42,11 +42,11 @@ class Run:
 
     @property
     def restarts(self) -> int:
-        """How often it was begun again because a rank had failed."""
+        """How often it was restarted because a rank had failed."""
         return sum(event.name == "resume" and bool(event.fields.get("restart")) for event in self.log.events)
 
     def as_json(self) -> dict[str, Any]:
-        """In few numbers."""
+        """A summary."""
         records = self.log.records
         return {
             "folder": str(self.folder),
@@ -60,7 +60,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Raises UserError for a folder that is no run; one that has not come to its first step is."""
+    """Raises UserError for a folder that is not a run; a run that has not reached its first step is one."""
     file = settings_of(folder)
     job = settings.load(Job, file)
     try:
