@@ -25,7 +25,7 @@ from cubeloom.models.named import named
 from cubeloom.models.presets import PRESETS, config
 from cubeloom.parallel import Batch
 from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
-from cubeloom.pipeline import Schedule, Sync, generate, synchronised
+from cubeloom.pipeline import Schedule, Sync, generate, overlapped, synchronised
 from cubeloom.train.job.job import Job
 from cubeloom.train.job.settings import SHARES
 
@@ -72,7 +72,7 @@ class Verify:
     """Pairs of pipelines of chimera."""
     mode: Literal["direct", "doubling", "halving"] | None = None
     """How chimera goes on past one unit of micro-batches."""
-    sync: Literal["end", "eager", "eager-opt"] = "end"
+    sync: Literal["end", "eager", "eager-opt"] | None = None
     """When replicas of a stage sum their gradients."""
     ways: int = 1
     """Strands of a weave: while one waits for a collective, another computes."""
@@ -222,6 +222,8 @@ class Verify:
             return None
         count = 2 * grid.pipe if self.microbatches is None else self.microbatches
         made = generate(self.schedule or "1f1b", grid.pipe, count, pairs=self.pairs, mode=self.mode)
+        if self.sync is None:
+            return overlapped(made)
         return made if self.sync == "end" else synchronised(made, Sync(self.sync))
 
 

@@ -117,12 +117,18 @@ class Buckets:
         axis = self._reductions[parameter].axis
         return axis.size > 1 and local_of(parameter).shape[0] % axis.size == 0
 
+    def begin(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Only these become ready, in about this order."""
+        self._begin_anew()
+        self._rest = iter(self._partition(parameters))
+        self._next = next(self._rest, None)
+
     def ready(self, parameter: nn.Parameter, sums: dict[nn.Parameter, Tensor]) -> None:
         """The parameter's sum is complete: send the buckets that are now ready."""
-        self._ready.add(parameter)
         if self._rest is None:
-            self._rest = iter(self._partition(reversed(self._reductions)))
-            self._next = next(self._rest, None)
+            self.begin(reversed(self._reductions))
+        self._ready.add(parameter)
+        assert self._rest is not None
         while self._next is not None and self._ready.issuperset(self._next.parameters):
             self._send(self._next, sums)
             self._next = next(self._rest, None)

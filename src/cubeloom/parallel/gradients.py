@@ -22,7 +22,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -35,46 +34,12 @@ from cubeloom.parallel.buckets import BUCKET_BYTES, Arrival, Buckets, Receiver, 
 from cubeloom.parallel.config import GradientDtype
 from cubeloom.parallel.parameter import like, local_of
 from cubeloom.parallel.products import add_to
+from cubeloom.parallel.use import Use
+from cubeloom.parallel.weight_gradient import DeferredWeightGrads as DeferredWeightGrads
+from cubeloom.parallel.weight_gradient import WeightGradient as WeightGradient
 
-
-@dataclass(frozen=True)
-class WeightGradient:
-    """How to compute a parameter's gradient: its matmul, and the reduce-scatter of the result if z shards the weight.
-
-    The matmul adds to an earlier gradient. The strands of a weave sum their products before one reduce-scatter.
-    """
-
-    parameter: nn.Parameter
-    layer: str  # two layers may share a weight
-    product: Callable[[Tensor | None], Tensor]
-    scatter: Callable[[Tensor], Pending] | None = None
-    strands: int = 1
-
-
-# Weight gradients that were deferred.
-DeferredWeightGrads = deque[WeightGradient]
 # From sets of names on this rank to their unions over all ranks.
 AnyRank = Callable[[list[set[str]]], list[set[str]]]
-
-
-class Use:
-    """One use of a parameter in a forward. Its node's backward ends it; so does deleting a graph without a backward."""
-
-    __slots__ = ("_counted", "_gradients", "_parameter")
-
-    def __init__(self, gradients: Gradients, parameter: nn.Parameter, counted: bool) -> None:
-        self._gradients, self._parameter, self._counted = gradients, parameter, counted
-        gradients._uses[parameter] += counted
-
-    def done(self) -> None:
-        """The backward has delivered this use's gradient. A second backward through the same graph ends no use."""
-        if self._counted:
-            self._counted = False
-            self._gradients._end_use(self._parameter)
-
-    def __del__(self) -> None:
-        if self._counted:
-            self._gradients._uses[self._parameter] -= 1
 
 
 class Gradients:
@@ -96,6 +61,7 @@ class Gradients:
         self._expected: set[nn.Parameter] | None = None  # the parameters that steps of a pipeline use on any rank
         self._uses: Counter[nn.Parameter] = Counter()  # in graphs without a backward so far
         self._seen_in_forward: set[str] | None = None
+        self._final: set[nn.Parameter] = set()  # reduced during the passes that run now, while others accumulate
         self._noted: DeferredWeightGrads | None = None  # where deferred weight gradients are stored
         self._accumulating = False
         self._reset()
@@ -135,7 +101,7 @@ class Gradients:
         """A node of the forward uses the parameter. Raises UserError if the parameter was not part of the model."""
         if parameter not in self._reductions:
             if not parameter.requires_grad:
-                return Use(self, parameter, counted=False)
+                return Use(self._uses, parameter, self._end_use, counted=False)
             raise UserError(
                 f"a parameter of shape {list(parameter.shape)} was put in the place of one that was cut (by "
                 "load_state_dict(assign=True), for instance), so its gradient would not be reduced; load without assign, or "
@@ -144,7 +110,7 @@ class Gradients:
         if self._seen_in_forward is not None and parameter.requires_grad:
             self._seen_in_forward.add(self._reductions[parameter].name)
         # In a recomputation no backward passes through the created nodes.
-        return Use(self, parameter, counted=not torch_private.in_backward())
+        return Use(self._uses, parameter, self._end_use, counted=not torch_private.in_backward())
 
     @contextmanager
     def seen_in_forward(self) -> Iterator[set[str]]:
@@ -237,8 +203,15 @@ class Gradients:
     @torch.no_grad()
     def run_deferred(self, noted: DeferredWeightGrads) -> None:
         """Compute deferred weight gradients."""
+        left = Counter(each.parameter for each in noted)
+        for parameter in self._final.difference(left):
+            self._complete(parameter)
         while noted:
-            self._compute(noted.popleft())
+            wanted = noted.popleft()
+            self._compute(wanted)
+            left[wanted.parameter] -= 1
+            if not left[wanted.parameter] and wanted.parameter in self._final:
+                self._complete(wanted.parameter)
         while self._arriving:
             self._arrive()
 
@@ -269,8 +242,12 @@ class Gradients:
 
     def _end_use(self, parameter: nn.Parameter) -> None:
         self._uses[parameter] -= 1
-        if self._uses[parameter] or self._accumulating or self._noted is not None:
-            return
+        waits = self._accumulating and parameter not in self._final
+        if not (self._uses[parameter] or waits or self._noted is not None):
+            self._complete(parameter)
+
+    def _complete(self, parameter: nn.Parameter) -> None:
+        """All of its gradients are computed; some may still arrive."""
         if self._owed[parameter]:
             self._waiting.add(parameter)
         else:
@@ -278,7 +255,7 @@ class Gradients:
 
     def _ready(self, parameter: nn.Parameter) -> None:
         """No more gradients come for this parameter, unless there is a second backward through a graph."""
-        if parameter not in self._sums:
+        if parameter not in self._sums or (self._final and parameter not in self._final):
             return
         if self._reductions[parameter].alone:
             self._deliver(parameter, self._sums.pop(parameter), scale=True)
@@ -339,6 +316,25 @@ class Gradients:
 
     def start_reduce(self, parameters: Iterable[nn.Parameter]) -> None:
         """Start to reduce the gradients of these."""
+        chosen = self._wanted(parameters)
+        self.buckets.send(chosen, self._sums)
+        self._join_copies(chosen)
+
+    @contextmanager
+    def reducing(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+        """The passes inside are the last that add to these gradients: reduce each as soon as it is complete."""
+        chosen = self._wanted(parameters)
+        self._final = set(chosen)
+        self.buckets.begin(chosen)
+        try:
+            yield
+        finally:
+            self._final = set()
+        self.buckets.send_rest(self._wanted(chosen), self._sums)
+        self._join_copies(chosen)
+
+    def _wanted(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """Of these, those that have gradients on any rank, in the reverse order of registration."""
         expected = self._expected
         if expected is not None and not expected.issuperset(self._sums):
             name = next(self._reductions[each].name for each in self._sums if each not in expected)
@@ -346,10 +342,8 @@ class Gradients:
                 f"{name} got a gradient in this step, and no rank used it when the stages were first run; a pipeline needs "
                 "the same parameters in every step"
             )
-        wanted = self._sums if expected is None else expected
-        chosen = [each for each in parameters if each in wanted]
-        self.buckets.send(chosen, self._sums)
-        self._join_copies(chosen)
+        chosen = set(parameters).intersection(self._sums if expected is None else expected)
+        return [each for each in reversed(self._reductions) if each in chosen]
 
     def finish_reduce(self) -> None:
         """Await all started reductions. Gradients that need none are delivered now.

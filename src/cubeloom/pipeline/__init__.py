@@ -29,6 +29,7 @@ from cubeloom.pipeline.schedules import names as names
 from cubeloom.pipeline.simulator import Timeline as Timeline
 from cubeloom.pipeline.simulator import simulate as simulate
 from cubeloom.pipeline.sync import Sync as Sync
+from cubeloom.pipeline.sync import overlapped as overlapped
 from cubeloom.pipeline.sync import synchronised as synchronised
 
 

@@ -21,7 +21,7 @@ from cubeloom.parallel import AnyCut, Batch, ShardingPolicy
 from cubeloom.parallel.replace import Fill
 from cubeloom.parallel.traced import Plan, Tracing
 from cubeloom.parallel.traced.values import own_values, refuse_different_values
-from cubeloom.pipeline import Schedule, Updates, generate
+from cubeloom.pipeline import Schedule, Updates, generate, overlapped
 from cubeloom.pipeline.runtime import Pipeline
 from cubeloom.pipeline.runtime.build import Recompute, StagePlan
 from cubeloom.pipeline.runtime.channels import Shape
@@ -90,7 +90,7 @@ def _schedule(schedule: str | Schedule, workers: int, microbatches: int | None) 
             raise UserError(f"the schedule has {schedule.microbatches} micro-batches, and microbatches={microbatches}")
         planned = schedule
     else:
-        planned = generate(schedule, workers, 2 * workers if microbatches is None else microbatches)
+        planned = overlapped(generate(schedule, workers, 2 * workers if microbatches is None else microbatches))
     if planned.updates is not Updates.FLUSH:
         raise UserError(
             f"{planned.name} updates weights within a step, where a loop's own optimizer cannot: use one that updates after"

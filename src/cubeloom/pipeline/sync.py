@@ -24,6 +24,12 @@ class Sync(StrEnum):
     EAGER_OPT = "eager-opt"
 
 
+def overlapped(schedule: Schedule) -> Schedule:
+    """Its gradients reduced as early as the schedule allows, where it reduces any and does not say itself when."""
+    says = any(action.kind is Kind.REDUCE for row in schedule.workers for action in row)
+    return schedule if says or schedule.updates is not Updates.FLUSH else synchronised(schedule, Sync.EAGER)
+
+
 def synchronised(schedule: Schedule, sync: Sync, costs: Costs | None = None) -> Schedule:
     """The schedule with one R per stage of every replica. Costs are used by eager-opt only, to find bubbles.
 

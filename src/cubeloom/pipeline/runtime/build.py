@@ -252,6 +252,7 @@ class LocalStages:
     parameters: dict[str, nn.Parameter]
     gradients: Gradients
     clock: Clock
+    alike: bool = True  # all ranks of a place on the pipe axis use the same parameters
 
 
 def hold(

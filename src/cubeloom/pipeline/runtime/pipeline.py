@@ -171,6 +171,10 @@ class Pipeline:
             self._run_each_stage(work, portion, known)
         names = [used] if self.network.rehearsed else self.network.host_group.gather(used)
         everywhere = set[str]().union(*names)
+        places = [self.network.grid.coordinates(rank)["pipe"] for rank in range(len(names))]
+        self._held.alike = len({(place, frozenset(each)) for place, each in zip(places, names, strict=True)}) == len(
+            set(places)
+        )
         self.gradients.expect(everywhere)
         if missing := sorted(self._trained - everywhere) if not self.network.rehearsed else []:
             raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -44,6 +45,7 @@ class StepWork:
         self._versions = self._find_versions() if update is not None else None
         self._losses: list[Tensor] = []
         self._reduced: set[nn.Parameter] = set()
+        self._final = self._last_actions()
         self._first_rows = self._rows_before()
         self._shares = self._loss_shares()
         held.clock.step = number
@@ -62,7 +64,7 @@ class StepWork:
         stage = self.stage_for(action.replica, action.stage, portion)
         if action.kind is Kind.INPUT_GRAD:
             return stage.input_grad(portion, gradients)
-        with self._weights(action):
+        with self._weights(action), self._reducing(action):
             found = stage.backward(portion, gradients)
         if self._versions is not None:
             self._versions.backward_done(action.microbatch)
@@ -71,9 +73,10 @@ class StepWork:
     def other(self, action: Action) -> None:
         match action.kind:
             case Kind.WEIGHT_GRAD:
-                self._held.stages[action.replica, action.stage].weight_grad((action.microbatch, action.part))
+                with self._reducing(action):
+                    self._held.stages[action.replica, action.stage].weight_grad((action.microbatch, action.part))
             case Kind.REDUCE:
-                self._reduce_stage(action.stage)
+                self._reduce(self._parameters_of(action.stage))
             case Kind.UPDATE:
                 assert self._update is not None and self._versions is not None
                 self._held.gradients.start_reduce(self._held.parameters.values())
@@ -115,13 +118,31 @@ class StepWork:
         by_microbatch = {microbatch: version for (_, _, microbatch), version in used.items()}
         return Versions(list(self._held.parameters.values()), by_microbatch)
 
-    def _reduce_stage(self, stage: int) -> None:
-        """Start to reduce the gradients of a stage, except a weight that another stage of this worker still adds to."""
+    def _last_actions(self) -> set[Action]:
+        """Actions that make a stage's last gradients and that its reduction follows."""
+        row = self._schedule.workers[self._network.coordinates["pipe"]]
+        pairs = ((before, action) for before, action in pairwise(row) if action.kind is Kind.REDUCE)
+        return {
+            before
+            for before, action in pairs
+            if before.makes_weight_grad and (before.replica, before.stage) == (action.replica, action.stage)
+        }
+
+    def _reducing(self, action: Action) -> AbstractContextManager[None]:
+        """Of a stage's last gradients each is reduced as soon as it is complete, behind the rest of the action."""
+        if action not in self._final or not self._held.alike:
+            return nullcontext()
+        own = self._parameters_of(action.stage)
+        self._reduced.update(own)
+        return self._held.gradients.reducing(own)
+
+    def _parameters_of(self, stage: int) -> list[nn.Parameter]:
+        """Those of a stage, except a weight that another stage of this worker still adds to."""
         done = {spec.name for spec in self._layout.specs_of(stage)}
         others = [model for (_, other), model in self._held.models.items() if other != stage]
         shared = {id(each) for model in others for each in model.parameters()}
-        mine = {name: each for name, each in self._held.parameters.items() if name.rpartition(".")[0] in done}
-        self._reduce(each for each in mine.values() if id(each) not in shared)
+        mine = [each for name, each in self._held.parameters.items() if name.rpartition(".")[0] in done]
+        return [each for each in mine if id(each) not in shared]
 
     def _reduce(self, parameters: Iterable[nn.Parameter]) -> None:
         """Start to reduce the gradients of those that are not started yet."""

@@ -13,7 +13,7 @@ from cubeloom.plan.cost_model.compute import optimizer
 from cubeloom.plan.cost_model.recompute import Recompute
 from cubeloom.plan.cost_model.schedules import ScheduleModel
 from cubeloom.plan.cost_model.timing import Times
-from cubeloom.plan.cost_model.worker_load import WorkerLoad, most_of
+from cubeloom.plan.cost_model.worker_load import BUCKET, WorkerLoad, most_of
 from cubeloom.plan.hardware import Cluster
 
 
@@ -67,7 +67,9 @@ def step(
     own_share = optimizer(most_of([c.states for c in carried]) / shape.replicas, s.item, cluster.device)
     update = own_share + gather
     pipeline = pipelined(shape, workers, count, f, i, w)
-    total = pipeline + shape.messages(workers, count) * message + reduction + update
+    free = most_of([c.times.free for c in carried])
+    late = behind(reduction, numbers * s.gradient, free, s, cluster)
+    total = pipeline + shape.messages(workers, count) * message + late + update
     own = count * each + own_share
     bubble = pipeline - count * (f + i + w)
     return Step(total, own, bubble, total - own - bubble, message, reduction, update)
@@ -97,6 +99,17 @@ def network(
         costs.reduce_scatter(cluster, numbers * s.gradient, group, rank_stride),
         costs.all_gather(cluster, numbers * s.item, group, rank_stride),
     )
+
+
+def behind(reduction: Any, nbytes: Any, free: Any, s: ParallelConfig, cluster: Cluster) -> Any:
+    """Seconds of a reduction that no computation hides: it runs behind the last backward, but for its last bucket.
+
+    A stage that is recorded computes its backward as a whole, and its gradients are reduced behind that.
+    """
+    hiding = np.where(s.recorded, 0.0, free)
+    last = reduction * np.minimum(1.0, BUCKET / np.maximum(nbytes, 1.0))
+    late = np.maximum(last, costs.exposed(hiding, reduction, cluster.nic_drag))
+    return np.where(np.asarray(reduction) > 0, late, 0.0)
 
 
 def replicas(shape: ScheduleModel, s: ParallelConfig) -> tuple[Any, Any]:

@@ -34,7 +34,8 @@ class Times(NamedTuple):
 
     A stage begins with a weight that nothing was computed before: `first` is its gather in a forward, `last` in a backward.
     `redone` and `redone_saved` are the same of an input gradient where the piece's forward is computed once more, if it is a
-    block; `recomputed` is what of that forward is computation, and `attention` what attention takes of a forward.
+    block; `recomputed` is what of that forward is computation, and `attention` what attention takes of a forward. `free` is
+    what is computed in a backward while no weight travels.
     """
 
     forward: Any
@@ -48,6 +49,7 @@ class Times(NamedTuple):
     attention: Any
     first: Any
     last: Any
+    free: Any
 
 
 def times(piece: Piece, s: ParallelConfig, cluster: Cluster, dtype: Dtype) -> Times:
@@ -92,6 +94,7 @@ def times(piece: Piece, s: ParallelConfig, cluster: Cluster, dtype: Dtype) -> Ti
         ),
         each[_first(piece.layers)]["weights F"],
         each[-1 - _first(piece.layers[::-1])]["weights I"],
+        np.maximum(0.0, input_grad + weight_grad - gathers - scatters),
     )
 
 

@@ -35,7 +35,7 @@ def configuration(answer: Answer, plan: Plan) -> str:
         "model": {"preset" if answer.model.planes is None else "name": answer.model.name},
         "batch": {"samples": answer.task.samples, "sequence": answer.task.sequence},
         "grid": {**grid.sizes, "placement": list(grid.placement)},
-        "schedule": {**schedule, "sync": "eager" if grid.pipe > 1 else "end"},
+        "schedule": {**schedule, "sync": "eager"},
         "layout": {
             "activations": "sharded" if plan.sharded else "replicated",
             "weights": WEIGHTS[plan.weights],

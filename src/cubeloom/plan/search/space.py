@@ -147,4 +147,5 @@ def at(s: ParallelConfig, index: Array) -> ParallelConfig:
     """Some of settings that stand one after the other."""
     names = ("data", "z", "y", "x", "samples", "sharded", "weights", "regathered", "ways")
     rank_stride = {axis: values[index] for axis, values in s.rank_stride.items()}
-    return replace(s, rank_stride=rank_stride, **{name: getattr(s, name)[index] for name in names})
+    record = s.record[index] if isinstance(s.record, np.ndarray) else s.record
+    return replace(s, rank_stride=rank_stride, record=record, **{name: getattr(s, name)[index] for name in names})

@@ -11,7 +11,7 @@ import numpy as np
 from cubeloom.plan import costs
 from cubeloom.plan.cost_model.recompute import Recompute
 from cubeloom.plan.cost_model.schedules import ScheduleModel
-from cubeloom.plan.cost_model.step import replicas
+from cubeloom.plan.cost_model.step import behind, replicas
 from cubeloom.plan.cost_model.worker_load import Pieces
 from cubeloom.plan.hardware import Cluster
 from cubeloom.plan.model import Model
@@ -49,5 +49,7 @@ def stage_times(model: Model, alike: ScheduleGroup, pieces: Pieces, cluster: Clu
     message = (
         costs.send(cluster, pieces.handed, alike.workers, s.rank_stride["pipe"]) if alike.workers > 1 else 0.0 * s.z
     )
-    reduction = np.asarray(costs.reduce_scatter(cluster, numbers * s.gradient, *replicas(alike.shape, s)))
+    whole = np.asarray(costs.reduce_scatter(cluster, numbers * s.gradient, *replicas(alike.shape, s)))
+    free = each([time.free for time in pieces.times])
+    reduction = behind(whole, numbers * s.gradient, free, s, cluster)
     return StageTimes(f, i + w - saved, i, w, message, reduction)

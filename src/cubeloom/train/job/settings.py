@@ -17,7 +17,7 @@ from cubeloom.models.named import named
 from cubeloom.models.presets import PRESETS, config
 from cubeloom.parallel import ShardingPolicy
 from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
-from cubeloom.pipeline import Schedule, Sync, family, generate, synchronised
+from cubeloom.pipeline import Schedule, Sync, family, generate, overlapped, synchronised
 from cubeloom.train.job.rates import Decay
 
 if TYPE_CHECKING:
@@ -171,8 +171,9 @@ class ScheduleSettings:
     """For chimera: pairs of pipelines in opposite directions, a divisor of half the stages; 1 by default."""
     mode: Literal["direct", "doubling", "halving"] | None = None
     """For chimera: how it continues if there are more micro-batches than stages."""
-    sync: Literal["end", "eager", "eager-opt"] = "end"
-    """When the replicas of a stage start to reduce their gradients: at the end of the step, or as soon as possible."""
+    sync: Literal["end", "eager", "eager-opt"] | None = None
+    """When gradients are reduced: at the end of the step, behind the last backward (eager), or there if a bubble follows
+    (eager-opt). Eager by default, if the schedule updates weights at the end of a step."""
 
     def schedule(self, workers: int) -> Schedule:
         count = self.microbatches
@@ -182,6 +183,8 @@ class ScheduleSettings:
         # A pipeline of one worker is the same under every name.
         name = self.name if workers > 1 else "1f1b"
         made = generate(name, workers, count, pairs=self.pairs, mode=self.mode)
+        if self.sync is None:
+            return overlapped(made)
         return made if self.sync == "end" else synchronised(made, Sync(self.sync))
 
 
