@@ -223,12 +223,56 @@ def test_many_are_zeroed_at_once() -> None:
     assert all(not tensor.any() for tensor in tensors)
 
 
-def test_hooks_of_a_module_are_seen() -> None:
-    assert not private.has_hooks(nn.Linear(2, 2))
-    for register in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
+def test_backward_hooks_of_a_module_are_seen() -> None:
+    assert not private.has_backward_hooks(nn.Linear(2, 2))
+    for register in ("register_full_backward_hook", "register_full_backward_pre_hook"):
         module = nn.Linear(2, 2)
         getattr(module, register)(lambda *_: None)
-        assert private.has_hooks(module)
+        assert private.has_backward_hooks(module)
+
+
+def test_forward_hooks_are_carried_to_another_module() -> None:
+    one, other, seen = nn.Linear(2, 2), nn.Linear(2, 2), list[str]()
+    before = one.register_forward_pre_hook(lambda *_: seen.append("before"))
+    behind = one.register_forward_hook(lambda *_, **__: seen.append("behind"), with_kwargs=True)
+    private.carry_forward_hooks(one, other)
+    other(torch.zeros(2))
+    before.remove()
+    other(torch.zeros(2))
+    behind.remove()
+    other(torch.zeros(2))
+    assert seen == ["before", "behind", "behind"]
+
+
+def test_modes_of_functions_are_taken_off_and_put_on() -> None:
+    class Named(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(self)
+            return function(*args, **(kwargs or {}))
+
+    seen = list[Named]()
+    with Named() as outer, Named() as inner:
+        modes = private.take_off_function_modes()
+        torch.zeros(1)
+        assert modes[:2] == (inner, outer) and not seen
+        private.put_on_function_modes(modes)
+        torch.zeros(1)
+    assert seen == [inner, outer]
+
+
+def test_what_is_left_to_python_may_raise() -> None:
+    @private.left_to_python
+    def refuse() -> None:
+        raise LookupError("plainly")
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            refuse()
+        return x + 1
+
+    assert function(torch.zeros(1)) == 1
+    with pytest.raises(LookupError, match=r"^plainly$"):
+        torch.compile(function, backend="eager")(torch.zeros(1))
 
 
 def test_what_is_put_among_parameters_and_buffers_is_the_modules() -> None:

@@ -84,8 +84,6 @@ def test_what_cannot_work_is_refused(capsys: pytest.CaptureFixture[str], argumen
     [
         (["--rest", "sharded"], "activations sharded between layers is for those that have one"),
         (["--inputs", "regathered"], "inputs that are gathered again is for"),
-        (["--ways", "2"], "strands (ways > 1) is for"),
-        (["--compile"], "compile is for"),
         (["--layers", "2"], "--layers is for presets"),
     ],
 )

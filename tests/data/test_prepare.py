@@ -107,7 +107,7 @@ def test_an_error_of_the_disk_keeps_what_was_done(tmp_path: Path, monkeypatch: p
         plain(writer, *arguments)
 
     monkeypatch.setattr(Writer, "add", fail)
-    with pytest.raises(UserError, match="Input/output error; the same command resumes from here"):
+    with pytest.raises(UserError, match="Input/output error; the same command goes on from here"):
         prepare(request, tmp_path / "out")
     done = prepare(request, tmp_path / "out")
     assert done.how == "resumed" and contents(done.file.folder) == whole

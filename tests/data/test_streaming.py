@@ -228,7 +228,7 @@ def test_streams_that_cannot_be_read(tmp_path: Path, folder: Path) -> None:
         DataSettings(sources=(Source(stream="a"), Source(folder=Path("b"))))
     state = stream(folder).state(0)
     with pytest.raises(
-        UserError, match=r"the run stopped in the stream .* with samples of 16 tokens, and would resume with"
+        UserError, match=r"the run stopped in the stream .* with samples of 16 tokens, and would go on with"
     ):
         Streaming(Files(folder, Reading()), Bytes(), 8, state=state)
     parquet.write_table(pyarrow.table({"txet": ["a"]}), tmp_path / "a.parquet")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import cubeloom
 from cubeloom.comm import Network
-from cubeloom.models.foreign import InDouble
+from cubeloom.models.external import InDouble
 from cubeloom.parallel.arranged import lie_of
 from cubeloom.parallel.parameter import local_of
 from zoo.nano import Loss

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import cubeloom
+from compiling import without_kernels
 from cubeloom import Grid, Network
 from cubeloom.launch import RankPool
-from cubeloom.models.foreign import InDouble
+from cubeloom.models.external import InDouble
 from cubeloom.models.parallelize import handle_of
 from cubeloom.parallel.parameter import local_of
 from cubeloom.parallel.traced import mean_over_batch
@@ -157,6 +158,34 @@ def block_by_block(mesh: Network, serial: Any, kind: str) -> float:
     return max(apart_of(losses, wanted), apart(model, serial, mesh))
 
 
+def recomputed_from_the_start(mesh: Network, serial: Any, kind: str) -> float:
+    """transformers then has a hook on the embedding, whose weight the head has, too."""
+    model = copy.deepcopy(serial)
+    model.gradient_checkpointing_enable()
+    model.train()
+    report = cubeloom.parallelize(model, mesh)
+    assert report.cut_share > 0.9
+    losses, wanted = train(model, kind, mesh, 2)[0], train(serial, kind, None, 2)[0]
+    return max(apart_of(losses, wanted), apart(model, serial, mesh))
+
+
+def in_strands(mesh: Network, serial: Any, kind: str) -> float:
+    """Compiled as well; a copy has its own, and what makes no graph is one strand."""
+    without_kernels()
+    serial.train()
+    model = copy.deepcopy(serial)
+    cubeloom.parallelize(model, mesh, ways=2, compile=True)
+    mean, their_mean = copy.deepcopy(model), copy.deepcopy(serial)
+    losses, wanted = train(model, kind, mesh, 2)[0], train(serial, kind, None, 2)[0]
+    (batch,) = batches(kind, 1)
+    with torch.no_grad():
+        one = {name: each[:1] for name, each in batch.items()}
+        losses.append(mean_over_batch(loss_of(model, one), handle_of(model).state).item())  # type: ignore[arg-type]
+        wanted.append(loss_of(serial, one).item())
+    copied = apart_of(train(mean, kind, mesh, 2)[0], train(their_mean, kind, None, 2)[0])
+    return max(apart_of(losses, wanted), apart(model, serial, mesh), copied, apart(mean, their_mean, mesh))
+
+
 def generated(mesh: Network, serial: Any, kind: str) -> float:
     model: Any = parallelized(copy.deepcopy(serial.eval()), mesh)
     tokens = torch.arange(6).view(2, 3) + 5
@@ -195,11 +224,13 @@ def cases() -> list[Any]:
         (stored, "nano", "y=2"),
         (recomputed, "llama", "x=2"),
         (block_by_block, "nano", "x=2,z=2"),
+        (recomputed_from_the_start, "gpt2", "y=2"),
+        (in_strands, "nano", "y=2"),
         (generated, "llama", "y=2"),
         (with_a_loss_outside, "gpt2", "z=2"),
     }
     of_any: tuple[Trained, ...] = (accumulated, frozen, adapted, averaged, stored)
-    of_theirs: tuple[Trained, ...] = (recomputed, with_a_loss_outside)
+    of_theirs: tuple[Trained, ...] = (recomputed, recomputed_from_the_start, with_a_loss_outside, in_strands)
     every = {
         (what, kind, grid) for what in of_any for kind in KINDS if kind != "gpt2" for grid in ("x=2,y=2", "y=2,z=2")
     }

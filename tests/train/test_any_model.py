@@ -203,8 +203,6 @@ def test_text_of_a_folder_s_model(
     ("changes", "message"),
     [
         ({"batch": Batch(8, 17)}, "the model has 16 positions"),
-        ({"layout": LayoutSettings(ways=2)}, "strands"),
-        ({"layout": LayoutSettings(compile=True)}, "compile is for"),
         ({"layout": LayoutSettings(activations="sharded")}, "activations sharded between layers"),
         ({"grid": Grid(z=3)}, "cannot be cut"),
     ],

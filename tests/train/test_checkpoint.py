@@ -198,9 +198,7 @@ def test_one_that_lacks_a_file_is_not_sealed(ranks: RankPool, tmp_path: Path) ->
     ranks.run(2, _save_with_a_stale_list, Grid(data=2), tmp_path, 2)
     there = sorted(each.name for each in (tmp_path / "step-00000001").iterdir() if each.name != "manifest.json")
     assert sorted(read_manifest(tmp_path / "step-00000001")["files"]) == there and "rank-00001.safetensors" in there
-    with pytest.raises(
-        (FilesFailed, CommunicationError), match=r"written by ranks, but missing: rank-00001.safetensors"
-    ):
+    with pytest.raises((FilesFailed, CommunicationError), match=r"missing is what ranks wrote: rank-00001.safetensors"):
         ranks.run(2, _save_with_a_stale_list, Grid(data=2), tmp_path / "never", 99)
     assert not checkpoints(tmp_path / "never")
 
@@ -210,10 +208,10 @@ def test_only_what_ranks_wrote_and_the_index_names_is_sealed(tmp_path: Path, mon
     for name in ("a", "b"):
         (tmp_path / name).touch()
     for written, named, said in (
-        ("ab", "a", "written by ranks, but not in the index: b"),
-        ("a", "ab", "in the index, but not written by a rank: b"),
-        ("abc", "abc", "written by ranks, but missing: c"),
-        ("a", "a", "not written by a rank: b"),
+        ("ab", "a", "the index does not name what ranks wrote: b"),
+        ("a", "ab", "no rank wrote what the index names: b"),
+        ("abc", "abc", "missing is what ranks wrote: c"),
+        ("a", "a", "nobody knows of: b"),
     ):
         with pytest.raises(FilesFailed, match=f"is not whole: {said}$"):
             seal(tmp_path, 1, {}, None, dict.fromkeys(written, "0"), list(named))
@@ -233,7 +231,7 @@ def test_a_manifest_outlives_a_loss_of_power(tmp_path: Path, monkeypatch: pytest
 
 def test_an_optimizer_does_not_go_on_from_another(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(1, train, On("x=1"), tmp_path, 0, 1, 16, SGD)
-    said = r"has the state of SGD, and the optimizer here is AdamW; resume with SGD, or begin a new run"
+    said = r"has the state of SGD, and the optimizer here is AdamW; go on with SGD, or begin a new run"
     with pytest.raises(UserError, match=said):
         ranks.run(1, train, On("x=1"), tmp_path, 1, 2)
 

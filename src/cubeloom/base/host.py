@@ -41,6 +41,11 @@ def text_of(file: Path) -> str:
         return ""
 
 
+def cache_folder() -> Path:
+    """Where this user's programs keep what they can make again."""
+    return Path.home() / ".cache" / "cubeloom"
+
+
 def version(package: str) -> str | None:
     """None if it is not installed, as when it is run from its source."""
     try:

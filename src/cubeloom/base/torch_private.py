@@ -11,10 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, overrides
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -39,6 +39,7 @@ AnyLoss = _Loss
 COMPILER = "torch._dynamo"
 """A module that torch imports when the first distributed tensor is created, which takes a second."""
 
+Called = TypeVar("Called", bound=Callable[..., Any])
 SavedTensorHooks = tuple[Callable[..., Any], Callable[..., Any]]
 
 
@@ -107,7 +108,23 @@ def function_modes() -> tuple[TorchFunctionMode, ...]:
     return tuple(_get_current_function_mode_stack())
 
 
+def take_off_function_modes() -> tuple[TorchFunctionMode, ...]:
+    """Leave them, innermost first."""
+    return tuple(overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack()))
+
+
+def put_on_function_modes(modes: tuple[TorchFunctionMode, ...]) -> None:
+    for mode in reversed(modes):
+        overrides._push_mode(mode)
+
+
 # --- the compiler ---
+
+
+def left_to_python(function: Called) -> Called:
+    """The compiler calls it, and does not look into it. Without importing the compiler, as `torch.compiler.disable` does."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
 
 
 def compile_part_by_part(join: Any) -> None:
@@ -161,8 +178,16 @@ def zero(tensors: list[Tensor]) -> None:
     torch._foreach_zero_(tensors)
 
 
-def has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+def has_backward_hooks(module: nn.Module) -> bool:
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def carry_forward_hooks(source: nn.Module, target: nn.Module) -> None:
+    """Hooks before and after its forward are the other's, too: a handle removes one from both."""
+    for name in ("_forward_hooks", "_forward_pre_hooks"):
+        for kind in ("", "_with_kwargs", "_always_called"):
+            if hasattr(source, name + kind):
+                setattr(target, name + kind, getattr(source, name + kind))
 
 
 def take_off_backward_hooks(module: nn.Module) -> None:

@@ -20,6 +20,7 @@ from cubeloom.base.grid import Grid
 from cubeloom.plan.cost_model.recompute import RECOMPUTE
 from cubeloom.plan.hardware import Dtype
 from cubeloom.plan.model import Model, names
+from cubeloom.plan.model.found import FoundModel, found_model
 from cubeloom.plan.search import (
     Answer,
     configuration,
@@ -33,11 +34,8 @@ from cubeloom.plan.search import (
 
 if TYPE_CHECKING:
     from cubeloom.models import ModelSource
-    from cubeloom.plan.model.derive_found import FoundModel
     from cubeloom.tools.rehearse import Rehearsed
     from cubeloom.train.job import Job
-
-_ANY = 2**30  # positions of a model that takes any sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,21 +139,22 @@ class Plan:
             raise UserError("give a FILE, or --model, --devices and --global-batch")
         if self.model in names():
             return self.model, self.devices, self.global_batch, self.sequence
-        # Here and not above: with a preset nothing of torch is needed, and its import takes longer than planning.
-        from cubeloom.models.named import named
+        return self._derived(self.model, self.model, self.sequence), self.devices, self.global_batch, self.sequence
 
-        model = self._derived(self.model, named(self.model), self.sequence)
-        return model, self.devices, self.global_batch, self.sequence
+    def _derived(self, name: str, called: str, sequence: int | None, job: Job | None = None) -> Model | FoundModel:
+        """`called`: as the user calls the model, which a job may change."""
 
-    def _derived(self, name: str, source: ModelSource, sequence: int | None) -> Model | FoundModel:
+        # Torch is imported where it is needed: its import takes longer than planning.
+        def source() -> ModelSource:
+            from cubeloom.models.named import named
+
+            return named(called) if job is None else job.source()
+
+        if (Path(called) / "config.json").is_file() or source().traced:
+            return found_model(name, called, source, sequence)
         from cubeloom.plan.model.derive import derive
-        from cubeloom.plan.model.derive_found import FoundModel
 
-        if not source.traced:
-            return derive(name, source)
-        if sequence is None and source.positions is not None:
-            sequence = within_reach(source.positions, name)
-        return FoundModel(name, source, sequence or 1)
+        return derive(name, source())
 
     @cached_property
     def _job(self) -> Job | None:
@@ -174,7 +173,7 @@ class Plan:
     def _of_job(self, name: str) -> tuple[Model | FoundModel, int, int, int]:
         job = self._job
         assert job is not None
-        model = self._derived(name, job.source(), self.sequence or job.batch.sequence)
+        model = self._derived(name, job.model.called, self.sequence or job.batch.sequence, job)
         devices, samples = self.devices or job.grid.world, self.global_batch or job.batch.samples
         return model, devices, samples, self.sequence or job.batch.sequence
 
@@ -280,10 +279,3 @@ def _none_can_run(answer: Answer) -> str:
     if found:
         return f"none can run on {devices}: the nearest numbers that work are {' and '.join(f'{n:,}' for n in found)}"
     return f"none can run on {devices}: more devices, a smaller batch or a smaller model may"
-
-
-def within_reach(positions: int, name: str) -> int:
-    """The longest sequence that a model says it takes."""
-    if positions >= _ANY:
-        raise UserError(f"{name} does not say how long a sequence may be: give --sequence")
-    return positions

@@ -140,7 +140,6 @@ class Verify:
         grid = Grid.parse(self.grid, tuple(axis.strip() for axis in self.placement.split(",")))
         model, schedule = self._model(), self._schedule(grid)
         within("--ways", self.ways, most=SAMPLES)
-        models.check_options(model, self.ways, self.compile)
         each = lcm(2, self.ways) if schedule is None else self.ways * len(portions(schedule))
         if model.positions is None:
             each *= lcm(grid.x, grid.y)  # images are cut by samples

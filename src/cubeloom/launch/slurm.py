@@ -62,15 +62,15 @@ class SlurmScript:
             f"#SBATCH --job-name={self.name}",
             *(f"#SBATCH --{option}={value}" for option, value in where if value is not None),
             f"#SBATCH --nodes={self.nodes}",
-            "# One task per rank" + (", and one GPU." if self.gpus else "."),
+            "# One task a rank" + (", and one GPU." if self.gpus else "."),
             f"#SBATCH --ntasks-per-node={self.ranks_per_node}",
             f"#SBATCH --cpus-per-task={self.cpus_per_rank}",
             *([f"#SBATCH --gpus-per-node={self.ranks_per_node}"] if self.gpus else []),
-            f"# {self.notice} seconds before the time limit, ranks are told to write a checkpoint and stop.",
+            "# So many seconds before the limit, ranks are told to write a checkpoint and stop.",
             f"#SBATCH --time={self.time}",
             # Not TERM: after it a rank has only as long as its sender waits before killing it.
             f"#SBATCH --signal=USR1@{self.notice}",
-            "# After a preemption or the loss of a node Slurm restarts this script and appends to its output.",
+            "# After a preemption or the loss of a node Slurm starts this script again, and its output goes on.",
             "#SBATCH --requeue",
             "#SBATCH --open-mode=append",
             f"#SBATCH --output={self.name}-%j.log",
@@ -81,16 +81,16 @@ class SlurmScript:
             f"cd -- {shlex.quote(str(self.folder))} || exit",
             "# The environment that wrote this script; it must be the same path on every node.",
             f'export PATH={shlex.quote(str(self.programs))}:"$PATH"',
-            "# Ranks are processes: with more than one thread each they would compete for the cores.",
+            "# Ranks are processes: one thread each, or they fight for the cores.",
             "export OMP_NUM_THREADS=1",
-            "# Print the output of ranks at once.",
+            "# What a rank says appears when it says it.",
             "export PYTHONUNBUFFERED=1",
         ]
 
     def _steps(self) -> list[str]:
         return [
-            f"# A failed step is restarted from the last checkpoint, up to {self.restarts} times.",
-            "# Exit code 2 means invalid input and is not retried. After a rank has ended, the others have a minute to end.",
+            f"# A step that fails is begun again from the last checkpoint, {self.restarts} times.",
+            "# Input that cannot work (2) never will. Once a rank has ended, the others have a minute to end too.",
             f"for attempt in {{0..{self.restarts}}}; do",
             # Since Slurm 22.05 a step does not inherit this from the job.
             f"    srun --cpus-per-task={self.cpus_per_rank} --kill-on-bad-exit=0 --wait=60 {shlex.join(self.command)}",
@@ -99,7 +99,7 @@ class SlurmScript:
             '    echo "attempt $attempt ended with $code" >&2',
             "done",
             "",
-            "# Ranks that were told to stop are not done: queue the job again, unless it was cancelled.",
+            "# Ranks that were told to stop are not done: queue for more time, unless somebody cancelled the job.",
             'state=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T)',
             f'if [ $code = {INTERRUPTED} ] && [ "$state" = RUNNING ]; then',
             '    scontrol requeue "$SLURM_JOB_ID"',

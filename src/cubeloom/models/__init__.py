@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from cubeloom.models.presets import names as names
     from cubeloom.models.resnet import ResNet as ResNet
     from cubeloom.models.source import ModelSource as ModelSource
-    from cubeloom.models.source import check_options as check_options
     from cubeloom.models.source import sharding_policy as sharding_policy
     from cubeloom.models.source import skeleton as skeleton
     from cubeloom.models.unet import Concat as Concat

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from copy import copy
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cubeloom.base.errors import UserError, first_line
 from cubeloom.models.buffers import compute_buffers
-from cubeloom.models.foreign import filled_by, forwarding_loss, random_batch, without_dropout
+from cubeloom.models.external import filled_by, forwarding_loss, random_batch, without_dropout
 from cubeloom.models.named import is_hugging_face
 from cubeloom.models.naming import Naming, naming_of_hugging_face
 from cubeloom.models.stored import StoredTensors
@@ -137,8 +137,11 @@ def from_description(description: Mapping[str, Any], where: str) -> nn.Module:
 
 
 def _made(architecture: Any, config: Any, where: str) -> nn.Module:
-    config = copy(config)
+    config = deepcopy(config)
     setattr(config, EXPERTS, "eager")  # grouped matmuls need bfloat16, and sizes that a rank does not know
+    for each in (config, _text(config)):
+        if hasattr(each, "use_cache"):
+            each.use_cache = False  # training does not read keys and values again
     try:
         made: nn.Module = architecture(config)
         compute_buffers(made)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
 from cubeloom.comm.mesh import Mesh, network_of
@@ -24,6 +25,7 @@ from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced import Plan, Traced, trace
 from cubeloom.parallel.traced.styles import Origin
 from cubeloom.parallel.traced.values import own_values
+from cubeloom.parallel.weave import run_in_strands
 
 HANDLE = "_cubeloom"
 Example = Mapping[str, Any]
@@ -65,7 +67,9 @@ def parallelize(
     fill: Fill | None = None,
     rest: ShardingPolicy | None = None,
     batch: tuple[int, int] | None = None,
+    ways: int = 1,
     recompute: bool = False,
+    compile: bool = False,
 ) -> Traced:
     """Replace the layers of a model by this rank's sharded layers, in place; return the report of what is where.
 
@@ -79,6 +83,9 @@ def parallelize(
     over the whole mesh and tokens per sample, for a cut that cuts samples further. `rest`: how activations and weights
     are stored with such a cut. `recompute`: each block of the model's row of blocks keeps only its input, and
     recomputes its forward in the backward.
+
+    `ways`: a forward that builds a graph runs as this many strands of its samples. One computes while another waits for a
+    collective. `compile`: torch compiles what blocks compute between collectives.
     """
     network = network_of(mesh)
     if network.grid.pipe > 1:
@@ -95,24 +102,34 @@ def parallelize(
     cut = cut_for(model, cut, plan)
     if cut is None:
         report = trace(model, network.grid, example or example_of(model), plan=plan)
-        state = report.apply(model, network, fill)
+        state = report.apply(model, network, fill, compile)
     else:
-        report, state = _by_cut(
-            model, cut, network, fill or own_values(model), rest or ShardingPolicy(), batch, example
-        )
+        rest, portions = rest or ShardingPolicy(), _Portions(batch, ways, compile)
+        report, state = _by_cut(model, cut, network, fill or own_values(model), rest, portions, example)
         report = replace(report, origins=dict.fromkeys((spec.name for spec in report.specs), origin))
     if recompute:
         recompute_blocks(model, blocks_of(model, report.specs), report.specs)
     object.__setattr__(model, HANDLE, Handle(network, state, report, filled, type(model).__name__, config))
-    model.register_forward_pre_hook(_refuse_empty)
+    run_in_strands(model, ways, state.staggers)
+    model.register_forward_pre_hook(_check_ready)
     return report
 
 
-def _refuse_empty(model: nn.Module, _: Any) -> None:
+def _check_ready(model: nn.Module, _: Any) -> None:
+    if torch.compiler.is_compiling():
+        _refuse_compiler()
     if not handle_of(model).filled:
         raise UserError(
             f"this {type(model).__name__} was built on the meta device and has no values yet: call cubeloom.load(model, folder)"
         )
+
+
+@torch_private.left_to_python
+def _refuse_compiler() -> NoReturn:
+    raise UserError(
+        "torch.compile cannot trace communication, and so no model that was parallelized: leave it out, and have"
+        " cubeloom.parallelize(model, mesh, compile=True) compile what lies between collectives"
+    )
 
 
 def cut_for(model: nn.Module, cut: AnyCut | None, plan: Plan | None) -> AnyCut | None:
@@ -131,21 +148,31 @@ def own_cut(model: nn.Module) -> AnyCut | None:
         return None
 
 
+@dataclass(frozen=True)
+class _Portions:
+    """What a step runs with: the batch, in strands, compiled or not."""
+
+    batch: tuple[int, int] | None
+    ways: int
+    compile: bool
+
+
 def _by_cut(
     model: nn.Module,
     cut: AnyCut,
     network: Network,
     fill: Fill,
     rest: ShardingPolicy,
-    batch: tuple[int, int] | None,
+    portions: _Portions,
     example: Example | None,
 ) -> tuple[Traced, CubeState]:
     grid = network.grid
-    samples, sequence = batch or (grid.data * grid.z * grid.x * grid.y, sequence_of(model))
-    whole, item = Batch(samples, sequence), next((each.element_size() for each in model.parameters()), 4)
+    ways = portions.ways
+    samples, sequence = portions.batch or (ways * grid.data * grid.z * grid.x * grid.y, sequence_of(model))
+    whole, item = Batch(samples // ways, sequence), next((each.element_size() for each in model.parameters()), 4)
     maker: Callable[[int], Example] | None = None if example is None else (lambda _: example)
-    specs = resolve(model, cut, grid, rest, whole, maker)
-    state = apply(model, cut, network, whole, fill, rest, example=maker, unchecked=True)
+    specs = resolve(model, cut, grid, rest, whole, maker, portions=ways)
+    state = apply(model, cut, network, whole, fill, rest, portions.compile, example=maker, unchecked=True)
     return Traced(
         type(model).__name__, grid, tuple(specs), item, (0.0, 0.0), samples=samples // (grid.data * grid.z), rest=rest
     ), state

@@ -88,16 +88,9 @@ def sharding_policy(
     return ShardingPolicy(activations=chosen, weights=weights, inputs=inputs, gradients=gradients)
 
 
-def check_options(source: ModelSource, ways: int, compile: bool) -> None:
-    """Raises UserError for options that a traced model does not support yet."""
-    if source.traced:
-        _refuse(source, "strands (ways > 1)", ways > 1)
-        _refuse(source, "compile", compile)
-
-
 def _refuse(source: ModelSource, what: str, wanted: bool) -> None:
     if wanted:
         raise UserError(
-            f"model {source.name!r} has no hand-written cut, and {what} needs one: leave it out, or let"
+            f"model {source.name!r} has no cut that somebody wrote, and {what} is for those that have one: leave it out, or let"
             " the function of a .py file return a pair of the model and its cut"
         )

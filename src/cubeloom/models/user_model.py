@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
-from cubeloom.models.foreign import filled_by, forwarding_loss, random_batch
+from cubeloom.models.external import filled_by, forwarding_loss, random_batch
 from cubeloom.models.naming import Naming, naming_of
 from cubeloom.parallel import AnyCut, Batch
 from cubeloom.parallel.replace import Fill

@@ -2,7 +2,7 @@
 
 On a cube of one device a block has no collectives. It is compiled as a whole, as in the plain model, except for its
 weight gradients (`parallel.deferred_wgrad`). On other grids the code between collectives is compiled: modules that the
-cut does not name, and the losses of a head.
+cut does not name, and the losses of a head. For traced models see `parallel.traced.compiling`.
 """
 
 from __future__ import annotations

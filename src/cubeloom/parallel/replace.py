@@ -18,7 +18,6 @@ from cubeloom.parallel.buckets import Reduction
 from cubeloom.parallel.check import Example
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.config import Batch, ShardingPolicy
-from cubeloom.parallel.cut import CutError
 from cubeloom.parallel.layers.declared import AnyCut, FoundCut, Making, make_layer
 from cubeloom.parallel.parameter import Block, distribute
 from cubeloom.parallel.resolution import resolve
@@ -97,18 +96,15 @@ def apply(
     `unchecked` see `resolve`.
     """
     rest = rest or ShardingPolicy()
-    if compile and isinstance(cut, FoundCut):
-        raise CutError(
-            f"{type(model).__name__} has no cut of its own, and only models that have one can be compiled so far"
-        )
     specs = resolve(model, cut, network.grid, rest, batch, example, unchecked)
     state = CubeState.of(network, rest)
-    plain = whole_blocks(model, specs, network.grid) if compile else {}
+    found = isinstance(cut, FoundCut)
+    plain = whole_blocks(model, specs, network.grid) if compile and not found else {}
     replace_layers(model, specs, state, fill)
     if isinstance(cut, FoundCut):
-        cut.finish(model, network.grid, batch, state, fill)
+        cut.finish(model, network.grid, batch, state, fill, compile)
     network.models.add(model)
-    if compile:
+    if compile and not found:
         compile_local(model, plain, state)
     return state
 
@@ -141,6 +137,7 @@ def replace_layers(
         if made is plain:
             continue
         made.train(plain.training)
+        torch_private.carry_forward_hooks(plain, made)
         # The surrounding model may read `in_features` and similar attributes.
         for attribute, value in vars(plain).items():
             if not attribute.startswith("_") and not hasattr(made, attribute):

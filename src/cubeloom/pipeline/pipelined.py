@@ -15,7 +15,7 @@ from cubeloom.base.errors import UserError
 from cubeloom.comm.mesh import Mesh, network_of
 from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.example import example_of
-from cubeloom.models.foreign import forwarding_loss
+from cubeloom.models.external import forwarding_loss
 from cubeloom.models.parallelize import HANDLE, Example, Handle, cut_for, sequence_of, without_values
 from cubeloom.parallel import AnyCut, Batch, ShardingPolicy
 from cubeloom.parallel.replace import Fill
@@ -45,6 +45,7 @@ def pipeline(
     batch: tuple[int, int] | None = None,
     ways: int = 1,
     recompute: Recompute = False,
+    compile: bool = False,
 ) -> Pipelined:
     """Build the stages of a model that this rank of the mesh holds, ready to be trained. The model itself stays
     unchanged.
@@ -52,7 +53,8 @@ def pipeline(
     `schedule`: a name that `cubeloom schedule` knows, with this many `microbatches` (by default two per worker), or a
     schedule as a value. The other arguments are those of `parallelize`; `example` has the keyword arguments of one
     forward. `ways`: strands of a weave. `recompute`: blocks of all stages, or of those named, recompute their forward in
-    their backward. Raises UserError for invalid requests, such as a model whose forward calls no row of blocks.
+    their backward. `compile`: torch compiles what blocks compute between collectives. Raises UserError for invalid
+    requests, such as a model whose forward calls no row of blocks.
     """
     network = network_of(mesh)
     if network.grid.pipe == 1:
@@ -79,7 +81,7 @@ def pipeline(
     grid, parts = network.grid, len(portions(planned)) * ways
     samples, sequence = batch or (parts * grid.data * grid.z * grid.x * grid.y, sequence_of(model))
     whole = Batch(samples, sequence)
-    made = Pipeline(plain, cut, network, whole, fill, planned, rest, recompute=recompute, ways=ways)
+    made = Pipeline(plain, cut, network, whole, fill, planned, rest, recompute=recompute, ways=ways, compile=compile)
     handle = Handle(network, None, None, filled, type(model).__name__, getattr(model, "config", None))
     return Pipelined(model, plain, made, handle)
 

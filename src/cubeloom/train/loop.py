@@ -173,4 +173,4 @@ def _last_words(ended: Ended, job: Job) -> str:
         case "early stop":
             times = counted(job.evaluation.patience or 0, "time")
             return f"stopped after {steps}: validation got no better {times} in a row"
-    return f"asked to stop after {steps}, kept in {job.checkpoints}; the same command resumes it"
+    return f"asked to stop after {steps}, kept in {job.checkpoints}; the same command goes on"

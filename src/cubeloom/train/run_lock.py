@@ -68,8 +68,8 @@ def _lock(file: int, folder: Path) -> None:
             # The holder may have died with another machine, whose lock then persists for a while.
             if who.endswith(_here()) or time.monotonic() > patience:
                 raise UserError(
-                    f"folder = {str(folder)!r}: {who or 'another process'} is training there; wait for its end, or choose "
-                    "another folder"
+                    f"folder = {str(folder)!r}: {who or 'somebody'} is training there; wait for its end, or choose another "
+                    "folder"
                 ) from None
             time.sleep(_LOOK)
 

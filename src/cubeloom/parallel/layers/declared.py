@@ -64,9 +64,15 @@ class FoundCut(ABC):
 
     @abstractmethod
     def finish(
-        self, model: nn.Module, grid: Grid, batch: Batch, state: CubeState, fill: Callable[[str, Block], Tensor]
+        self,
+        model: nn.Module,
+        grid: Grid,
+        batch: Batch,
+        state: CubeState,
+        fill: Callable[[str, Block], Tensor],
+        compile: bool = False,
     ) -> None:
-        """Complete a model, or a stage of it, after its layers have been replaced."""
+        """Complete a model, or a stage of it, after its layers have been replaced. `compile`: its blocks, too."""
 
 
 Cut = Mapping[str, Declared]  # by module name, in which `*` stands for a number

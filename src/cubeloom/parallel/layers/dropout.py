@@ -46,8 +46,8 @@ class CubeDropout(nn.Module):
             return x
         if self._clock.step is None:
             raise UserError(
-                f"layer {self._name}: dropout draws a new mask each step, and the step is not set; set `clock.step` of the "
-                "state that `apply` returned before each step"
+                f"layer {self._name}: dropout draws a new mask each step, and nobody has said which step this is; "
+                "set `state.clock.step`, of what `apply` returned, before each"
             )
         rows, columns = x.shape
         place, parts = self._within

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from cubeloom.base import torch_private
 from cubeloom.comm import Axis, Network
+from cubeloom.parallel import weave
 from cubeloom.parallel.layers.alike import all_parts_of
 from cubeloom.parallel.layers.classes import Classes
 from cubeloom.parallel.layers.head_rows import Steps
@@ -73,7 +74,17 @@ class CutLogits(Tensor):
                 loss = cut_cross_entropy(*args, **kwargs)
                 if loss is not None:
                     return loss
+        if function is torch.cat and (joined := _joined_rows(*args, **kwargs)) is not None:
+            return joined
         return function(*_wholes(args), **_wholes(kwargs))
+
+
+def _joined_rows(tensors: Sequence[Tensor], dim: int = 0) -> CutLogits | None:
+    """Of logits with the same classes, as the strands of a weave have them."""
+    some = [each for each in tensors if isinstance(each, CutLogits)]
+    if len(some) < len(tensors) or dim % some[0].dim() == some[0].dim() - 1:
+        return None
+    return some[0].arranged(torch.cat([each.part for each in some], dim))
 
 
 def _arranged(
@@ -153,6 +164,11 @@ def cut_cross_entropy(
         total = VocabularyCrossEntropy.apply(
             part, target, counted, label_smoothing, axis, logits.classes, f"{logits.origin} loss", Steps()
         )
-    count = counted.sum().to(total.dtype)
     everybody, ranks = logits.network.axis("data", "z"), grid.data * grid.z
-    return Mean.apply(total, count, everybody, ranks, f"{logits.origin} loss")
+
+    def mean(total: Tensor, count: Tensor) -> Tensor:
+        found: Tensor = Mean.apply(total, count, everybody, ranks, f"{logits.origin} loss")
+        return found
+
+    # The strands of a weave have one loss together.
+    return weave.meet(mean, total, counted.sum().to(total.dtype))

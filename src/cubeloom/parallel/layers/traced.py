@@ -5,12 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cubeloom.base import torch_private
+from cubeloom.parallel import weave
 from cubeloom.parallel.check.operations import operation_of
 from cubeloom.parallel.collective import Collective, Started
 from cubeloom.parallel.gradients import WeightGradient
@@ -29,25 +31,35 @@ from cubeloom.parallel.weight import Weight
 
 
 @dataclass
+class _Shared:
+    source: weakref.ref[Tensor]
+    whole: Tensor
+    left: int
+
+
+@dataclass
 class SharedInput:
-    """An input shared by several layers, in the layout of their matmuls. The first layer that is called prepares it."""
+    """An input shared by several layers, in the layout of their matmuls. The first layer that is called prepares it.
+
+    Each strand of a weave has its own.
+    """
 
     layers: int = 0
-    _source: weakref.ref[Tensor] | None = None
-    _whole: Tensor | None = None
-    _left: int = 0
+    _kept: dict[int, _Shared] = field(default_factory=dict)  # by the strand's number
 
     def of(self, source: Tensor) -> Tensor | None:
-        if self._source is None or self._source() is not source:
+        number = weave.place()[0]
+        kept = self._kept.get(number)
+        if kept is None or kept.source() is not source:
             return None
-        whole, self._left = self._whole, self._left - 1
-        if not self._left:
-            self._source = self._whole = None
-        return whole
+        kept.left -= 1
+        if not kept.left:
+            del self._kept[number]
+        return kept.whole
 
     def keep(self, source: Tensor, whole: Tensor) -> None:
         if self.layers > 1:
-            self._source, self._whole, self._left = weakref.ref(source), whole, self.layers - 1
+            self._kept[weave.place()[0]] = _Shared(weakref.ref(source), whole, self.layers - 1)
 
     def __deepcopy__(self, memo: dict[int, object]) -> SharedInput:
         memo[id(self)] = made = SharedInput(self.layers)
@@ -208,11 +220,17 @@ def _(spec: WholeSpec, making: Making) -> nn.Module:
                 state.prefetch_order,
                 f"{spec.name}.{each.name}",
             )
-    kind = type(module)
-    properties: dict[str, Any] = {each.name: property(_reader(each.name)) for each in spec.own}
-    module.__class__ = type(kind.__name__, (kind,), {**properties, "forward": _reading(kind)})
+    kind: Any = type(module)
+    module.__class__ = _reading_class(kind, tuple(each.name for each in spec.own))
     object.__setattr__(module, _READS, reads)  # on the instance, not its class: a copy reads its own parameters
     return module
+
+
+@cache
+def _reading_class(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
+    """One for all modules of a kind: the compiler tells equal blocks by the classes of what they have."""
+    properties: dict[str, Any] = {name: property(_reader(name)) for name in names}
+    return type(kind.__name__, (kind,), {**properties, "forward": _reading(kind)})
 
 
 _READS = "_cubeloom_reads"
@@ -225,7 +243,7 @@ class _Reads:
     state: CubeState
     layer: str
     weights: dict[str, Weight] = field(default_factory=dict)
-    read: dict[str, Tensor] | None = None  # during a forward
+    read: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # during a forward, by the strand's number
 
     def whole(self, module: nn.Module, name: str) -> Tensor:
         parameter = torch_private.parameters_of(module)[name]
@@ -233,31 +251,36 @@ class _Reads:
         if name not in self.weights:
             return self.state.local(parameter)
         weight = self.weights[name]
-        whole = weight.forward(f"{self.layer}.{name}", backward_needs_it=False)
-        weight.read("forward", 1)
-        return _Gathered.apply(parameter, whole, weight, self.state)
+        whole, ways = weight.forward(f"{self.layer}.{name}", backward_needs_it=False), weave.place()[1]
+        weight.read("forward", ways)
+        return _Gathered.apply(parameter, whole, weight, self.state, ways)
 
 
 def _reader(name: str) -> Callable[[nn.Module], Tensor]:
     def read(module: nn.Module) -> Tensor:
         reads: _Reads = vars(module)[_READS]
-        if reads.read is None:
+        read = reads.read.get(weave.place()[0])
+        if read is None:
             return Unread.of(torch_private.parameters_of(module)[name], lambda: reads.whole(module, name))
-        if name not in reads.read:
-            reads.read[name] = reads.whole(module, name)
-        return reads.read[name]
+        if name not in read:
+            read[name] = reads.whole(module, name)
+        return read[name]
 
     return read
 
 
 def _reading(kind: type[nn.Module]) -> Callable[..., Any]:
     def forward(module: nn.Module, *arguments: Any, **named: Any) -> Any:
-        reads: _Reads = vars(module)[_READS]
-        outer, reads.read = reads.read, {}
+        read, number = vars(module)[_READS].read, weave.place()[0]
+        outer = read.get(number)
+        read[number] = {}
         try:
             return kind.forward(module, *arguments, **named)
         finally:
-            reads.read = outer
+            if outer is None:
+                del read[number]
+            else:
+                read[number] = outer
 
     return forward
 
@@ -291,18 +314,20 @@ class _Gathered(torch.autograd.Function):
     """A parameter that z cuts, all-gathered: its gradient is reduce-scattered."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: nn.Parameter, whole: Tensor, weight: Weight, state: CubeState) -> Tensor:
-        ctx.parameter, ctx.weight, ctx.gradients = parameter, weight, state.gradients
+    def forward(
+        ctx: Any, parameter: nn.Parameter, whole: Tensor, weight: Weight, state: CubeState, ways: int
+    ) -> Tensor:
+        ctx.parameter, ctx.weight, ctx.gradients, ctx.ways = parameter, weight, state.gradients, ways
         ctx.use = state.gradients.use(parameter)
         return whole.view_as(whole)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:
         gradients, parameter = ctx.gradients, ctx.parameter
 
         def product(into: Tensor | None) -> Tensor:
             return add_to(into, gradient.to(gradients.dtype_of(parameter), copy=True))
 
-        gradients.weight_gradient(WeightGradient(parameter, "whole", product, ctx.weight.scatter))
+        gradients.weight_gradient(WeightGradient(parameter, "whole", product, ctx.weight.scatter, ctx.ways))
         ctx.use.done()
-        return None, None, None, None
+        return (None,) * 5

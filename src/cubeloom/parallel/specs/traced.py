@@ -68,7 +68,8 @@ class Call:
         return self._samples(c) * self.rows_out
 
     def _samples(self, c: ParallelConfig) -> Any:
-        return c.data * c.z if self.fixed else c.samples
+        """Each strand of a weave computes rows that are alike for all samples itself."""
+        return c.data * c.z * c.ways if self.fixed else c.samples
 
 
 def _whole(side: Side) -> tuple[Layout, Layout]:

@@ -67,7 +67,7 @@ Known = Linear | Table | Norm
 
 def known(module: nn.Module) -> Known | None:
     """The kind of layer, if it can be sharded."""
-    if torch_private.has_hooks(module) or any(buffer.is_meta for buffer in module.buffers(recurse=False)):
+    if torch_private.has_backward_hooks(module) or any(buffer.is_meta for buffer in module.buffers(recurse=False)):
         return None
     return _linear(module) or _table(module) or _norm(module)
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from cubeloom.base import torch_private
+from cubeloom.parallel import weave
 from cubeloom.parallel.layers.logits import cut_cross_entropy
 from cubeloom.parallel.layers.loss import Mean, share_of
 from cubeloom.parallel.state import CubeState
@@ -39,21 +41,49 @@ def mean_over_batch(loss: Tensor, state: CubeState, targets: int | Tensor = 1) -
     count = torch.as_tensor(targets, dtype=torch.float64, device=wide.device)
     wide = torch.where(count > 0, wide, 0.0)
     everybody = state.network.axis("data", "z")
-    return Mean.apply(wide * count, count, everybody, everybody.size, "loss").to(loss.dtype)
+
+    def mean(total: Tensor, count: Tensor) -> Tensor:
+        found: Tensor = Mean.apply(total, count, everybody, everybody.size, "loss")
+        return found
+
+    return weave.meet(mean, wide * count, count).to(loss.dtype)
 
 
 def average_losses(module: nn.Module, state: CubeState) -> None:
-    """From now on a cross-entropy inside the module's forward is the mean over all targets of the whole batch."""
-    if state.network.grid.data * state.network.grid.z == 1 and not state.portioned:
-        return
+    """From now on a cross-entropy inside the module's forward is the mean over all targets of the whole batch.
+
+    Strands of a weave give one number, too: a loss that nobody counted is the mean of theirs.
+    """
     kind = type(module)
+    alone = state.network.grid.data * state.network.grid.z == 1 and not state.portioned
 
     @functools.wraps(kind.forward)
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
-        with _CountedLosses(state):
+        ways = weave.place()[1]
+        if alone and ways == 1:
             return kind.forward(self, *arguments, **named)
+        with _CountedLosses(state):
+            found = kind.forward(self, *arguments, **named)
+        return found if ways == 1 else with_losses(found, functools.partial(_mean_of_strands, ways))
 
     module.__class__ = type(kind.__name__, (kind,), {"forward": forward})
+
+
+def with_losses(found: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """What a forward gave, with its losses changed: tensors without dimensions, and `.loss` of an object."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return change(value) if not value.dim() and value.is_floating_point() else value
+        if isinstance(loss := getattr(value, "loss", None), Tensor):
+            value.loss = change(loss)
+        return value
+
+    return torch_private.tree_map(changed, found)
+
+
+def _mean_of_strands(ways: int, loss: Tensor) -> Tensor:
+    return weave.meet(lambda total: total / ways, loss)
 
 
 class _CountedLosses(TorchFunctionMode):

@@ -21,6 +21,7 @@ from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, Whol
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced.build import specs_of, tied_layers
 from cubeloom.parallel.traced.choices import Choices
+from cubeloom.parallel.traced.compiling import compile_blocks
 from cubeloom.parallel.traced.known import held_elsewhere, known
 from cubeloom.parallel.traced.loss import average_losses
 from cubeloom.parallel.traced.report import table
@@ -105,9 +106,9 @@ class Traced:
         own = cut / (self.grid.x * self.grid.y) + alike + self.flops_between[1]
         return float(own / max(self.flops, 1.0) / (self.grid.data * self.grid.z))
 
-    def apply(self, model: nn.Module, network: Network, fill: Fill | None = None) -> CubeState:
+    def apply(self, model: nn.Module, network: Network, fill: Fill | None = None, compile: bool = False) -> CubeState:
         """Shard the model over the network's ranks, in place, on every rank. Without `fill` blocks get the module's
-        values.
+        values. `compile`: torch compiles the blocks, between their layers.
         """
         if network.grid.sizes != self.grid.sizes:
             raise UserError(f"this model was traced for the grid {self.grid}, and the network is {network.grid}")
@@ -116,11 +117,11 @@ class Traced:
         state = CubeState.of(network, REST)
         fill = fill or own_values(model)
         replace_layers(model, self.specs, state, fill)
-        self.finish(model, state, fill)
+        self.finish(model, state, fill, compile)
         network.models.add(model)
         return state
 
-    def finish(self, model: nn.Module, state: CubeState, fill: Fill) -> None:
+    def finish(self, model: nn.Module, state: CubeState, fill: Fill, compile: bool = False) -> None:
         """Adjust modules' numbers, buffers and losses after layers have been replaced."""
         patches = self.choices.patch_of
         for name, module in model.named_modules():
@@ -131,6 +132,8 @@ class Traced:
                 own = OwnParts(slices, state.network.coordinates)
                 module.register_forward_pre_hook(own, with_kwargs=True)
         place_buffers(model, state.network, fill)
+        if compile:
+            compile_blocks(model, self.specs)
         average_losses(model, state)
 
     def __str__(self) -> str:

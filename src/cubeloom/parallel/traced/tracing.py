@@ -54,6 +54,12 @@ class Tracing(FoundCut):
         return self.traced(model, grid, batch).row(model)
 
     def finish(
-        self, model: nn.Module, grid: Grid, batch: Batch, state: CubeState, fill: Callable[[str, Block], Tensor]
+        self,
+        model: nn.Module,
+        grid: Grid,
+        batch: Batch,
+        state: CubeState,
+        fill: Callable[[str, Block], Tensor],
+        compile: bool = False,
     ) -> None:
-        self.traced(model, grid, batch).finish(model, state, fill)
+        self.traced(model, grid, batch).finish(model, state, fill, compile)

@@ -97,12 +97,15 @@ def recorded(
     slices: Mapping[str, Sequence[Sliced]],
 ) -> tuple[WholeRun, dict[str, Known]]:
     """The whole run. A layer whose parameters are used outside of it is not treated as a layer."""
+    owners: dict[int, set[str]] = {}  # of each parameter: tied layers share one
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), set()).add(name.rpartition(".")[0])
     while True:
         record = WholeRun(model, list(known), {name: each for name, each in inputs.items() if _is_empty(each)})
         record.between, record.slices = set(), slices
         with _counting(model) as record.forwards:
             record.look_back(run_with(record, inputs))
-        used = {name.rpartition(".")[0] for name in record.between}
+        used = {owner for name in record.between for owner in owners[id(model.get_parameter(name))]}
         if not used & set(known):
             return record, dict(known)
         known = {name: each for name, each in known.items() if name not in used}

@@ -6,5 +6,7 @@ from cubeloom.parallel.weave.loom import pause as pause
 from cubeloom.parallel.weave.loom import place as place
 from cubeloom.parallel.weave.loom import refuse_to_guess as refuse_to_guess
 from cubeloom.parallel.weave.loom import replaying as replaying
+from cubeloom.parallel.weave.loom import run_in_strands as run_in_strands
+from cubeloom.parallel.weave.loom import split as split
 from cubeloom.parallel.weave.loom import strand as strand
 from cubeloom.parallel.weave.recompute import recompute as recompute

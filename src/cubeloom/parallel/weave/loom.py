@@ -15,11 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import copy_context
+from copy import copy
+from functools import partial, wraps
 from typing import Any, Protocol
 
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from cubeloom.base import torch_private
@@ -65,9 +68,23 @@ class Weave:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         if self._ways == 1:
             return self._function(*arguments, **named)
-        parts = _split((arguments, named), self._ways)
+        parts = split((arguments, named), self._ways)
         loom = Loom(self._ways, self._stagger)
         return _join(loom.run([_call(self._function, *part) for part in parts]))
+
+
+def run_in_strands(module: nn.Module, ways: int, stagger: bool) -> None:
+    """From now on a forward of the module that makes a graph runs as so many strands."""
+    within("ways", ways)
+    kind = type(module)
+
+    @wraps(kind.forward)
+    def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
+        plain = partial(kind.forward, self)
+        return Weave(plain, ways if torch.is_grad_enabled() else 1, stagger)(*arguments, **named)
+
+    if ways > 1:
+        module.__class__ = type(kind.__name__, (kind,), {"forward": forward})
 
 
 def _call(function: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Callable[[], Any]:
@@ -89,6 +106,8 @@ class Loom:
     def run(self, functions: list[Callable[[], Any]]) -> list[Any]:
         results: list[Any] = [None] * self.ways
         strands = [Strand(function, number, self) for number, function in enumerate(functions)]
+        for strand in strands:
+            strand.gr_context = copy_context()  # else it would find context variables as they are in a new process
         base = ThreadState.take()
         states = [base] * self.ways
         turn = 0
@@ -240,24 +259,24 @@ def refuse_to_guess(layer: str, woven: bool) -> None:
     """Raise if torch's checkpoint recomputes a layer that strands have run: it does not say for which strand."""
     if woven and torch_private.in_backward() and not replaying():
         raise UserError(
-            f"layer {layer}: a forward is recomputed, and its strand of the weave is not known; use "
+            f"layer {layer}: a forward is computed once more, and nobody knows for which strand of the weave; use "
             "`cubeloom.parallel.weave.recompute` in place of torch's checkpoint"
         )
 
 
-def _split(tree: Any, ways: int) -> list[Any]:
-    """This many trees, each with a part of every tensor."""
-    if isinstance(tree, Tensor):
-        if tree.dim() == 0 or tree.shape[0] % ways:
+def split(tree: Any, ways: int) -> list[Any]:
+    """This many trees, each with a part of every tensor. All get a tensor without dimensions."""
+    if isinstance(tree, Tensor) and tree.dim():
+        if tree.shape[0] % ways:
             raise UserError(
                 f"a tensor of shape {list(tree.shape)} cannot be cut into {ways} strands by its first dimension"
             )
         return list(tree.chunk(ways))
     if isinstance(tree, dict):
-        parts = {key: _split(value, ways) for key, value in tree.items()}
+        parts = {key: split(value, ways) for key, value in tree.items()}
         return [{key: part[number] for key, part in parts.items()} for number in range(ways)]
     if isinstance(tree, list | tuple):
-        columns = [_split(value, ways) for value in tree]
+        columns = [split(value, ways) for value in tree]
         return [type(tree)(column[number] for column in columns) for number in range(ways)]
     return [tree] * ways
 
@@ -272,12 +291,16 @@ def _join(trees: list[Any]) -> Any:
             raise UserError(_APART.format([tree.item() for tree in trees]))
         return first
     if isinstance(first, dict):
-        return {key: _join([tree[key] for tree in trees]) for key in first}
+        made = copy(first)  # the model's own kind of dictionary
+        for key in first:
+            made[key] = _join([tree[key] for tree in trees])
+        return made
     if isinstance(first, list | tuple):
         return type(first)(_join(list(column)) for column in zip(*trees, strict=True))
     if isinstance(first, int | float) and any(tree != first for tree in trees):
         raise UserError(_APART.format(trees))
-    return first
+    # Of something else, such as a cache of keys and values, each strand has its own.
+    return first if isinstance(first, int | float | str | bytes) or all(tree is first for tree in trees) else None
 
 
 _APART = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from cubeloom.base import torch_private
 from cubeloom.comm import devices
@@ -23,6 +24,8 @@ class ThreadState:
     autocast_cache: bool
     hooks: tuple[torch_private.SavedTensorHooks, ...]  # for saved tensors, innermost first
     modes: tuple[torch_private.TorchDispatchMode, ...]  # innermost first
+    function_modes: tuple[TorchFunctionMode, ...]  # innermost first
+    dtype: torch.dtype  # by default
 
     @classmethod
     def take(cls) -> ThreadState:
@@ -33,6 +36,8 @@ class ThreadState:
             torch.is_autocast_cache_enabled(),
             torch_private.take_off_saved_tensor_hooks(),
             torch_private.take_off_dispatch_modes(),
+            torch_private.take_off_function_modes(),
+            torch.get_default_dtype(),
         )
 
     def put(self) -> None:
@@ -44,3 +49,5 @@ class ThreadState:
         torch.set_autocast_cache_enabled(self.autocast_cache)
         torch_private.put_on_saved_tensor_hooks(self.hooks)
         torch_private.put_on_dispatch_modes(self.modes)
+        torch.set_default_dtype(self.dtype)
+        torch_private.put_on_function_modes(self.function_modes)

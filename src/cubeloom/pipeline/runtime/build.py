@@ -87,16 +87,10 @@ class StagePlan:
         """The tensors that a stage sends to the next."""
         return self.outputs[self.stages[stage][-1]]
 
-    def check_options(self, recompute: Recompute, compile: bool, record: bool) -> None:
+    def check_options(self, recompute: Recompute) -> None:
         """Raises UserError for options that a model which does not list its pieces cannot have."""
-        refused = {
-            "attention alone cannot be recomputed": recompute == "attention",
-            "it cannot be compiled": compile,
-            "its stages cannot be recorded": record,
-        }
-        for words, asked in refused.items():
-            if asked and self.row is not None:
-                raise UserError(f"this model does not say its pieces, so that {words}")
+        if recompute == "attention" and self.row is not None:
+            raise UserError("this model does not say its pieces, so that attention alone cannot be recomputed")
 
     def blocks_of(self, stage: int, recompute: Recompute) -> list[str]:
         """The modules of a stage that are computed once more in its backward."""
@@ -196,7 +190,7 @@ def plan_stages(
             "batch; use one micro-batch, or a group norm"
         )
     pieces = ModelPieces.of(model, cut, grid, part, specs)
-    pieces.check(model, schedule.stages, ways)
+    pieces.check(model, schedule.stages)
     modules = pieces.modules
     chosen = stages or partition(counted_costs(modules, specs), schedule.stages)
     if [piece for stage in chosen for piece in stage] != list(range(len(modules))) or len(chosen) != schedule.stages:
@@ -284,9 +278,10 @@ def hold(
         under_way = layout.schedule.updates is not Updates.FLUSH
         state = CubeState(network, rest, gradients, clock=clock, updates_under_way=under_way, portioned=True)
         specs = layout.specs_of(stage)
-        plain = whole_blocks(own, specs, network.grid) if compile and recompute != "attention" else {}
+        local = compile and layout.row is None  # else `finish` compiles
+        plain = whole_blocks(own, specs, network.grid) if local and recompute != "attention" else {}
         replace_layers(own, specs, state, fill, held.parameters, layout.holders)
-        if compile:
+        if local:
             compile_local(own, plain, state)
         again = layout.blocks_of(stage, recompute)
         if layout.row is not None:
@@ -294,7 +289,7 @@ def hold(
             leave_out(own, layout.row, layout.modules_of(stage), like, network.device)
             finish(own, state, fill)
             recompute_blocks(own, again, specs)
-            of_row = RowStage(own, layout.row, layout.stages[stage], state)
+            of_row = RowStage(own, layout.row, layout.stages[stage], state, ways)
             runs: list[Run] = [of_row.run]
         else:
             recompute_blocks(own, again, specs)
@@ -305,7 +300,7 @@ def hold(
         if record is None:
             held.stages[replica, stage] = Stage(runs, state, ways, row=of_row)
         else:
-            held.stages[replica, stage] = RecordedStage(runs, state, record=record, home=(replica, stage))
+            held.stages[replica, stage] = RecordedStage(runs, state, row=of_row, record=record, home=(replica, stage))
         held.models[replica, stage] = own
     first = {stated: name for name, stated in layout.aliases.items()}
     held.parameters = {first.get(name, name): each for name, each in held.parameters.items()}

@@ -44,13 +44,8 @@ class ModelPieces:
         outputs = [tuple(RankOutput(each.numbers, each.of_samples) for each in some.values()) for some in handed]
         return cls(row.modules, [*outputs, ()], row)
 
-    def check(self, model: nn.Module, stages: int, ways: int) -> None:
-        """Raise UserError if there are too few pieces, or if they cannot be run this way."""
-        if self.row is not None and ways > 1:
-            raise UserError(
-                f"{type(model).__name__} does not say its pieces: each of {ways} strands would have a loss of its own; use"
-                " ways=1"
-            )
+    def check(self, model: nn.Module, stages: int) -> None:
+        """Raise UserError if there are too few pieces."""
         if self.row is not None and len(self.modules) < stages:
             why = f"; {self.row.why}, so that no stage may begin between" if self.row.why else ""
             raise UserError(

@@ -57,7 +57,7 @@ class Pipeline:
         self.schedule = schedule
         self.ways = ways
         self.layout = plan_stages(model, cut, network.grid, batch, schedule, rest, stages, ways)
-        self.layout.check_options(recompute, compile, record is not None)
+        self.layout.check_options(recompute)
         if record is not None:
             check_recordable(self.layout.specs, schedule, ways, bool(recompute))
         self._here = network.coordinates["pipe"]
@@ -65,7 +65,7 @@ class Pipeline:
 
         def finish(of_stage: nn.Module, state: CubeState, fill: Fill) -> None:
             if isinstance(cut, FoundCut):
-                cut.finish(of_stage, network.grid, part, state, fill)
+                cut.finish(of_stage, network.grid, part, state, fill, compile)
 
         held = self._held = hold(
             model, self.layout, network, fill, rest, recompute, ways, compile, record, seed, finish

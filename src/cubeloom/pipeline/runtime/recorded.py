@@ -125,6 +125,7 @@ class RecordedStage(Stage):
     record: Record = field(default_factory=GraphRecord)
     home: Hashable = 0  # which of a worker's stages this is
     _examples: dict[str, tuple[Carry, ...]] = field(default_factory=dict)  # the arguments of each action
+    _plain: dict[str, Any] = field(default_factory=dict)  # data other than tensors: the same in every step
     _most: int = 0  # the most portions in flight at once
     _free: list[_Slot] = field(default_factory=list)
     _taken: dict[Portion, _Slot] = field(default_factory=dict)
@@ -151,7 +152,7 @@ class RecordedStage(Stage):
         if name == "F":
             inputs, data, shares = given
             self.state.shares.update(shares)
-            return super().forward(portion, inputs, data)
+            return super().forward(portion, inputs, {**self._plain, **data})
         if name == "W":
             super().weight_grad(portion)
             return {}
@@ -169,7 +170,9 @@ class RecordedStage(Stage):
     def forward(self, portion: Portion, inputs: Carry, data: Data) -> Carry:
         if self._free:
             self._taken[portion] = self._free.pop()
-        return self._act("F", portion, inputs, dict(data), dict(self.state.shares))
+        tensors = {name: each for name, each in data.items() if isinstance(each, Tensor)}
+        self._plain = {name: each for name, each in data.items() if name not in tensors}
+        return self._act("F", portion, inputs, tensors, dict(self.state.shares))
 
     def backward(self, portion: Portion, gradients: Carry) -> Carry:
         found = self._act("B", portion, gradients)

@@ -21,7 +21,7 @@ from cubeloom.parallel import CubeState
 from cubeloom.parallel.layers.loss import share_of
 from cubeloom.parallel.traced import Row
 from cubeloom.parallel.traced.row import Made, Same, Source, entry_name
-from cubeloom.parallel.weave import strand
+from cubeloom.parallel.weave import split, strand
 from cubeloom.pipeline.runtime.channels import Boundary, Shape
 from cubeloom.pipeline.runtime.microbatches import PORTION
 from cubeloom.pipeline.runtime.stage import Carry, Data
@@ -48,14 +48,15 @@ class _Run:
 class RowStage:
     """`before`: shapes of the outputs of earlier stages' modules. After a run, `seen` also has those of this stage."""
 
-    def __init__(self, model: nn.Module, row: Row, pieces: range, state: CubeState) -> None:
-        self._model, self._row, self._state = model, row, state
+    def __init__(self, model: nn.Module, row: Row, pieces: range, state: CubeState, ways: int = 1) -> None:
+        self._model, self._row, self._state, self._ways = model, row, state, ways
         self._first, self._stop = row.pieces[pieces[0]].start, row.pieces[pieces[-1]].stop
         self._ends = pieces.stop == len(row.pieces)
         last = pieces[-1]
         self._wanted = [] if self._ends else row.used_after(last)
         self._left = [] if self._ends else row.enters(last)
         self._entered = row.enters(pieces[0] - 1) if pieces[0] else []
+        self.alike = alike_between(row, pieces)
         self._numbers: dict[str, list[int]] = {}
         self._runs: dict[object, _Run] = {}
         self.before: Boundary = {}
@@ -78,6 +79,10 @@ class RowStage:
 
     def count(self, data: Data) -> Tensor | None:
         """The number of targets of each cross-entropy in the model's forward, in order."""
+        counts = [each for part in split(dict(data), self._ways) if (each := self._counted(part))]
+        return torch.stack([torch.stack(each) for each in counts]).sum(0) if counts else None
+
+    def _counted(self, data: Data) -> list[Tensor]:
         counts: list[Tensor] = []
         self._state.counting = counts
         try:
@@ -85,7 +90,7 @@ class RowStage:
                 self._forward(_Run({}, counting=True), data)
         finally:
             self._state.counting = None
-        return torch.stack(counts) if counts else None
+        return counts
 
     def _forward(self, run: _Run, data: Data) -> Tensor:
         here = strand()
@@ -176,6 +181,13 @@ class RowStage:
     def told(self, before: Mapping[str, Shape]) -> None:
         self.before = dict(before)
         self.seen = dict(before)
+
+
+def alike_between(row: Row, pieces: range) -> frozenset[str]:
+    """Of what a stage with these pieces is given and hands on: what is the same for any samples."""
+    ends = [piece for piece in (pieces.start - 1, pieces.stop - 1) if 0 <= piece < len(row.pieces) - 1]
+    handed = [row.handed(piece) for piece in ends]
+    return frozenset(name for some in handed for name, each in some.items() if not each.of_samples)
 
 
 def leave_out(model: nn.Module, row: Row, kept: tuple[str, ...], like: Tensor, device: torch.device) -> None:

@@ -47,9 +47,24 @@ class Stage:
         for tensor in leaves.values():
             if tensor.is_floating_point():
                 tensor.requires_grad_()
-        outputs = Weave(self._run, self.ways, self.state.staggers)(leaves, data)
+        outputs = self._woven(leaves, data)
         self._flights[portion] = _Flight(leaves, outputs)
         return {name: tensor.detach() for name, tensor in outputs.items()}
+
+    def _woven(self, carry: Carry, data: Data) -> Carry:
+        """Run in strands of the samples. All get tensors that are alike for all samples; of such outputs the first is sent."""
+        alike = frozenset() if self.row is None else self.row.alike
+        shared = {name: each for name, each in carry.items() if name in alike}
+        found: Carry = {}
+
+        def of_strand(own: Carry, data: Data) -> Carry:
+            outputs = self._run({**own, **shared}, data)
+            for name in alike.intersection(outputs):
+                found.setdefault(name, outputs.pop(name))
+            return outputs
+
+        own = {name: each for name, each in carry.items() if name not in alike}
+        return Weave(of_strand, self.ways, self.state.staggers)(own, data) | found
 
     def _run(self, carry: Carry, data: Data) -> Carry:
         for run in self.runs:
@@ -74,7 +89,7 @@ class Stage:
     def dry_run(self, inputs: Carry, data: Data) -> Carry:
         """Run the forward to learn the shapes of the outputs."""
         with torch.no_grad():
-            return self._run(inputs, data)
+            return self._woven(inputs, data)
 
     def backward(self, portion: Portion, gradients: Carry) -> Carry:
         """Compute both gradients; return those of the inputs."""

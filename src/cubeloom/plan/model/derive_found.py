@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 from torch import nn
 
-from cubeloom.base.divisors import divisors
 from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid
 from cubeloom.models import ModelSource, skeleton
@@ -24,11 +24,13 @@ from cubeloom.parallel.specs import (
     TracedLossSpec,
     WholeSpec,
 )
-from cubeloom.parallel.traced import Traced, Tracing
+from cubeloom.parallel.traced import Traced as TracedModel
+from cubeloom.parallel.traced import Tracing
 from cubeloom.pipeline.runtime.model_pieces import ModelPieces
 from cubeloom.pipeline.runtime.partition import belongs, counted_costs, partitions
 from cubeloom.pipeline.volume import RankOutput
-from cubeloom.plan.model.model import Model, Piece, PlaneOutput
+from cubeloom.plan.model.found import Traced
+from cubeloom.plan.model.model import Piece, PlaneOutput
 from cubeloom.plan.model.shortened import Shortened, shortened
 
 PLANE: Axes = ("x", "y")
@@ -36,85 +38,37 @@ _CUTTING: tuple[Axes, ...] = ((), ("x",), ("y",), PLANE)
 _DIGITS = 9  # of a share
 
 
-class FoundModel:
-    """Asked for planes one by one: tracing takes time, and a search needs few of them.
+class ModelTracer:
+    """Traces a model on planes, without most of its blocks that are like others."""
 
-    A plane that was not traced yet is taken to be like the largest that was traced and divides it: what a smaller one cuts, a
-    larger one cuts at best.
-    """
-
-    def __init__(self, name: str, source: ModelSource, sequence: int) -> None:
+    def __init__(self, source: ModelSource, sequence: int) -> None:
         """Raises UserError where the model cannot be traced."""
-        self._name, self._tokens = name, source.positions is not None
+        self._tokens = source.positions is not None
         self._batch = Batch(2, sequence if self._tokens else 1)
         whole = skeleton(source)
         cut = source.cut(whole)
         assert isinstance(cut, Tracing)
+        example = cache(cut.example)  # the same on every plane
         try:
             self._short = shortened(whole)
-            self._cut = Tracing(cut.example)
+            self._cut = Tracing(example)
             self._alone = self._plane(1, 1)
             self._alone.check_blocks(self._short)
         except UserError:  # its blocks depend on one another
             self._short = Shortened(whole, {})
-            self._cut = Tracing(cut.example)
+            self._cut = Tracing(example)
             self._alone = self._plane(1, 1)
-        self._traced: dict[tuple[int, int], tuple[Piece, ...] | None] = {}  # None: it cannot be cut so
-        self._row = self._alone.row(self._short)
-        costs = self._alone.costs(self._row)
-        stages = partitions(costs, range(1, len(self._row) + 1))
-        self._cuts = {count: tuple(each.stop for each in ends) for count, ends in stages.items()}
-        self.trace({(1, 1), (1, 2), (2, 1), (2, 2)})
+        row = self._alone.row(self._short)
+        stages = partitions(self._alone.costs(row), range(1, len(row) + 1))
+        cuts = {count: tuple(each.stop for each in ends) for count, ends in stages.items()}
+        self.traced = Traced(self._batch.sequence, tuple(row), cuts)
 
-    def trace(self, planes: Set[tuple[int, int]]) -> bool:
-        """Whether any of these is not what it was taken to be."""
-        changed = False
-        for plane in sorted(planes - self._traced.keys(), key=sum):
-            like = self._like(plane) if self._traced else None
-            try:
-                found = self._alone if plane == (1, 1) else self._plane(*plane)
-                self._traced[plane] = tuple(found.pieces(self._alone, self._tokens))
-            except UserError:
-                self._traced[plane] = None
-            changed |= like is None or self._traced[plane] != self._traced[like]
-        return changed
-
-    def on(self, devices: int) -> Model:
-        """On all planes of so many devices, as far as they are known."""
-        variants: dict[tuple[Piece, ...], set[tuple[int, int]]] = {}
-        for plane in _planes(devices):
-            pieces = self._traced[self._like(plane)]
-            if pieces is not None:
-                variants.setdefault(pieces, set()).add(plane)
-        found = [self._model(pieces, frozenset(planes)) for pieces, planes in variants.items()]
-        return replace(found[0], others=tuple(found[1:]))
+    def pieces(self, x: int, y: int) -> tuple[Piece, ...]:
+        found = self._alone if (x, y) == (1, 1) else self._plane(x, y)
+        return tuple(found.pieces(self._alone, self._tokens))
 
     def _plane(self, x: int, y: int) -> _Plane:
         return _Plane.of(self._short, self._cut, x, y, self._batch)
-
-    def _like(self, plane: tuple[int, int]) -> tuple[int, int]:
-        """The largest plane that was traced and divides this one: an axis of one rank is like no other."""
-        x, y = plane
-        fitting = [
-            (a, b) for a, b in self._traced if x % a == 0 and y % b == 0 and (a > 1) == (x > 1) and (b > 1) == (y > 1)
-        ]
-        return max(fitting, key=lambda each: each[0] * each[1], default=(min(x, 2), min(y, 2)))
-
-    def _model(self, pieces: tuple[Piece, ...], planes: frozenset[tuple[int, int]]) -> Model:
-        kinds = tuple(dict.fromkeys(pieces))
-        return Model(
-            name=self._name,
-            sequence=self._batch.sequence,
-            kinds=kinds,
-            row=tuple(kinds.index(pieces[place]) for place in self._row),
-            cuts=self._cuts,
-            planes=planes,
-        )
-
-
-def _planes(devices: int) -> Iterator[tuple[int, int]]:
-    """The smallest first."""
-    yield from sorted(((x, y) for x in divisors(devices) for y in divisors(devices // x)), key=sum)
 
 
 @dataclass(frozen=True)
@@ -123,7 +77,7 @@ class _Plane:
 
     x: int
     y: int
-    traced: Traced
+    traced: TracedModel
     specs: tuple[LayerSpec, ...]
     modules: Sequence[tuple[str, ...]]
     outputs: Sequence[tuple[RankOutput, ...]]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cubeloom.plan.hardware import Cluster
+from cubeloom.plan.model.found import FoundModel, Plane
 from cubeloom.plan.search.answer import Answer, search
 from cubeloom.plan.search.refine import SURE
-
-if TYPE_CHECKING:
-    from cubeloom.plan.model.derive_found import FoundModel
-
-Plane = tuple[int, int]
 
 
 def search_found(

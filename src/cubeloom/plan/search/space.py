@@ -115,9 +115,10 @@ def distinct(s: ParallelConfig) -> Array:
 
 
 def found_distinct(s: ParallelConfig) -> Array:
-    """The same for a model whose cut is found: its activations rest replicated, and it runs as one strand."""
+    """The same for a model whose cut is found: its activations rest replicated."""
     same_weights = (s.z == 1) & (s.weights != FREED)
-    return np.asarray(~(same_weights | s.sharded | s.regathered | (s.ways > 1)))
+    idle_strands = (s.ways > 1) & (s.x * s.y == 1)
+    return np.asarray(~(same_weights | s.sharded | s.regathered | idle_strands))
 
 
 @cache

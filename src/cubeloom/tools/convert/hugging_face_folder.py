@@ -130,7 +130,7 @@ def _check_sums(folder: Path) -> None:
             raise UserError(f"{folder} is not whole: {name} is missing")
         if checksum(path) != digest:
             raise UserError(
-                f"{path} is damaged: it is not what was written. If you changed it on purpose, remove {file}"
+                f"{path} is damaged: it is not what was written. If somebody changed it on purpose, remove {file}"
             )
 
 

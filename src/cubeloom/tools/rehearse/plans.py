@@ -16,7 +16,7 @@ from cubeloom.base.errors import UserError
 from cubeloom.base.settings.convert import convert
 from cubeloom.comm.ledger import plain
 from cubeloom.plan.model.derive import derive
-from cubeloom.plan.model.derive_found import FoundModel
+from cubeloom.plan.model.found import found_model
 from cubeloom.plan.search import Answer, Plan, configuration, search
 from cubeloom.plan.search.configuration import planned_dtype
 from cubeloom.plan.search.found_cut import search_found
@@ -132,7 +132,9 @@ def planned(job: Job, cluster: str, devices: int) -> Job:
     source = job.source()
     find: Callable[..., Answer]
     if source.traced:
-        find = partial(search_found, FoundModel(job.model.called, source, job.batch.sequence))
+        find = partial(
+            search_found, found_model(job.model.called, job.model.called, lambda: source, job.batch.sequence)
+        )
     else:
         find = partial(search, derive(job.model.called, source))
     for count in range(devices, 0, -1):

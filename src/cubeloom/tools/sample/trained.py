@@ -14,7 +14,7 @@ from cubeloom.base.errors import UserError
 from cubeloom.base.settings import load
 from cubeloom.models import build, skeleton
 from cubeloom.models.decoder import Decoder
-from cubeloom.models.foreign import filled_by
+from cubeloom.models.external import filled_by
 from cubeloom.models.hugging_face_model import FAMILY, from_description
 from cubeloom.models.naming import Naming, naming_of_hugging_face
 from cubeloom.models.user_model import FAMILY as OF_A_FILE

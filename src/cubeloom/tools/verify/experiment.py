@@ -80,7 +80,7 @@ class Experiment:
                 raise UserError("without a schedule all blocks are recomputed, or none")
             return self._strand_specs()
         layout = self.layout(self.schedule)
-        layout.check_options(self.recompute, self.compile, self.record)
+        layout.check_options(self.recompute)
         specs = list(layout.specs)
         if self.record:
             check_recordable(specs, self.schedule, self.ways, bool(self.recompute))

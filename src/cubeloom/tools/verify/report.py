@@ -178,7 +178,8 @@ def _flops_share(serial: SerialRun, outcomes: list[Outcome]) -> float | None:
 
 def _config(experiment: Experiment, rank: int) -> ParallelConfig:
     place = experiment.grid.coordinates(rank)
-    return ParallelConfig.exact(experiment.grid, experiment.rest, experiment.batch, experiment.dtype.itemsize, place)
+    config = ParallelConfig.exact(experiment.grid, experiment.rest, experiment.batch, experiment.dtype.itemsize, place)
+    return replace(config, ways=experiment.ways)
 
 
 def _replicas_agree(outcomes: list[Outcome]) -> bool:

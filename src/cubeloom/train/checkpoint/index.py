@@ -82,9 +82,7 @@ def index_of(checkpoint: Path, manifest: Mapping[str, Any]) -> Index:
     """The index of a checkpoint to be read. All files that it names must be in the manifest, which has their checksums."""
     index = read_index(checkpoint)
     if unknown := files_of(index) - manifest["files"].keys():
-        raise UserError(
-            f"{checkpoint / INDEX} is damaged: it names {min(unknown)}, which has no checksum in the manifest"
-        )
+        raise UserError(f"{checkpoint / INDEX} is damaged: it names {min(unknown)}, of which nobody knows the checksum")
     return index
 
 

@@ -129,7 +129,7 @@ def _check_optimizer(checkpoint: Path, manifest: Mapping[str, Any], here: str) -
     stored = manifest.get("optimizer")
     if stored is not None and stored != here:
         raise UserError(
-            f"the checkpoint {checkpoint} has the state of {stored}, and the optimizer here is {here}; resume with {stored}, "
+            f"the checkpoint {checkpoint} has the state of {stored}, and the optimizer here is {here}; go on with {stored}, "
             "or begin a new run with its weights alone (model.start)"
         )
 

@@ -74,10 +74,10 @@ def _differences(
     extra: Iterable[str] = (),
 ) -> str:
     words = {
-        "written by ranks, but not in the index": written_only,
-        "in the index, but not written by a rank": named_only,
-        "written by ranks, but missing": missing,
-        "not written by a rank": extra,
+        "the index does not name what ranks wrote": written_only,
+        "no rank wrote what the index names": named_only,
+        "missing is what ranks wrote": missing,
+        "nobody knows of": extra,
     }
     return "; ".join(f"{what}: {_some(names)}" for what, names in words.items() if names)
 

@@ -92,8 +92,8 @@ class Streaming:
         was = known.pop("documents", None), known.pop("sequence", None)
         if was != (self.name, self.sequence):
             raise UserError(
-                f"the run stopped in the stream {was[0]} with samples of {was[1]} tokens, and would resume with {self.name} "
-                f"and samples of {self.sequence}: give it the same, or begin a new run"
+                f"the run stopped in the stream {was[0]} with samples of {was[1]} tokens, and would go on with {self.name} and "
+                f"samples of {self.sequence}: give it the same, or begin a new run"
             )
         found: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in known.items()}
         return _State(**found)

@@ -21,7 +21,7 @@ def announced(job: Job) -> str:
         "grid": f"{job.grid}: {counted(job.grid.world, 'rank')} on {job.device}{_schedule(job)}",
         "data": ", ".join(map(_source, job.data.sources)) or "random samples, to try the grid: the loss will not fall",
         "steps": ", ".join(_steps(job)),
-        "folder": f"{job.folder}{', with a run that is resumed' if job.checkpoints.is_dir() else ''}",
+        "folder": f"{job.folder}{', which has a run that goes on' if job.checkpoints.is_dir() else ''}",
     }
     return "\n".join(f"{name:7}{text}" for name, text in lines.items())
 

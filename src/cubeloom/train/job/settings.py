@@ -224,7 +224,6 @@ class LayoutSettings:
 
     def rest(self, source: ModelSource) -> ShardingPolicy:
         """The policy for this model. Raises UserError if the model does not support it."""
-        models.check_options(source, self.ways, self.compile)
         return models.sharding_policy(source, self.activations, self.weights, self.inputs, self.gradients)
 
 

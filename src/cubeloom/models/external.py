@@ -1,4 +1,4 @@
-"""What is needed to train models that others wrote: a forward that returns the loss, values, and batches."""
+"""What is needed to train external models, which others wrote: a forward that returns the loss, values, and batches."""
 
 from __future__ import annotations
 
