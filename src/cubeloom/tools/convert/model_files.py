@@ -123,22 +123,13 @@ def _config_of(model: nn.Module, handle: Handle, dtype: torch.dtype | None) -> A
     return noted
 
 
-def whole_of(tensor: Tensor, network: Network) -> Tensor:
+def _whole(tensor: Tensor) -> Tensor:
     """A parameter or buffer as in the serial model; called by all ranks."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     detached = tensor.detach()
     assert isinstance(detached, DTensor)
-    held, arrangement = detached.full_tensor(), arrangement_of(tensor, network)
-    if arrangement is None:
-        return held
-    shape = [arrangement.whole if dim == arrangement.dim else size for dim, size in enumerate(held.shape)]
-    whole = held.new_zeros(shape)
-    for run in arrangement.segments:
-        if run.first is not None:
-            part = held.narrow(arrangement.dim, run.start, run.length)
-            whole.narrow(arrangement.dim, run.first, run.length).copy_(part)
-    return whole
+    return detached.full_tensor()  # of an `ArrangedTensor`, too
 
 
 @dataclass(frozen=True)
@@ -165,7 +156,7 @@ def _of_all_stages(names: Mapping[str, Tensor], network: Network) -> dict[str, _
 
 
 def _from_its_stage(stored: _Stored, tensor: Tensor | None, network: Network) -> Tensor:
-    whole = None if tensor is None else whole_of(tensor, network)
+    whole = None if tensor is None else _whole(tensor)
     if network.grid.pipe == 1:
         assert whole is not None
         return whole
