@@ -1,7 +1,7 @@
-"""The command line: one file a command, each a frozen dataclass of its options that is called to run.
+"""The command line: one file per command, each a frozen dataclass of its options that is called to run.
 
-Only the command that is given is imported, and no command imports torch to say what its options are: help and mistakes are
-answered at once.
+Only the requested command is imported, and no command imports torch to define its options: help and errors appear at
+once.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from cubeloom.cli.groups import overview, refuse_unknown
 
 
 def main() -> None:
-    """Train neural networks that are too large for one device. --version says which version this is."""
-    # Exit 0 if the command succeeded, 1 if what it checked does not hold, 2 if its input cannot work, 130 after Ctrl-C.
+    """Train neural networks that are too large for one device. --version prints the version."""
+    # Exit 0 if the command succeeded, 1 if what it checked does not hold, 2 if its input is invalid, 130 after Ctrl-C.
     with _errors_in_one_line():
         sys.exit(_run(sys.argv[1:]))
 
@@ -67,19 +67,19 @@ def _command(name: str, rest: list[str]) -> Callable[[], int]:
 
 @contextmanager
 def _errors_in_one_line() -> Iterator[None]:
-    """What a user did, or a disk that is full, is no reason to show a trace."""
+    """User errors, and a full disk, are reported in one line without a traceback."""
     try:
         try:
             yield
         finally:
-            sys.stdout.flush()  # here, where it can still be said that it failed
+            sys.stdout.flush()  # here, where a failure can still be reported
     except UserError as error:
         print(f"cubeloom: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("cubeloom: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:  # who reads the output has seen enough, as `head` has
+    except BrokenPipeError:  # the reader has stopped reading, as `head` does
         _forget_output()
         sys.exit(128 + signal.SIGPIPE)
     except OSError as error:
@@ -91,6 +91,6 @@ def _errors_in_one_line() -> Iterator[None]:
 
 
 def _forget_output() -> None:
-    """Python writes what is left when it ends, and would fail once more."""
+    """Python writes remaining output when it ends, and would fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())

@@ -25,19 +25,19 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 class Convert:
     """Import a Hugging Face folder (GPT-2, Llama, BERT) as a checkpoint, or export a checkpoint as such a folder.
 
-    Which of the two is seen from SOURCE. One tensor is held at a time, never the model. TARGET appears when it is whole.
+    SOURCE decides the direction. One tensor is held at a time, never the whole model. TARGET is written atomically.
     """
 
     source: tyro.conf.Positional[Path]
-    """A folder with config.json and safetensors; or a checkpoint, or a run, of which the newest checkpoint is taken."""
+    """A folder with config.json and safetensors; or a checkpoint; or a run, whose newest checkpoint is used."""
     target: tyro.conf.Positional[Path]
     """The folder to write."""
     dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = None
-    """Write another kind of numbers; by default they are kept as they are, to the bit."""
+    """The dtype to write; by default values are unchanged, bit for bit."""
     shard_size: str | None = None
-    """Of an export: the most bytes of tensors in a file, such as 500MB; 5GB by default."""
+    """For an export: the largest number of tensor bytes per file, such as 500MB; 5GB by default."""
     force: bool = False
-    """Replace what an earlier conversion wrote at TARGET."""
+    """Replace TARGET if an earlier conversion wrote it."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
     """Print one JSON object as the last line."""
 
@@ -66,7 +66,7 @@ class Convert:
 
 
 def bytes_of(size: str) -> int:
-    """Of `500MB` or `1.5 GB`, in powers of a thousand as transformers counts them."""
+    """The bytes of `500MB` or `1.5 GB`, in powers of a thousand as in transformers."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", size.strip().upper())
     count = int(float(found[1]) * _UNITS[found[2]]) if found else 0
     if count < 1:

@@ -1,4 +1,4 @@
-"""`cubeloom data`: text to folders of tokens, and what is in such a folder."""
+"""`cubeloom data`: turns text into token folders, and shows what such a folder contains."""
 
 from __future__ import annotations
 
@@ -22,38 +22,44 @@ if TYPE_CHECKING:
 
 _SECONDS_A_LINE = 10.0
 _FEW = 4096
-"""Tokens of validation whose loss says little: it swings by a few hundredths from one text to the next."""
-_INTERRUPTED = 130  # as shells have it
+"""Below this many tokens a validation loss says little: it varies by a few hundredths between texts."""
+_INTERRUPTED = 130  # as in shells
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
-    """Turn text, JSON lines (.jsonl, .json), Parquet (.parquet) or Arrow (.arrow) into a folder of memory-mapped tokens.
+    """Turn text, JSON lines (.jsonl, .json), Parquet (.parquet) or Arrow (.arrow) into a folder of memory-mapped
+    tokens.
 
-    Records with messages, or with a prompt and an answer, are conversations, of which only answers are targets. The folder
-    appears when it is whole. An interrupted run goes on where it stopped when the same command is given again.
+    Records with messages, or with a prompt and an answer, are conversations, of which only answers are targets. The
+    folder is written atomically. If a run was interrupted, the same command resumes it.
     """
 
     inputs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="INPUT...")]
-    """Files, or datasets of Hugging Face's save_to_disk; a text file is one document, unless --separator says otherwise."""
+    """Files, or datasets of Hugging Face's save_to_disk; a text file is one document, unless --separator is given."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o", "--out"])]
     """The folder to write."""
     tokenizer: str = "bytes"
-    """bytes; bpe, which is trained on the input; or a tokenizer of Hugging Face: its file, or a folder with it."""
+    """bytes; bpe, which is trained on the input; or a Hugging Face tokenizer: its file, or a folder with it."""
     vocab: int | None = None
-    """Tokens of bpe, 16384 by default."""
+    """Vocabulary size of bpe, 16384 by default."""
     end: str | None = None
-    """The token of a tokenizer that ends a document; found by itself where its folder says it or it has a usual name."""
+    """The token that ends a document; by default the one that the tokenizer's folder names, or one with a usual name.
+    """
     field: str | None = None
-    """The field of JSON lines, or the column of Parquet or Arrow, that holds the text; "text" by default. If given, records
-    that look like conversations are text, too."""
+    """The field of JSON lines, or the column of Parquet or Arrow, with the text; "text" by default. If it is given,
+    records that look like conversations are text, too.
+    """
     template: str | None = None
-    """Of conversations: plain, or a file with a chat template; by default that of the tokenizer's folder, else plain."""
+    """For conversations: plain, or a file with a chat template; by default that of the tokenizer's folder, otherwise
+    plain.
+    """
     separator: str | None = None
-    """In text files, a line that is exactly this ends a document; '' for a blank line."""
+    """In text files, a line that equals this ends a document; '' for a blank line."""
     validation: float = 0.01
-    """The share of documents that is kept for validation; of so few text files that it is none, this share of the tokens, from
-    the end."""
+    """The share of documents that is kept for validation; if there are too few text files for that, this share of the
+    tokens, from the end.
+    """
     force: bool = False
     """Replace tokens of another request."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
@@ -90,7 +96,7 @@ class Prepare:
 
 @dataclass(frozen=True, kw_only=True)
 class Show:
-    """Say what is in a folder of tokens, and check its files. Exits 1 if one is not as it was written."""
+    """Show what is in a token folder, and check its files. Exits 1 if one has changed since it was written."""
 
     folder: tyro.conf.Positional[Path]
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
@@ -149,7 +155,7 @@ def as_json(file: TokenFile) -> dict[str, Any]:
 
 @contextmanager
 def shown(console: Console) -> Iterator[Progress]:
-    """A bar on a terminal; else a line now and then, and one when something is done."""
+    """A bar on a terminal; otherwise an occasional line, and one when something is done."""
     if not console.is_terminal:
         yield lines(console)
         return

@@ -1,4 +1,4 @@
-"""`cubeloom doctor`: what this machine is, how ranks on it talk to each other, and what is wrong."""
+"""`cubeloom doctor`: inspects this machine and the communication of ranks on it, and says what is wrong."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _MOST = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """Look at this machine, let ranks talk to each other for a few seconds, and say what is wrong and what to do.
+    """Inspect this machine, let ranks communicate for a few seconds, and say what is wrong and what to do.
 
-    Exits 1 if something is wrong, 0 if nothing is, or only doubtful.
+    Exits 1 if something is wrong, 0 if findings are only doubtful or fine.
     """
 
     ranks: int = 2
-    """How many processes are to talk to each other, and will train on this machine."""
+    """The number of ranks that will communicate, and train, on this machine."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
     """Print one JSON object as the last line."""
 
@@ -108,7 +108,7 @@ def findings_table(findings: list[Finding]) -> Table:
 
 
 def as_json(facts: Facts, findings: list[Finding]) -> dict[str, Any]:
-    """Of the environment only what matters to a job: the rest may hold secrets."""
+    """Only environment variables that matter to a job: the others may hold secrets."""
     from cubeloom.tools.doctor.environment_checks import relevant
 
     return {

@@ -28,17 +28,17 @@ class Evaluate:
     given: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN|CHECKPOINT")]
     """The folder of a run, or one checkpoint."""
     best: bool = False
-    """The checkpoint with the least loss on validation, instead of the newest."""
+    """Use the checkpoint with the lowest validation loss, instead of the newest."""
     model: str | None = None
-    """The file.py:function that the run trained, where it is one: a file that a run names is not executed."""
+    """The file.py:function of the run's model, if it is one: a file that a run names is not executed."""
     data: Path | None = None
-    """A folder of tokens, by default what the run was trained on: its part for validation, or all of it where it has none."""
+    """A token folder, by default the run's: its validation part, or all of it if it has none."""
     grid: str | None = None
     """Such as x=2,y=2; by default the run's."""
     batches: int | None = None
-    """So many of the run's size; by default all that there are."""
+    """The number of batches of the run's size; by default all data."""
     sequence: int | None = None
-    """Tokens of a sample; by default as many as in training."""
+    """Tokens per sample; by default as in training."""
     device: Kind | None = None
     """By default the run's."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False

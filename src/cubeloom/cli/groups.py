@@ -1,4 +1,4 @@
-"""The commands, in the groups and with the words in which `cubeloom --help` lists them."""
+"""The commands, with the groups and descriptions that `cubeloom --help` shows."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import difflib
 
 from cubeloom.base.errors import UserError
 
-# Each lies in the module of its name, as a class of its name.
+# Each is a class in the module with its name.
 GROUPS = {
     "Train": {
         "init": "Write a settings file, from questions or from options.",
-        "train": "Train what a settings file says; goes on with a run that is there.",
+        "train": "Train from a settings file, or resume the run in its folder.",
         "settings": "Print every setting with type, default, choices and meaning.",
-        "data": "Turn text into a folder of tokens, and check such a folder.",
-        "models": "List the models that can be named, with their sizes.",
-        "sample": "Let a trained model write.",
+        "data": "Turn text into a token folder, and check such a folder.",
+        "models": "List the presets, with their sizes.",
+        "sample": "Continue a text with a trained model.",
         "evaluate": "Print the loss of a trained model on validation data.",
         "report": "Write an HTML page of a run: curves, a measured step, events.",
         "convert": "Import weights from a Hugging Face folder, or export them.",
@@ -27,7 +27,7 @@ GROUPS = {
     },
     "Plan": {
         "plan": "Find the best grid, schedule and layout for a model on a cluster.",
-        "calibrate": "Measure this machine, so that plans can be made for it.",
+        "calibrate": "Measure this machine, as a cluster for the planner.",
         "validate": "Fit the planner on measured steps, and judge it on others.",
         "reproduce": "Simulate the experiments of the three papers.",
     },
@@ -40,21 +40,21 @@ ABOUT = "Train neural networks that are too large for one device."
 
 
 def overview() -> str:
-    """What `cubeloom` alone prints; 80 columns."""
+    """The output of `cubeloom` alone, in 80 columns."""
     width = max(map(len, COMMANDS))
     lines = ["usage: cubeloom COMMAND [OPTION ...]", "", ABOUT]
     for group, commands in GROUPS.items():
         lines += ["", group, *(f"  {name:{width}}  {about}" for name, about in commands.items())]
     lines += [
         "",
-        "`cubeloom COMMAND --help` says all about one; `cubeloom --version` the version.",
+        "`cubeloom COMMAND --help` describes a command; `cubeloom --version` the version.",
         "First: `cubeloom init`, then `cubeloom train FILE`.",
     ]
     return "\n".join(lines)
 
 
 def refuse_unknown(name: str) -> None:
-    """Raises UserError with the nearest."""
+    """Raises UserError with the nearest command."""
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"; did you mean {near[0]!r}?" if near else "."

@@ -20,8 +20,8 @@ from cubeloom.models.presets import PRESETS
 from cubeloom.train.data.meta import META, Meta
 from cubeloom.train.job.job import Job
 
-_SEQUENCE = 128  # at most, where nobody says how long
-_ROUND = 64  # a vocabulary to a multiple of this divides over most grids
+_SEQUENCE = 128  # the default is at most this
+_ROUND = 64  # a vocabulary rounded to a multiple of this divides over most grids
 _QUESTIONS = {
     "model": "Model: a preset (`cubeloom models`), a Hugging Face folder, or file.py:function",
     "data": "Data: a folder of tokens, a text file, or nothing for random samples",
@@ -35,40 +35,41 @@ _QUESTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Init:
-    """Write a settings file that `cubeloom train` runs: what is chosen here, and all other settings as comments.
+    """Write a settings file that `cubeloom train` runs: the chosen settings, and all others as comments.
 
-    On a terminal it asks for what no option gives; elsewhere, or with --yes, that has its default.
+    On a terminal it asks for settings without an option; elsewhere, or with --yes, these have their defaults.
     """
 
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("cubeloom.toml")
     """The file to write."""
     model: str | None = None
-    """A preset, such as gpt2; a Hugging Face folder; or file.py:function. gpt-tiny by default."""
+    """A preset, such as gpt2; a Hugging Face folder; or file.py:function. By default gpt-tiny."""
     data: Path | None = None
-    """A folder of tokens that `cubeloom data prepare` wrote, or a text file or a folder of them, which is tokenized as it is
-    read; random samples by default, whose loss does not fall."""
+    """A token folder that `cubeloom data prepare` wrote, or a text file or a folder of them, which is tokenized during
+    training; by default random samples, whose loss does not fall.
+    """
     device: Kind | None = None
-    """GPUs where this machine has some, otherwise the cores."""
+    """By default GPUs if this machine has some, otherwise cores."""
     grid: str | None = None
     """Such as z=2,y=2; by default z over all GPUs, or one rank on the CPU."""
     schedule: str | None = None
-    """Of the pipeline, where the grid has one: 1f1b by default."""
+    """The pipeline schedule, if the grid has a pipeline: by default 1f1b."""
     steps: int | None = None
-    """100 by default."""
+    """By default 100."""
     batch: int | None = None
-    """Samples in a step over all ranks; by default 8, or one for each rank of data and z where those are more."""
+    """Samples in a step over all ranks; by default 8, or one per rank of data and z if there are more of those."""
     sequence: int | None = None
-    """Tokens of a sample; by default what the model takes, and at most 128."""
+    """Tokens per sample; by default what the model takes, and at most 128."""
     lr: float | None = None
-    """The highest learning rate: 1e-3 by default."""
+    """The highest learning rate: by default 1e-3."""
     dtype: Trained | None = None
-    """bfloat16 on GPUs by default, and float32 on the CPU."""
+    """By default bfloat16 on GPUs, and float32 on the CPU."""
     folder: Path | None = None
-    """Where the run is written; by default runs/ and the name of the file."""
+    """The folder of the run; by default runs/ and the name of the file."""
     yes: Annotated[bool, tyro.conf.arg(aliases=["-y"])] = False
     """Ask nothing."""
     force: bool = False
-    """Replace a file that is there."""
+    """Replace an existing file."""
 
     def __call__(self) -> int:
         if self.output.exists() and not self.force:
@@ -85,13 +86,13 @@ class Init:
         return 0
 
     def _check(self) -> None:
-        from cubeloom.train.job import check  # the whole job is laid out, for which torch is needed
+        from cubeloom.train.job import check  # checks the layout of the whole job, which needs torch
 
         job = load(Job, self.output)
         check(job, device_here=False)
 
     def _asked(self) -> Init:
-        """With an answer to each question that no option answers; an empty one takes what is shown."""
+        """With an answer to each question that no option answers; an empty answer takes the default shown."""
         found: Init = self
         for name, question in _QUESTIONS.items():
             if getattr(found, name) is not None:
@@ -132,7 +133,7 @@ class Init:
         return given if isinstance(given, Grid) else Grid.parse(given)
 
     def settings(self) -> dict[str, Any]:
-        """What the file says, by the names of settings. Raises UserError for what no job can have."""
+        """The contents of the file, by setting name. Raises UserError for invalid settings."""
         grid = self._grid()
         found = {
             "folder": self._given("folder"),

@@ -1,4 +1,4 @@
-"""`cubeloom launch`: the script or the manifest that trains a job on a cluster."""
+"""`cubeloom launch`: the script or manifest that trains a job on a cluster."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from cubeloom.launch.slurm import SlurmScript
 from cubeloom.train.job.job import Job
 
 _TRAIN = ("cubeloom", "train")
-_GPUS = 8  # of a machine, where nobody says otherwise
+_GPUS = 8  # per machine, by default
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm:
-    """Write the sbatch script that trains a job on a Slurm cluster, one task a rank.
+    """Write the sbatch script that trains a job on a Slurm cluster, one task per rank.
 
-    The job is checked first. The script asks for more time where it ends too early, and begins again what failed.
+    The job is checked first. The script is queued again if its time limit was too short, and restarts failed steps.
     """
 
     file: tyro.conf.Positional[Path]
@@ -36,15 +36,15 @@ class Slurm:
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o", "--out"])] = None
     """Where to write the script; printed by default."""
     nodes: int | None = None
-    """As many as the grid needs by default."""
+    """By default as many as the grid needs."""
     gpus_per_node: int | None = None
-    """Ranks of one node, each with a GPU: 8 by default; a job on the CPU has all its ranks on one node by default."""
+    """Ranks per node, each with a GPU: 8 by default; a job on the CPU has by default all its ranks on one node."""
     time: str = "24:00:00"
-    """The limit, as Slurm writes it; the job is queued again if that was too short."""
+    """The time limit, in Slurm's format; the job is queued again if it was too short."""
     notice: int = 180
     """Seconds before the limit at which ranks are told to write a checkpoint and stop."""
     cpus_per_rank: int | None = None
-    """Cores of each rank: 8 by default where it has a GPU, else 2."""
+    """Cores per rank: by default 8 with a GPU, otherwise 2."""
     partition: str | None = None
     account: str | None = None
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
@@ -53,7 +53,7 @@ class Slurm:
         job = load(Job, self.file, self.overrides)
         from cubeloom.train.job import check
 
-        # Whoever writes the script need not have the devices that will run it.
+        # The machine that writes the script need not have the devices that will run it.
         check(job, device_here=False)
         give(self.script(job).text(), self.output)
         return 0
@@ -81,7 +81,7 @@ class Slurm:
 class Kubernetes:
     """Write the manifest that trains a job on a Kubernetes cluster with Kubeflow Trainer v2: a TrainJob and its settings.
 
-    The job is checked first, but for its folder and data, which are paths in a pod.
+    The job is checked first, except for its folder and data, which are paths in a pod.
     """
 
     file: tyro.conf.Positional[Path]
@@ -91,19 +91,19 @@ class Kubernetes:
     image: str = "cubeloom:latest"
     """A container image in which cubeloom is installed."""
     name: str | None = None
-    """Of the TrainJob; the file's by default."""
+    """The name of the TrainJob; by default the file's."""
     namespace: str | None = None
-    """Where kubectl would put it by default."""
+    """By default kubectl's namespace."""
     runtime: str = "torch-distributed"
     """The ClusterTrainingRuntime."""
     claim: str | None = None
     """A PersistentVolumeClaim that all pods write to; without one the run is lost with its pods."""
     mount: str = "/work"
-    """Where pods see the claim; relative paths of the settings are inside."""
+    """The mount path of the claim; relative paths in the settings are inside it."""
     nodes: int | None = None
-    """As many as the grid needs by default."""
+    """By default as many as the grid needs."""
     gpus_per_node: int | None = None
-    """Ranks of one pod, each with a GPU: 8 by default; a job on the CPU has all its ranks in one pod by default."""
+    """Ranks per pod, each with a GPU: 8 by default; a job on the CPU has by default all its ranks in one pod."""
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
 
     def __call__(self) -> int:
@@ -137,7 +137,7 @@ Launch = Annotated[Slurm, tyro.conf.subcommand("slurm")] | Annotated[Kubernetes,
 
 
 def spread(job: Job, nodes: int | None, each: int | None) -> tuple[int, int]:
-    """The ranks of the job over nodes, as many on each: (nodes, ranks of one)."""
+    """Divide the ranks of the job evenly over nodes: (nodes, ranks per node)."""
     world = job.grid.world
     for option, value in (("--nodes", nodes), ("--gpus-per-node", each)):
         if value is not None and value < 1:
@@ -156,13 +156,13 @@ def spread(job: Job, nodes: int | None, each: int | None) -> tuple[int, int]:
 
 
 def name_of(file: Path) -> str:
-    """A name that Slurm and Kubernetes take."""
+    """A name that is valid in Slurm and Kubernetes."""
     plain = re.sub(r"[^a-z0-9]+", "-", file.stem.lower()).strip("-")[:40].strip("-")
     return plain if plain[:1].isalpha() else f"job-{plain}".strip("-")
 
 
 def give(text: str, out: Path | None) -> None:
-    """Print, or write to a file that appears whole or not at all."""
+    """Print, or write to a file atomically."""
     if out is None:
         print(text, end="")
         return

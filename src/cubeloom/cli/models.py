@@ -19,7 +19,7 @@ _SIZES = {"layers": "layers", "hidden": "hidden", "heads": "heads", "vocab": "vo
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """List the models that can be named, with their sizes."""
+    """List the presets, with their sizes."""
 
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
     """Print one JSON object instead of the table."""

@@ -1,4 +1,4 @@
-"""The options of a command, from the dataclass that has them: what tyro is told of each."""
+"""Configures tyro for a command, from the dataclass of its options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORDS = {int: "INT", float: "NUMBER", str: "TEXT", Path: "PATH"}
 
 
 def classes(kind: Any) -> Iterator[type]:
-    """The dataclass of a command, or those of the commands below it."""
+    """The dataclass of a command, or those of its subcommands."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         yield kind
     elif get_origin(kind) is Annotated:
@@ -29,7 +29,7 @@ def classes(kind: Any) -> Iterator[type]:
 
 
 def described(kind: Any) -> Any:
-    """The same command with its help as a person expects it: no `{None}|INT`, no line breaks of the source."""
+    """The same command with readable help: no `{None}|INT`, no line breaks from the source."""
     if get_origin(kind) is Annotated:
         base, *more = get_args(kind)
         return Annotated[described(base), *more]
@@ -62,7 +62,7 @@ def _annotated(hint: Any, meaning: str | None) -> Any:
 
 
 def _word(hint: Any) -> str | None:
-    """What stands for a value in the help; None where tyro's own word is right."""
+    """The placeholder of a value in the help; None if tyro's own is right."""
     if get_origin(hint) is Annotated:
         return _word(get_args(hint)[0])
     if get_origin(hint) in (Union, types.UnionType):
@@ -74,5 +74,5 @@ def _word(hint: Any) -> str | None:
 
 
 def _default(text: str) -> str:
-    """Only a value that says something: what is unset says in words what it is by default."""
+    """Only meaningful defaults: the text of an option says what happens if it is not given."""
     return "" if text in ("None", "(default: None)", "False", "(default: False)") else f"(default: {text})"

@@ -1,4 +1,6 @@
-"""`cubeloom rehearse`: run the true program of a job's distinct ranks, alone on this machine, and say what it would take."""
+"""`cubeloom rehearse`: runs the real program of a job's distinct ranks on this machine alone, and reports what it
+needs.
+"""
 
 from __future__ import annotations
 
@@ -24,28 +26,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearse(Verify):
-    """Run the true program of a job's distinct ranks in this process, without a network, at any size.
+    """Run the real program of a job's distinct ranks in this process, without a network, at any size.
 
-    Says what each rank would receive in a step and the memory its tensors would take, and whether all ranks' communications
-    fit together. Exits 0 if they do, 1 if not, 2 if the request cannot work.
+    Reports what each rank would receive in a step, the memory that its tensors would take, and whether the
+    communications of all ranks match. Exits 0 if they do, 1 if not, 2 if the request is invalid.
     """
 
     ranks: Annotated[int | None, tyro.conf.arg(aliases=["--world"])] = None
-    """Ranks of the job: the data axis, and the batch with it, grow or shrink to that many. By default the grid's own."""
+    """Number of ranks: the data axis, and the batch with it, are resized to it. By default the grid's own."""
     rank: int | None = None
-    """The rank to report on; the one that needs most memory by default."""
+    """The rank to report on; by default the one that needs most memory."""
     real: bool = False
-    """Compute with true tensors on the device, and time it; otherwise tensors have shapes and no values."""
+    """Compute with real tensors on the device, and measure the time; otherwise tensors have shapes and no values."""
     dtype: Literal["float64", "float32", "bfloat16"] | None = None  # type: ignore[assignment]
-    """What is computed in: by default what a FILE says, and float64 without one."""
+    """The dtype; by default that of a FILE, and float64 without one."""
     steps: int = 2
-    """The first step makes the optimizer's state and learns the order of weights; the second is as all that follow."""
+    """The first step creates the optimizer state and learns the order of weights; later steps are like the second."""
     load: tyro.conf.Suppress[Path | None] = None
     patience: tyro.conf.Suppress[float] = 120
     share_gpu: tyro.conf.Suppress[bool] = False
 
     def experiment(self) -> Experiment:
-        # What a file must not be given beside it is looked for among the options of `verify`.
+        # Options that conflict with a file are looked up among those of `verify`.
         given = {field.name: getattr(self, field.name) for field in fields(Verify)}
         if self.dtype is None:
             given["dtype"] = Verify.dtype if self.file is None else load(Job, self.file, self.overrides).dtype
@@ -64,9 +66,9 @@ class Rehearse(Verify):
 
 
 def of_size(experiment: Experiment, world: int) -> Experiment:
-    """The same job on more or fewer ranks: each has as many samples as before."""
+    """The same job on more or fewer ranks, with the same number of samples per rank."""
     grid = experiment.grid
-    copy = grid.world // grid.data  # ranks that share one copy of the model
+    copy = grid.world // grid.data  # ranks per copy of the model
     if world < 1 or world % copy:
         nearest = max(1, round(world / copy)) * copy
         raise UserError(f"--ranks {world}: a copy of the model is on {copy} ranks ({grid}); the nearest is {nearest}")

@@ -12,15 +12,15 @@ import tyro
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write one HTML page, which needs no other file, of a run's folder: of one that ended, crashed or still runs.
+    """Write one self-contained HTML page about a run that ended, crashed or is still running.
 
-    It has the curves, a measured step in the same drawing as the simulated one, the events and the settings.
+    It has the curves, a measured step beside the simulated one, the events and the settings.
     """
 
     folder: tyro.conf.Positional[Path]
-    """Of the run: the `folder` of its settings."""
+    """The folder of the run."""
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
-    """The file to write; report.html in the folder by default."""
+    """The file to write; by default report.html in the folder."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
     """Print one JSON object as the last line."""
 

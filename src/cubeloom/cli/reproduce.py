@@ -1,4 +1,6 @@
-"""`cubeloom reproduce`: simulate a paper's experiments on its cluster, and show our figures beside the published ones."""
+"""`cubeloom reproduce`: simulates a paper's experiments on its cluster, and shows our figures beside the published
+ones.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ from cubeloom.plan.reproduce import Paper, Report, Row, reproduce, to_svg
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduce:
-    """Simulate the experiments of a paper on its cluster: ours beside the published figures, with the differences.
+    """Simulate the experiments of a paper on its cluster: our figures beside the published ones, with the differences.
 
-    A row that the model was calibrated with is marked; all others are predictions.
+    Rows that were used for calibration are marked; all others are predictions.
     """
 
     paper: tyro.conf.Positional[Paper]

@@ -15,18 +15,18 @@ from cubeloom.base.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Go on with a text, from the newest or the best checkpoint of a run; in one process, whatever grid trained it."""
+    """Continue a text with the newest or the best checkpoint of a run, in one process, whatever grid trained it."""
 
     run: tyro.conf.Positional[Path]
     """The folder of a run."""
     best: bool = False
-    """The checkpoint with the least loss on validation, instead of the newest."""
+    """Use the checkpoint with the lowest validation loss, instead of the newest."""
     model: str | None = None
-    """The file.py:function that the run trained, where it is one: a file that a checkpoint names is not executed."""
+    """The file.py:function of the run's model, if it is one: a file that a checkpoint names is not executed."""
     prompt: str = "\n"
     tokens: int = 200
     temperature: float = 0.8
-    """0 always takes the likeliest token."""
+    """0 always takes the most likely token."""
     seed: int = 0
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
     """Print one JSON object as the last line."""

@@ -1,4 +1,4 @@
-"""`cubeloom schedule`: make, check, time and draw pipeline schedules, or compare several."""
+"""`cubeloom schedule`: generates, checks, simulates and draws pipeline schedules, or compares several."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ Format = Literal["table", "text", "csv", "json", "svg", "html", "perfetto"]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Make a pipeline schedule, prove that it can run, and print, draw or save it with its time and memory.
+    """Generate a pipeline schedule, prove that it can run, and print, draw or save it with its time and memory.
 
     Names: gpipe, 1f1b, interleaved, gems, zb-h1, zb-h2, zbv, dualpipe, dualpipev, hanayo, pipedream, pipedream-2bw,
     chimera, chimera-zb, auto.
     """
 
     name: tyro.conf.Positional[str | None] = None
-    """Which schedule, or a settings file whose job has one; leave it out to --compare several or to --load one. A Python
-    recipe (.py) is executed."""
+    """The schedule, or a settings file whose job has one; leave it out to --compare several or to --load one. A Python
+    recipe (.py) is executed.
+    """
     stages: int | None = None
-    """Workers that the model is spread over."""
+    """Number of workers that share the model."""
     microbatches: int | None = None
     compare: str | None = None
     """Names separated by commas: draw them one above the other, on one scale."""
@@ -50,21 +51,21 @@ class Schedule:
     pairs: int | None = None
     """Pairs of pipelines in opposite directions (chimera, chimera-zb, auto): a divisor of half the stages."""
     mode: Literal["direct", "doubling", "halving"] | None = None
-    """How chimera goes on after its first D micro-batches."""
+    """How chimera continues after its first D micro-batches."""
     chunks: int | None = None
-    """Stages that each worker holds (interleaved, zb-h1, hanayo)."""
+    """Stages per worker (interleaved, zb-h1, hanayo)."""
     costs: str = "F=1,I=1,W=1,p2p=0"
     """Times of forward, input gradient and weight gradient of a worker's share, and of a message."""
     cap: float | None = None
     """The most micro-batches whose activations a worker may hold (auto)."""
     placement: Literal["linear", "looped", "v", "bidirectional", "any"] | None = None
-    """Where auto may put the stages."""
+    """The placements of stages that auto may use."""
     sync: Literal["end", "eager", "eager-opt"] | None = None
-    """When replicas start to reduce their gradients: puts R actions into the rows."""
+    """When replicas start to reduce their gradients: adds R actions to the rows."""
     reduce: float = 0.0
     """The time to reduce the gradients of a worker's share over its replicas."""
     recompute: bool = False
-    """Keep only the stages' inputs, and run forwards again in the backwards."""
+    """Keep only the stages' inputs, and recompute forwards in the backwards."""
     format: Format = "table"
     output: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = None
     """A file to write to, instead of the terminal."""
@@ -104,7 +105,7 @@ class Schedule:
         return names
 
     def _made(self, name: str) -> tuple[pipeline.Schedule, str]:
-        """The schedule, and what is to be said of it."""
+        """The schedule, and a note about it."""
         assert self.stages is not None and self.microbatches is not None
         not_too_long(name, self.stages, self.microbatches)
         timing = parse_costs(self.costs)

@@ -1,4 +1,4 @@
-"""`cubeloom settings`: everything that a settings file can say."""
+"""`cubeloom settings`: prints all settings of a settings file."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _WIDTH = 80
 class Settings:
     """Print every setting of a job with its type, default, choices and meaning.
 
-    In a file a setting stands in its section, on the command line it is `--section.name value`.
+    In a file a setting is in its section; on the command line it is `--section.name value`.
     """
 
     section: tyro.conf.Positional[str | None] = None
     """Only this section, such as optimizer; or one setting, such as optimizer.clip."""
     markdown: bool = False
-    """As the page docs/settings.md."""
+    """Print the page docs/settings.md."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
     """Print one JSON object: a list of all settings."""
 
@@ -103,7 +103,7 @@ def _row(each: Setting) -> str:
 
 
 def as_options() -> str:
-    """For the help of commands that take them: one line each."""
+    """For the help of commands that accept them: one line each."""
     lines = ["Settings of FILE, each also an option; `cubeloom settings` says more:"]
     for section in sections(Job):
         for each in section.settings:

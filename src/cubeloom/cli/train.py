@@ -23,24 +23,29 @@ from cubeloom.train.job.job import Job
 class Train:
     """Train what a settings file says, on the ranks that torchrun, srun or a Kubernetes job started, or on this machine.
 
-    Any setting is an option, too: `--a.b c`, or `--a.b=c`. A run that is there goes on from its last checkpoint. Exits 0 when
-    training ended well, 1 if it failed, 2 if the request cannot work, 75 if a signal stopped it: the same command then goes on.
+    Every setting is also an option: `--a.b c`, or `--a.b=c`. An existing run is resumed from its last checkpoint. Exits
+    0 if training ended well, 1 if it failed, 2 if the request is invalid, 75 if a signal stopped it: the same command
+    then resumes it.
     """
 
     file: tyro.conf.Positional[Path]
     """TOML; or a Python recipe (.py), which is executed. `cubeloom init` writes one."""
     replan: bool = False
-    """If there are other than the grid's number of ranks, go on with the best grid for as many."""
+    """If the number of ranks differs from the grid's, continue with the best grid for them."""
     ranks: int | None = None
-    """How many there are, for --replan; by default those that were started, or else this machine's GPUs. On the CPU, or
-    where ranks share a GPU, there are as many as the grid has."""
+    """The number of ranks, for --replan; by default those that were started, or this machine's GPUs. On the CPU, or if
+    ranks share a GPU, the default is the grid's number.
+    """
     cluster: str | None = None
-    """Of which they are devices, for --replan: the planner then chooses grid, schedule and layout. One that cubeloom knows, or
-    a TOML file that `cubeloom calibrate` wrote. By default only the grid is chosen, by the bytes that it moves."""
+    """The cluster, for --replan: the planner then chooses grid, schedule and layout. A known cluster, or a TOML file
+    that `cubeloom calibrate` wrote. By default only the grid is chosen, by the bytes that it moves.
+    """
     share_gpu: bool = False
-    """Let several ranks of this machine share a GPU: up to four side by side, where CUDA's MPS is installed, else in turns."""
+    """Let several ranks of this machine share a GPU: up to four in parallel, if CUDA's MPS is installed, otherwise in
+    turns.
+    """
     print_settings: bool = False
-    """Print the settings as they are resolved, and do nothing."""
+    """Print the resolved settings, and do nothing else."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
     """Print one JSON object as the last line."""
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
@@ -61,7 +66,7 @@ class Train:
         return self._train(job, first)
 
     def _train(self, job: Job, first: bool) -> int:
-        # Torch takes seconds to import: by now the user has read what is going to happen.
+        # Importing torch takes seconds: the user has already read what is going to happen.
         from cubeloom.launch.elastic import Interrupted, JobFailed
         from cubeloom.train.start import begin
 
@@ -81,7 +86,7 @@ class Train:
         ranks = self._ranks(job)
         if self.cluster is None or ranks == job.grid.world:
             return replan(job, ranks)
-        from cubeloom.tools.rehearse.plans import planned  # who does not ask for it does not wait for its import
+        from cubeloom.tools.rehearse.plans import planned  # imported only if needed
 
         return planned(job, self.cluster, ranks)
 
@@ -95,5 +100,5 @@ class Train:
             return job.grid.world
         from cubeloom.comm import devices
 
-        # Without any, the job stays as it is, and is refused for that.
+        # Without GPUs the job stays unchanged, and is refused for that reason.
         return devices.count(job.device) or job.grid.world

@@ -43,54 +43,59 @@ _OUR_OWN = {"file", "overrides", "steps", "dtype", "patience", "seed", "device",
 class Verify:
     """Train the same steps serially and on a grid of local processes, and compare loss, gradients, weights and bytes.
 
-    Exits 0 only if all agree, 1 if something does not, 2 if the request cannot work.
+    Exits 0 only if all agree, 1 if something differs, 2 if the request is invalid.
     """
 
     file: tyro.conf.Positional[Path | None] = None
-    """A settings file: its model, batch, grid, schedule and layout instead of the options here; --a.b=c changes them.
-    A Python recipe (.py) is executed."""
+    """A settings file that gives model, batch, grid, schedule and layout instead of the options here; --a.b=c changes
+    them. A Python recipe (.py) is executed.
+    """
     model: str = "gpt-tiny"
     """A preset, such as gpt-tiny, llama-tiny or bert-tiny; a Hugging Face folder; or file.py:function, which is executed."""
     grid: str = "x=2,y=2,z=2"
-    """Sizes of the axes pipe, data, z, y, x; those not named are 1."""
+    """Sizes of the axes pipe, data, z, y, x; others are 1."""
     placement: str = ",".join(AXES)
     """The order of the axes on the ranks, from outermost to innermost."""
     rest: Activations | None = None
-    """How activations are kept between layers, along the axis that does not index them: sharded by default, and replicated for
-    a model whose cut is found."""
+    """How activations are stored between layers, along the axis that does not index them: by default sharded, and
+    replicated for a model whose cut is found automatically.
+    """
     weights: Weights = "freed"
-    """Along z: sharded and freed or kept between forward and backward, or replicated."""
+    """Weights along z: sharded, and the gathered copy freed or kept between forward and backward; or replicated."""
     inputs: Inputs = "kept"
-    """For the weight gradient: the gathered input kept, or its shard, gathered again."""
+    """For the weight gradient: keep the gathered input, or only its shard, which is gathered again."""
     gradients: GradientDtype = "float32"
-    """Of weights with fewer digits: accumulated and reduced in float32, or in the model's dtype."""
+    """Gradients of weights with a lower precision than float32: accumulated and reduced in float32, or in the model's
+    dtype.
+    """
     schedule: str | None = None
-    """Of the pipeline, where the grid has one: a name that `cubeloom schedule` knows; 1f1b by default."""
+    """The pipeline schedule, if the grid has a pipeline: a name of `cubeloom schedule`; by default 1f1b."""
     microbatches: int | None = None
-    """Twice as many as there are workers by default."""
+    """By default two per worker."""
     pairs: int | None = None
     """Pairs of pipelines of chimera."""
     mode: Literal["direct", "doubling", "halving"] | None = None
-    """How chimera goes on past one unit of micro-batches."""
+    """How chimera continues after its first unit of micro-batches."""
     sync: Literal["end", "eager", "eager-opt"] | None = None
-    """When replicas of a stage sum their gradients."""
+    """When replicas of a stage reduce their gradients."""
     ways: int = 1
     """Strands of a weave: while one waits for a collective, another computes."""
     recompute: bool = False
-    """Keep only what each block was given, and compute the rest once more in its backward."""
+    """Recompute: keep only the inputs of each block."""
     compile: bool = False
-    """Let torch compile what is computed between collectives; the first step then takes longer."""
+    """Let torch compile the code between collectives; the first step then takes longer."""
     record: bool = False
-    """Launch what a stage computes as a whole (CUDA graphs); on a GPU."""
+    """Record the actions of a stage as CUDA graphs; on a GPU."""
     layers: int | None = None
-    """Instead of the preset's: a stage needs at least one of them, or the embedding, or the head."""
+    """Number of layers, instead of the preset's: a stage needs at least one of them, or the embedding, or the head."""
     vocab: int | None = None
-    """Tokens of the vocabulary, instead of the preset's."""
+    """Vocabulary size, instead of the preset's."""
     kv_heads: int | None = None
-    """Key-value heads, instead of the preset's."""
+    """Number of key-value heads, instead of the preset's."""
     steps: int = 3
     batch: int | None = None
-    """Samples in a step, over the whole grid; by default two for each rank of data and z, or one a micro-batch and strand."""
+    """Samples in a step, over the whole grid; by default two per rank of data and z, or one per micro-batch and strand.
+    """
     sequence: int = 24
     dtype: Literal["float64", "float32", "bfloat16"] = "float64"
     dropout: float | None = None
@@ -98,7 +103,7 @@ class Verify:
     label_smoothing: float | None = None
     """Instead of the preset's."""
     zero: bool = False
-    """Shard the optimizer's state over the data axis and a pipeline's replicas (ZeRO-1)."""
+    """Shard the optimizer state over the data axis and a pipeline's replicas (ZeRO-1)."""
     load: Path | None = None
     """Start from these weights (a safetensors file of `cubeloom.models.weights.save_weights`) instead of initial values."""
     patience: float = 120
@@ -106,7 +111,7 @@ class Verify:
     seed: int = 0
     device: Kind = CPU
     share_gpu: bool = False
-    """Start CUDA's MPS, so that up to four ranks that share a GPU run side by side instead of in turns."""
+    """Start CUDA's MPS, so that up to four ranks that share a GPU run in parallel and not in turns."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
     """Print one JSON object as the last line."""
     overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
@@ -165,7 +170,7 @@ class Verify:
         )
 
     def _of_job(self, job: Job) -> Experiment:
-        """The decomposition is the file's; how long and how exactly to look is ours to say."""
+        """The file's decomposition, with the number of steps and the precision of the command line."""
         for field in fields(self):
             if field.name not in _OUR_OWN and getattr(self, field.name) != field.default:
                 raise UserError(f"with a file, --{field.name.replace('_', '-')} is the file's to say: use --a.b=c")
@@ -174,7 +179,7 @@ class Verify:
         found = Experiment.of_job(
             job, steps=self.steps, dtype=dtypes.as_torch(self.dtype), seed=self.seed, patience=self.patience
         )
-        # A CPU records nothing, and what it compiles takes longer than what is looked at.
+        # A CPU does not record, and compiling takes longer than the steps.
         on_gpu = self.device != CPU
         return replace(found, compile=job.layout.compile and on_gpu, record=job.layout.record and on_gpu)
 
@@ -245,7 +250,7 @@ def bytes_table(report: Report) -> Table:
 
 
 def _on_rounding(report: Report) -> str:
-    """Of what is off by more than the tolerance, and what rounding alone makes of it."""
+    """Describe differences above the tolerance, and how much rounding alone explains."""
     if missing := [what for what, difference in report.differences.items() if difference == inf]:
         return f"NOT A NUMBER, OR MISSING ON ONE SIDE: {', '.join(missing[:5])}\n"
     if not report.rounding:

@@ -1,4 +1,4 @@
-"""The words of a command line: which are a command's own options, and which set something in its settings file."""
+"""Parses a command line: separates a command's own options from settings of its settings file."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cubeloom.base import dtypes
 from cubeloom.base.errors import UserError
 from cubeloom.base.settings import all_settings
 
-# Those where `--steps 5` is a setting of the file, as `--grid.x 2` is everywhere.
+# Commands for which `--steps 5` is a setting of the file, as `--grid.x 2` is for all.
 TAKE_A_FILE = ("train", "launch")
 
 
 def split(name: str, arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """A command's own words, and settings as `--a.b=c`: those with a dot or, of some commands, any field of a job."""
+    """A command's own words, and settings as `--a.b=c`: those with a dot or, for some commands, any field of a job."""
     fields = _fields() if name in TAKE_A_FILE else set()
     own: list[str] = []
     settings: list[str] = []
@@ -34,14 +34,14 @@ def split(name: str, arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _fields() -> set[str]:
-    """Of a job, and the sections themselves, such as grid."""
-    from cubeloom.train.job.job import Job  # imported where it is needed: commands that take no file answer sooner
+    """The fields of a job, including sections such as grid."""
+    from cubeloom.train.job.job import Job  # imported here, so that commands without a file start sooner
 
     return {*Job.SHORT, *(field.name for field in dataclasses.fields(Job))}
 
 
 def _alone(option: str, path: str) -> str:
-    """The value of a setting that is given none."""
+    """The value of a setting that has none on the command line."""
     from cubeloom.train.job.job import Job
 
     kinds = {each.name: each.type for each in all_settings(Job)}
@@ -53,7 +53,7 @@ def _alone(option: str, path: str) -> str:
 
 
 def in_full(words: list[str]) -> list[str]:
-    """With dtypes as torch has them: `--dtype bf16` is `--dtype bfloat16`."""
+    """With torch's names of dtypes: `--dtype bf16` is `--dtype bfloat16`."""
     found = list(words)
     for place, word in enumerate(words):
         if word.startswith("--dtype="):
@@ -64,7 +64,7 @@ def in_full(words: list[str]) -> list[str]:
 
 
 def refuse_unknown(name: str, known: set[str], words: list[str]) -> None:
-    """Raises UserError for an option that the command does not have, with the nearest that it has, or that a file can set."""
+    """Raises UserError for an unknown option, with the nearest that the command or a file accepts."""
     for word in words:
         option = word.partition("=")[0].replace("_", "-")
         if not option.startswith("--") or option in known or option == "--":
