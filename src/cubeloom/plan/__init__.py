@@ -1,1 +1,1 @@
-"""Planning: what a step costs on a cluster, in time, memory and bytes, and which decomposition is best."""
+"""Planning: the cost of a step on a cluster in time, memory and bytes, and the best decomposition."""

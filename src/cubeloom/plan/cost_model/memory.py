@@ -1,7 +1,7 @@
-"""Bytes that a rank holds: parameters and their states for good, activations from forward to backward, and what comes and goes.
+"""Bytes that a rank holds: parameters and their states, activations from forward to backward, and temporary tensors.
 
-Activations are those that the layers of `cubeloom.parallel` keep for their backward, tensor by tensor. Left out are what lies
-below tensors: the allocator's rounding, workspaces of libraries, and buffers of communicators.
+Activations are those that the layers of `cubeloom.parallel` keep for their backward, tensor by tensor. Not included is
+memory below tensors: the allocator's rounding, workspaces of libraries, and buffers of communicators.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from cubeloom.plan.model import Piece
 
 
 class PieceMemory(NamedTuple):
-    """Of one piece."""
+    """The memory of one piece."""
 
-    parameters: Any  # numbers of a rank, without a weight that another piece owns
-    states: Any  # of them, what a rank keeps optimizer states of if those are cut over replicas
-    alone: Any  # of them, those whose gradient no replica sums
-    shared: Any  # numbers of a weight that another piece owns
+    parameters: Any  # elements on a rank, without a weight that another piece owns
+    states: Any  # those whose optimizer states the rank keeps, if these are sharded over replicas
+    alone: Any  # those whose gradient is not reduced over replicas
+    shared: Any  # elements of a weight that another piece owns
     shared_states: Any
     shared_alone: Any
     activations: Any  # bytes that one micro-batch keeps
-    inside: Any  # of them, what is inside attention
-    found: Any  # of them, gradients that a head finds in its forward
-    noted: Any  # bytes that are kept for weight gradients that were put off
-    forward: Any  # the most bytes beyond all activations of the piece, while it is computed
+    inside: Any  # of these, what is inside attention
+    found: Any  # of these, gradients that a fused head computes in its forward
+    noted: Any  # bytes kept for deferred weight gradients
+    forward: Any  # the most bytes beyond the piece's activations during its forward
     backward: Any
-    adding: Any  # the same, where weight gradients are added to earlier ones
-    again: Any  # while its forward is computed once more, and back, of a block
+    adding: Any  # the same, if weight gradients are added to earlier ones
+    again: Any  # during the recomputed forward and the backward of a block
     again_adding: Any
     gathered: Any  # bytes of all its gathered weights
-    largest: Any  # of its largest weight, whole along z
-    given: Any  # bytes that it keeps where its forward is computed once more: of a block, what it was given
+    largest: Any  # of its largest weight, gathered along z
+    given: Any  # bytes that it keeps if its forward is recomputed: the inputs of a block
 
 
 def room(piece: Piece, s: ParallelConfig) -> PieceMemory:
@@ -58,7 +58,7 @@ def room(piece: Piece, s: ParallelConfig) -> PieceMemory:
             gathered = gathered + whole * s.gathers
             largest = np.maximum(largest, whole)
             into, out = layer.rows_in(s), layer.rows_out(s)
-            # An input of which the shard was kept is under way to be whole when its weight gradient is put off.
+            # If only the shard of an input was kept, it is being gathered when its weight gradient is deferred.
             again = (s.size(layer.n_axis) > 1) & (s.sharded | layer.always_in) & s.regathered
             inputs = into * layer.k / s.size(layer.k_axis) * (1 + again / s.size(layer.n_axis))
             noted = noted + (inputs + out * layer.n / s.size(layer.n_axis)) * s.item
@@ -74,7 +74,9 @@ def room(piece: Piece, s: ParallelConfig) -> PieceMemory:
 
 
 def _given(piece: Piece, s: ParallelConfig) -> Any:
-    """What a block is given is as large as what it gives; of several tensors that are handed on, most belong to others."""
+    """The inputs of a block are as large as its outputs; of several tensors between stages, most belong to other
+    blocks.
+    """
     each = [output.elements(piece.tokens, s) * s.item for output in piece.outputs]
     return reduce(np.maximum, each) if piece.tokens else each[-1]
 
@@ -84,7 +86,7 @@ def _added(first: tuple[Any, Any, Any], second: tuple[Any, Any, Any]) -> tuple[A
 
 
 def joined(piece: Piece, s: ParallelConfig) -> FusedHead | None:
-    """Where the head is computed together with its loss (`parallel.layers.head`)."""
+    """Where the head is fused with its loss (`parallel.layers.head`)."""
     for layer in piece.layers:
         if isinstance(layer, specs.LinearSpec) and layer.with_loss:
             return FusedHead(
@@ -96,7 +98,7 @@ def joined(piece: Piece, s: ParallelConfig) -> FusedHead | None:
 
 
 def saved(layer: LayerSpec, s: ParallelConfig, joined: FusedHead | None = None) -> Any:
-    """Bytes that a layer keeps from its forward to its backward. A head `joined` with its loss keeps both its gradients."""
+    """Bytes that a layer keeps from its forward to its backward. A fused head keeps both its gradients."""
     if joined is not None and isinstance(layer, specs.LinearSpec) and layer.with_loss:
         return layer.saved(s) * (1 - joined.where) + joined.found
     if joined is not None and isinstance(layer, specs.LossSpec):

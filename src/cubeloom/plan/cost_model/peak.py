@@ -1,4 +1,4 @@
-"""The closed form of a worker's memory at its peak: the largest of a few moments of a step, for arrays of settings."""
+"""The closed form of a worker's peak memory: the largest of a few moments of a step, for arrays of settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Memory(NamedTuple):
     activations: Any
     gathered: Any
     buffers: Any
-    update: Any  # what the rest of the step needs more than that: gradients, their sums, the optimizer
+    update: Any  # what later moments of the step need more: gradients, their reduction, the optimizer
 
     @property
     def total(self) -> Any:
@@ -30,19 +30,19 @@ class Memory(NamedTuple):
 def memory(
     shape: ScheduleModel, workers: int, worker: int, count: Any, c: WorkerLoad, item: int, recompute: Recompute
 ) -> Memory:
-    """Of one worker, with `count` micro-batches, while most of them are in flight; and what later moments need more.
+    """Of one worker with `count` micro-batches, while most of them are in flight, and what later moments need more.
 
-    Optimizer states are cut over all replicas (ZeRO-1), which moves no byte more.
+    Optimizer states are sharded over all replicas (ZeRO-1), which moves no additional bytes.
     """
     flying = shape.in_flight(workers, count, worker)
     wholly = recompute is True
     least = c.given if wholly else c.activations - c.inside if recompute else c.activations
     if workers > 1:
-        # A stage keeps its output for its backward; its input is its first layer's, or block's.
+        # A stage keeps its output for its backward. Its input belongs to its first layer, or block.
         least = least + c.handed * shape.chunks
     kept = flying * least
     if shape.split:
-        # What waits for its weight gradient keeps inputs and output gradients.
+        # A deferred weight gradient keeps inputs and output gradients.
         kept = kept + np.minimum(_waiting(shape, worker), flying - 1) * (c.noted - least)
     later_ones = np.asarray(count) > flying  # in flight are micro-batches after the first, whose gradients are there
     there = np.where(later_ones, c.gradients, 0.0)
@@ -52,7 +52,7 @@ def memory(
     else:
         backward, ends = np.where(later_ones, c.adding, c.in_backward), c.at_end
         most = np.where(later_ones, c.most_adding, c.most)
-    # After a backward of each copy of a stage all gradients are there: in the next one, or as a single one ends.
+    # After a backward of each copy of a stage all gradients exist: in the next backward, or at the end of a single one.
     ending = np.where(np.asarray(count) > shape.replicas, backward, ends)
     later = kept - shape.replicas * least + c.gradients + ending
     if shape.split:
@@ -61,17 +61,17 @@ def memory(
     buffers = most + 2 * c.handed if workers > 1 else most
     later = np.maximum(later, _updating(shape, c, item) - (c.gathered + (buffers - most)))
     update = np.maximum(0.0, later - (kept + there + most))
-    state = 12 if item < 4 else 2 * item  # two states; in half precision a float32 weight too
+    state = 12 if item < 4 else 2 * item  # two states; in half precision also a float32 weight
     return Memory(c.weights, there, c.states * (state / shape.replicas), kept, c.gathered, buffers, update)
 
 
 def _waiting(shape: ScheduleModel, worker: int) -> int:
-    """Of the micro-batches in flight, those whose weight gradients were put off, when most are in flight."""
+    """The number of micro-batches in flight whose weight gradients are deferred, when most are in flight."""
     return {"zb-h1": worker, "zb-h2": 2 * worker}.get(shape.name, 0)
 
 
 def _put_off(shape: ScheduleModel, workers: int, worker: int, count: Any) -> tuple[Any, Any]:
-    """When most weight gradients are put off: micro-batches before their backward, and those between its halves."""
+    """When most weight gradients are deferred: micro-batches before their backward, and those between its halves."""
     inward = min(worker, workers - 1 - worker) + 1
     left, off = {
         "zb-h1": (workers - 1 - worker, worker + 1),
@@ -86,7 +86,9 @@ def _put_off(shape: ScheduleModel, workers: int, worker: int, count: Any) -> tup
 
 
 def _updating(shape: ScheduleModel, c: WorkerLoad, item: int) -> Any:
-    """The most bytes beside weights and states after the last backward: of gradients, their sums, and gathered weights."""
+    """The most bytes besides weights and states after the last backward: gradients, their reduction, and gathered
+    weights.
+    """
     if shape.replicas == 1:
         return c.updating
     return updating(c.numbers, 0.0, c.states / shape.replicas, item, c.gradients / c.numbers)

@@ -1,4 +1,4 @@
-"""What is computed once more in a backward."""
+"""The kinds of recomputation."""
 
 from typing import Literal
 

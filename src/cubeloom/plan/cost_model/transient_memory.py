@@ -1,7 +1,8 @@
-"""What comes and goes while a piece is computed, beside what its layers keep: results on their way, gradients, whole weights.
+"""Temporary memory while a piece is computed, besides what its layers keep: pending results, gradients, gathered
+weights.
 
-The layers are walked forward and back, each with what lives at its fullest moment. Of several strands one computes at a
-time, so that rows are those of one strand; weights and their gradients are whole.
+The layers are walked forward and back, each with what exists at its fullest moment. Of several strands one computes at
+a time, so rows are those of one strand; weights and their gradients are whole.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cubeloom.parallel.config import FREED, ParallelConfig
 from cubeloom.parallel.specs import LayerSpec
 from cubeloom.plan.model import Piece
 
-CHUNK = 2**29  # bytes of logits that a head and its loss compute at a time: `parallel.layers.head`
+CHUNK = 2**29  # bytes of logits that the fused head computes at a time: `parallel.layers.head`
 _LITTLE = (
     *(specs.TableSpec, specs.DropoutSpec, specs.LossSpec, specs.SquaredLossSpec, specs.ImageNormSpec, specs.EdgeSpec),
     *(specs.ReplicatedSpec, specs.FirstTokenSpec, specs.CopyToRegionSpec, specs.ConcatSpec, specs.FeedForwardSpec),
@@ -27,17 +28,17 @@ _LITTLE = (
 
 
 class TransientMemory(NamedTuple):
-    """The most bytes at once beyond all that the piece keeps: in its forward, and in its backward."""
+    """The most bytes at once beyond what the piece keeps: in its forward, and in its backward."""
 
     forward: Any
     backward: Any
     adding: Any  # in a backward whose weight gradients are added to those of earlier micro-batches
-    again: Any  # in a forward that is computed once more, of a block, and the backward behind it
+    again: Any  # in the recomputed forward of a block, and the backward after it
     again_adding: Any
 
 
 class FusedHead(NamedTuple):
-    """A head that is computed together with its loss: where, and what it finds in its forward for the backward."""
+    """A head fused with its loss: where, and what its forward computes for the backward."""
 
     where: Any
     input_gradient: Any
@@ -51,17 +52,17 @@ class FusedHead(NamedTuple):
 def passing(
     piece: Piece, s: ParallelConfig, keeps: Callable[[LayerSpec], Any], joined: FusedHead | None, stream: Any
 ) -> TransientMemory:
-    """`keeps` says what a layer keeps; `stream` is what the piece hands on, whose gradient passes beside the layers."""
+    """`keeps`: what a layer keeps; `stream`: the piece's output, whose gradient exists beside the layers."""
     layers, nothing = piece.layers, np.float64(0)
     weights = [_weight(layer, s) for layer in layers]
-    # A linear's that are kept are counted as such; a table is gathered anew each time.
+    # A linear's kept weights are counted elsewhere; a table is gathered again each time.
     freed = s.gathers & (s.weights == FREED)
     gathered = [
         nothing if own is None else own * (s.gathers if isinstance(layer, specs.EmbeddingSpec) else freed)
         for layer, own in zip(layers, weights, strict=True)
     ]
-    scattered, depth = s.gathers, s.z  # a weight's gradient, which is then whole for a moment
-    # The rows of one strand, on this rank.
+    scattered, depth = s.gathers, s.z  # of a weight's gradient, which is whole before its reduce-scatter
+    # The rows of one strand on this rank.
     s = replace(s, samples=s.samples_of / s.ways, data=1, z=1)
     sizes = [_linear(layer, s) if isinstance(layer, specs.LinearSpec) else None for layer in layers]
     levels = list(accumulate(map(keeps, layers)))
@@ -70,7 +71,7 @@ def passing(
     most = walk.forward(s.ways - 1), walk.backward(wide), walk.backward(wide * scattered)
     if not piece.block:
         return TransientMemory(*most, nothing, nothing)
-    # A gradient that is scattered is there as a whole, and as this rank's part of the sum; of the block behind, too.
+    # A reduce-scattered gradient exists as a whole and as this rank's part of the sum; so does that of the next block.
     part = scattered / depth
     behind = next((own * wide * (1 + part) * scattered for own in weights if own is not None), nothing)
     again = (
@@ -82,7 +83,7 @@ def passing(
 
 @dataclass(frozen=True)
 class _Walk:
-    """Through the layers of a piece. `levels`: what is kept up to each of them."""
+    """A walk through the layers of a piece. `levels`: what is kept up to each of them."""
 
     layers: Sequence[LayerSpec]
     s: ParallelConfig
@@ -94,7 +95,7 @@ class _Walk:
     levels: Sequence[Any]
 
     def forward(self, waiting: Any, stays: bool = False) -> Any:
-        """While so many other strands wait for a collective. Gathered weights are freed behind their use, or stay."""
+        """While `waiting` other strands wait for a collective. Gathered weights are freed after their use, or stay."""
         most = there = np.float64(0)
         for place, layer in enumerate(self.layers):
             there = self.gathered[place] + (there if stays else 0.0)
@@ -104,9 +105,9 @@ class _Walk:
         return most
 
     def backward(self, made: Any, before: Any = 0.0, stays: bool = False) -> Any:
-        """A weight's gradient takes `made` times its bytes. `before`: one that is still on its way.
+        """A weight's gradient takes `made` times its bytes. `before`: a gradient that is still being reduced.
 
-        Gathered weights are there ahead of their use, or all from the beginning.
+        Gathered weights exist ahead of their use, or from the beginning.
         """
         most = np.float64(0)
         for place, layer in reversed(list(enumerate(self.layers))):
@@ -121,7 +122,7 @@ class _Walk:
 
 
 def _weight(layer: LayerSpec, s: ParallelConfig) -> Any:
-    """Bytes of a weight that is whole along z, if the layer has one."""
+    """Bytes of a weight gathered along z, if the layer has one."""
     match layer:
         case specs.LinearSpec():
             return layer.k * layer.n * layer.kernel_numel / s.size("x", "y") * s.item
@@ -135,7 +136,7 @@ def _forward(layer: LayerSpec, s: ParallelConfig, joined: FusedHead | None, size
         case specs.LinearSpec():
             assert size is not None
             summed = np.where(s.sharded | layer.always_out, size.out, size.part)
-            # Strands that wait for their sum hold their summands.
+            # Strands that wait for their reduction hold partial sums.
             cut = size.part * (1 + waiting) + summed
             passing = np.where(size.k_cut, cut, size.part) + size.rested * size.n_cut
             if layer.bias:
@@ -149,7 +150,7 @@ def _forward(layer: LayerSpec, s: ParallelConfig, joined: FusedHead | None, size
         case specs.TracedNormSpec():
             return layer.numbers(s) * np.where(s.size(*layer.axes) > 1, 3 * s.statistic, s.item)
         case specs.BetweenSpec():
-            return layer.saved(s)  # as much as it keeps, on its way
+            return layer.saved(s)  # temporarily as much as it keeps
         case specs.PointwiseSpec():
             return layer.at_rest(s) * layer.outputs * s.item
         case specs.AttentionSpec():
@@ -159,17 +160,17 @@ def _forward(layer: LayerSpec, s: ParallelConfig, joined: FusedHead | None, size
         case specs.LossSpec() if not layer.whole:
             logits = _logits(layer, s)
             wide = s.statistic if s.item < s.statistic else 0
-            # Other strands wait with their logits; or with summands of them, and have kept nothing yet.
+            # Other strands wait with their logits, or with partial sums of them, and have kept nothing yet.
             more = np.maximum(0, s.x * s.item - s.statistic)
             apart = logits * (s.item + wide + s.statistic + waiting * (s.item + more))
             if joined is None:
                 return apart
             some = logits / _chunks(logits * s.item)
-            # Its input is still there; with one chunk the weight's gradient is not yet.
+            # Its input still exists; with one chunk the weight's gradient does not exist yet.
             whole = joined.input_gradient / s.ways
             rested = np.where(s.sharded & (s.y > 1), whole / s.y, 0.0)
             spared = np.where(logits > some, 0.0, joined.weight_gradient / s.ways)
-            # Torch's softmax works on wide logits; where they are cut it is ours, which has two wide copies in any case.
+            # torch's softmax works on wide logits. For cut logits ours is used, which always has two wide copies.
             copies = s.statistic + np.where(s.y > 1, s.statistic, wide)
             return np.where(joined.where, some * (s.item + copies) + whole + rested - spared, apart)
     return _little(layer)
@@ -195,7 +196,7 @@ def _backward(
     match layer:
         case specs.LinearSpec():
             assert size is not None
-            # The gradient of what is added to the stream is the stream's own, unless it is gathered.
+            # The gradient of a projection to the residual stream is the stream's own, unless it is gathered.
             gradient = size.part if layer.side == "x" or layer.with_loss else size.part * size.k_cut
             then = own + size.rested * size.n_cut
             passing = gradient + size.whole + before + np.maximum(gathered, then)
@@ -225,7 +226,7 @@ def _backward(
 
 
 class _Linear(NamedTuple):
-    """Bytes of a linear's input whole and at rest, of its result as summands and at rest; where it is summed and gathered."""
+    """Bytes of a linear's input gathered and stored, of its output as partial sums and stored, and where it is reduced."""
 
     whole: Any
     rested: Any
@@ -253,12 +254,12 @@ def _stream(layer: specs.NormSpec, s: ParallelConfig) -> Any:
 
 
 def _heads(layer: specs.AttentionSpec, s: ParallelConfig) -> Any:
-    """Numbers of one head, on one rank."""
+    """Elements of one head on one rank."""
     return s.rows(layer.length) / s.size("x", "y") * layer.head_dim
 
 
 def _logits(layer: specs.LossSpec, s: ParallelConfig) -> Any:
-    """Of a strand."""
+    """Elements of a strand's logits."""
     return s.rows() * layer.classes / s.size("x", "y")
 
 

@@ -1,4 +1,4 @@
-"""Bytes that a rank receives in a step, by axis: those that the ledger counts."""
+"""Bytes that a rank receives in a step, by axis, as the ledger counts them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pipeline_bytes(
 
 
 def output_numbers(outputs: Sequence[StageOutput | PlaneOutput], model: Model, c: ParallelConfig) -> Any:
-    """What a stage hands to the next, on one rank."""
+    """Elements that a stage sends to the next, on one rank."""
     return sum(each.elements(model.tokens, c) for each in outputs)
 
 

@@ -1,4 +1,4 @@
-"""What a worker carries of a step: its part of the model, and what that takes in time and in room, from those of the pieces."""
+"""The load of a worker in a step: its part of the model, with its time and memory, from those of the pieces."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from cubeloom.plan.cost_model.schedules import ScheduleModel
 from cubeloom.plan.cost_model.timing import Times
 from cubeloom.plan.model.model import Model
 
-Row = tuple[float, ...]  # pieces of each kind
-BUCKET = 25 * 2**20  # bytes of gradients that are reduced in one message: `parallel.buckets`
+Row = tuple[float, ...]  # numbers of pieces of each kind
+BUCKET = 25 * 2**20  # bytes of gradients reduced in one message: `parallel.buckets`
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a worker has of the model, in pieces of each kind. Workers with the same are one."""
+    """A worker's part of the model, in pieces of each kind. Workers with equal loads count as one."""
 
-    passed: Row  # that one micro-batch goes through, in the mean over the replicas that the worker holds
-    held: Row  # whose weights it holds
-    first: int  # the worker among them with the most in flight
+    passed: Row  # pieces that one micro-batch passes, as the mean over the worker's replicas
+    held: Row  # pieces whose weights it holds
+    first: int  # the worker among them with the most micro-batches in flight
 
 
 def loads(model: Model, shape: ScheduleModel, workers: int) -> tuple[Load, ...]:
@@ -42,7 +42,7 @@ def _loads(stages: tuple[tuple[int, ...], ...], shape: ScheduleModel, workers: i
         total = tuple(float(sum(column)) for column in zip(*own, strict=True))
         key = (tuple(each / copies for each in total), total)
         flying = float(np.max(shape.in_flight(workers, np.asarray(2.0 * workers), worker)))
-        # Where backwards are split the last of them has put off most weight gradients.
+        # With split backwards the last of them has deferred most weight gradients.
         if key not in found or flying > most[key] or (shape.split and flying == most[key]):
             found[key], most[key] = worker, flying
     return tuple(Load(passed, held, worker) for (passed, held), worker in found.items())
@@ -50,25 +50,25 @@ def _loads(stages: tuple[tuple[int, ...], ...], shape: ScheduleModel, workers: i
 
 @dataclass(frozen=True)
 class Pieces:
-    """Of each kind of piece, its times and its room; and what stages hand on: arrays over the settings."""
+    """The times and memory of each kind of piece, and the tensors between stages: arrays over the settings."""
 
     settings: ParallelConfig
     times: Sequence[Times]
     rooms: Sequence[PieceMemory]
     handed: Any  # bytes
     owner: int | None = None  # the kind of piece whose weight another shares
-    blocks: tuple[bool, ...] = ()  # whether each can be computed once more
+    blocks: tuple[bool, ...] = ()  # whether each can be recomputed
 
 
 class WorkerLoad(NamedTuple):
-    """What one worker has to compute for a micro-batch, in seconds, and to hold, in bytes. The same for many schedules."""
+    """A worker's computation for a micro-batch, in seconds, and its memory, in bytes. The same for many schedules."""
 
-    times: Times  # of its passes; with the gathers of its first weights, which nothing was computed before
-    numbers: Any  # parameters
-    weights: Any  # the same in bytes
-    gradients: Any  # of them, in bytes
-    states: Any  # parameters that it keeps optimizer states of if those are cut over all replicas
-    updating: Any  # beside weights and states, after the last backward
+    times: Times  # of its passes, including the gathers of its first weights, which no computation hides
+    numbers: Any  # elements of parameters
+    weights: Any  # their bytes
+    gradients: Any  # bytes of their gradients
+    states: Any  # parameters whose optimizer states it keeps if those are sharded over all replicas
+    updating: Any  # bytes besides weights and states after the last backward
     activations: Any
     inside: Any
     found: Any
@@ -77,12 +77,12 @@ class WorkerLoad(NamedTuple):
     most: Any  # the same in a forward or a backward
     adding: Any  # in a backward that adds to earlier gradients
     most_adding: Any
-    given: Any  # of the activations, what is kept where blocks are computed once more
+    given: Any  # of the activations, what is kept if blocks are recomputed
     redoing: Any  # the most beyond it in such a backward, with the activations of a block
-    redoing_first: Any  # in the first one, where the gradient of a head is new
-    at_end: Any  # the most as a backward ends
+    redoing_first: Any  # in the first one, in which the gradient of a head is new
+    at_end: Any  # the most at the end of a backward
     redoing_at_end: Any
-    largest: Any  # gradient that is scattered along z, while it is whole
+    largest: Any  # the largest gradient reduce-scattered along z, while it is whole
     gathered: Any  # weights that are kept
     handed: Any
 
@@ -107,7 +107,7 @@ def _carried(load: Load, pieces: Pieces) -> WorkerLoad:
     last = len(load.held) - 1
     numbers, states, alone = _numbers(load, pieces, last)
     ends = [last] if load.held[last] else []
-    behind = rooms["activations"][last] if ends else 0.0  # not there yet, or gone, while others are computed
+    behind = rooms["activations"][last] if ends else 0.0  # do not exist while other pieces are computed
     rank_stride = [place for place in some if 0 < place < last] or some
 
     def most(way: str) -> Any:
@@ -151,7 +151,7 @@ def _carried(load: Load, pieces: Pieces) -> WorkerLoad:
 
 
 def _redone(load: Load, pieces: Pieces, behind: Any, backward: Any, adding: Any, ending: Any) -> tuple[Any, Any, Any]:
-    """The most beyond what is kept while blocks are computed once more: in any backward, in the first, and as it ends."""
+    """The most beyond what is kept while blocks are recomputed: in any backward, in the first, and at its end."""
     rooms, item = pieces.rooms, pieces.settings.gradient
     some = [place for place, count in enumerate(load.held) if count]
     blocks = [place for place in some if pieces.blocks[place]]
@@ -162,7 +162,7 @@ def _redone(load: Load, pieces: Pieces, behind: Any, backward: Any, adding: Any,
         most_of([inside[place] + getattr(rooms[place], way) for place in blocks]) - behind
         for way in ("again", "again_adding")
     )
-    # In the first backward the gradient of a head is new, and in the last block all are there but those before it.
+    # In the first backward the gradient of a head is new, and in the last block all gradients but earlier ones exist.
     last = len(load.held) - 1
     head = (rooms[last].parameters + rooms[last].shared) * item if load.held[last] else 0.0
     lacking = sum(rooms[place].parameters * item for place in {some[0], blocks[0]})
@@ -171,7 +171,7 @@ def _redone(load: Load, pieces: Pieces, behind: Any, backward: Any, adding: Any,
 
 
 def _numbers(load: Load, pieces: Pieces, last: int) -> tuple[Any, Any, Any]:
-    """Parameters, what states are kept of, and those that are nobody else's."""
+    """Parameters, those whose states are kept, and those without replicas."""
     rooms, owner = pieces.rooms, pieces.owner
     own = [weighted(load.held, [room[place] for room in rooms]) for place in range(3)]
     if owner is not None and not (load.held[owner] and load.held[last]):
@@ -179,7 +179,7 @@ def _numbers(load: Load, pieces: Pieces, last: int) -> tuple[Any, Any, Any]:
         if load.held[last]:
             own = [first + second for first, second in zip(own, shared, strict=True)]
         if load.held[owner] or load.held[last]:
-            # Another worker uses the weight too: they sum its gradient, and each keeps half of its states.
+            # Another worker uses the weight too: they reduce its gradient, and each keeps half of its states.
             own[1], own[2] = own[1] - shared[1] / 2, own[2] - shared[2]
     return own[0], own[1], own[2]
 
@@ -196,11 +196,11 @@ def most_of(values: Sequence[Any]) -> Any:
 
 
 def updating(numbers: Any, alone: Any, states: Any, item: int, gradient: int) -> Any:
-    """Bytes, of so many numbers; of them `alone` are nobody else's, and `states` are this rank's part."""
-    wide = max(item, 4)  # gradients become float32, as the weights that the optimizer changes
+    """Bytes of `numbers` parameters, of which `alone` have no replicas and `states` are this rank's part."""
+    wide = max(item, 4)  # gradients become float32, as do the weights that the optimizer updates
     summed, own = numbers - alone, states - alone
-    # Each bucket is copied together before it goes: the last one when most ranks' parts have room already.
+    # Each bucket is copied together before it is sent; most ranks' parts have memory already when the last one is.
     copied = np.minimum(summed * gradient, BUCKET) * (1 - own / np.maximum(summed, 1))
     reducing = (numbers + own) * gradient + copied
-    stepping = alone * wide + own * (wide + item) + summed * item  # and the weights that are gathered
+    stepping = alone * wide + own * (wide + item) + summed * item  # and the gathered weights
     return np.maximum(reducing, stepping)

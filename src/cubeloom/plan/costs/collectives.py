@@ -1,12 +1,12 @@
 """Time of collectives on a cluster.
 
-A group is `group` ranks, `rank_stride` apart: the product of the sizes of the grid's axes inside this one. All such groups of
-the cluster communicate at once, as an axis of a grid does, and so share the ways out of nodes. For a group of one everything
+A group is `group` ranks, `rank_stride` apart: the product of the sizes of the grid's axes inside this one. All such
+groups of the cluster communicate at once, as on an axis of a grid, and so share the uplinks of nodes. A group of one
 takes no time.
 
-Time is latency plus bytes over bandwidth. Latency is the start and the hops that the first byte makes. For small messages
-libraries have a protocol that moves them in pieces so small that hops and bytes overlap, at a part of the bandwidth: then the
-longer of the two counts, if that is less.
+Time is latency plus bytes over bandwidth. Latency is the start plus the hops of the first byte. For small messages
+libraries have a protocol that sends pieces so small that hops and bytes overlap, at a fraction of the bandwidth. Then
+the longer of the two counts, if that is less.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Algorithm = Literal["ring", "halving", "tree", "hierarchical", "best"]
 def all_gather(
     cluster: Cluster, nbytes: Quantity, group: Quantity, rank_stride: Quantity = 1, algorithm: Algorithm = "ring"
 ) -> Quantity:
-    """Seconds to give all ranks the whole tensor, of `nbytes`, of which each has its share."""
+    """Seconds to give all ranks the whole tensor of `nbytes`, of which each has its share."""
     return _one_way(cluster, nbytes, group, rank_stride, algorithm)
 
 
 def reduce_scatter(
     cluster: Cluster, nbytes: Quantity, group: Quantity, rank_stride: Quantity = 1, algorithm: Algorithm = "ring"
 ) -> Quantity:
-    """Seconds to give each rank its share of the sum of all ranks' tensors, of `nbytes` each."""
+    """Seconds to give each rank its share of the sum of all ranks' tensors of `nbytes` each."""
     return _one_way(cluster, nbytes, group, rank_stride, algorithm)
 
 
@@ -42,14 +42,15 @@ def all_reduce(
     if algorithm == "best":
         ring = all_reduce(cluster, nbytes, group, rank_stride, "ring")
         return np.minimum(ring, all_reduce(cluster, nbytes, group, rank_stride, "tree"))
-    if algorithm == "tree":  # up and down a tree of nodes, along a chain in each; every rank's bytes go both ways
+    # up and down a tree of nodes, along a chain in each; every rank's bytes go in both directions
+    if algorithm == "tree":
         hops = 2 * _tree_latency(cluster, group, rank_stride)
         return _seconds(cluster, hops, 2 * nbytes, group, rank_stride)
     return _passes(2, cluster, nbytes, group, rank_stride, algorithm)
 
 
 def all_to_all(cluster: Cluster, nbytes: Quantity, group: Quantity, rank_stride: Quantity = 1) -> Quantity:
-    """Seconds to exchange a tensor of `nbytes` a rank: each keeps one share and sends one to every other rank."""
+    """Seconds to exchange a tensor of `nbytes` per rank: each keeps one share and sends one to every other rank."""
     slowest: Quantity = 0.0
     for tier in cluster.tiers:
         inside = members(group, rank_stride, tier.devices)
@@ -62,7 +63,7 @@ def all_to_all(cluster: Cluster, nbytes: Quantity, group: Quantity, rank_stride:
 
 
 def send(cluster: Cluster, nbytes: Quantity, group: Quantity, rank_stride: Quantity = 1) -> Quantity:
-    """Seconds of a message from each rank to the next of its group, on the slowest hop of the chain. It uses one NIC."""
+    """Seconds of a message from each rank to the next of its group, over the slowest hop of the chain. It uses one NIC."""
     bandwidth: Quantity = cluster.pair_bandwidth
     latency: Quantity = cluster.link_latency
     for tier in cluster.tiers:
@@ -76,10 +77,11 @@ def send(cluster: Cluster, nbytes: Quantity, group: Quantity, rank_stride: Quant
 
 
 def ring_bandwidth(cluster: Cluster, group: Quantity, rank_stride: Quantity = 1) -> Quantity:
-    """Bytes a second of each ring, when all groups of the axis have one.
+    """Bytes per second of each ring, if all groups of the axis have one.
 
-    The rule of AxoNN (SC24): rings that leave a node share its NICs, min(devices of a node, rank_stride) of them; and so for
-    every other unit with one way out. Inside a node a ring goes as fast as a device's links to the other members allow.
+    The rule of AxoNN (SC24): rings that leave a node share its NICs, min(devices of a node, rank_stride) of them; and
+    so for every other unit with one uplink. Inside a node a ring is as fast as a device's links to the other members
+    allow.
     """
     peers = members(group, rank_stride, cluster.devices_per_node)
     bandwidth = np.where(peers > 1, (peers - 1) * cluster.pair_bandwidth, np.inf)
@@ -91,7 +93,7 @@ def ring_bandwidth(cluster: Cluster, group: Quantity, rank_stride: Quantity = 1)
 
 
 def members(group: Quantity, rank_stride: Quantity, unit: int) -> Quantity:
-    """How many of a group's ranks lie on one unit of so many devices. Groups that do not fill a unit evenly leave it."""
+    """The number of a group's ranks on one unit of `unit` devices. Groups that do not fill a unit evenly leave it."""
     inside = np.clip(unit // np.asarray(rank_stride), 1, group)
     straddles = (inside == group) & (unit % np.multiply(group, rank_stride) != 0)
     return np.where(straddles, np.maximum(1, inside - 1), inside)[()]
@@ -125,7 +127,9 @@ def _passes(
 
 
 def _seconds(cluster: Cluster, hops: Quantity, moved: Quantity, group: Quantity, rank_stride: Quantity) -> Quantity:
-    """The protocol curve: latency, then bytes; or for small messages the longer of the two, at a part of the bandwidth."""
+    """The protocol curve: latency, then bytes; or for small messages the longer of the two, at a fraction of the
+    bandwidth.
+    """
     waited = cluster.start + hops
     moving = moved / ring_bandwidth(cluster, group, rank_stride)
     seconds = waited + moving
@@ -135,22 +139,22 @@ def _seconds(cluster: Cluster, hops: Quantity, moved: Quantity, group: Quantity,
 
 
 def _unless_alone(group: Quantity, seconds: Quantity) -> Quantity:
-    return np.where(np.equal(group, 1), 0.0, seconds)[()]  # a plain number if all were
+    return np.where(np.equal(group, 1), 0.0, seconds)[()]  # a plain number if all arguments were
 
 
 def _units(cluster: Cluster, group: Quantity, rank_stride: Quantity) -> list[Quantity]:
-    """On how many devices, sockets, nodes, … a group lies, from the inside out; and 1, as all lie in the cluster."""
+    """The numbers of devices, sockets, nodes, … that a group spans, from the inside out; and 1 for the cluster."""
     return [*(np.ceil(group / members(group, rank_stride, tier.devices)) for tier in cluster.tiers), 1.0]
 
 
 def _ring_latency(cluster: Cluster, group: Quantity, rank_stride: Quantity) -> Quantity:
-    """Of the g-1 hops of a ring, those that leave a unit, tier by tier."""
+    """The latency of a ring's g-1 hops: those that leave a unit, tier by tier."""
     units = _units(cluster, group, rank_stride)
     return sum((t.latency * (units[i] - units[i + 1]) for i, t in enumerate(cluster.tiers)), start=np.float64(0))
 
 
 def _halving_latency(cluster: Cluster, group: Quantity, rank_stride: Quantity) -> Quantity:
-    """Of the log2(g) hops of recursive halving or doubling, those that leave a unit, tier by tier."""
+    """The latency of the log2(g) hops of recursive halving or doubling: those that leave a unit, tier by tier."""
     units = _units(cluster, group, rank_stride)
     return sum((t.latency * np.log2(units[i] / units[i + 1]) for i, t in enumerate(cluster.tiers)), start=np.float64(0))
 

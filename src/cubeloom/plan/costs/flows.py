@@ -1,7 +1,7 @@
-"""Flows over links that they share fairly: their rates, and when each ends.
+"""Flows that share links fairly: their rates, and when each ends.
 
-Max-min fair: no flow can be faster without another, that is no faster than it, becoming slower. Found by filling: all flows
-grow at the same rate until a link is full; its flows keep that rate, the others grow on.
+Max-min fair: no flow can be faster without slowing another that is not faster. Computed by filling: all flows grow at
+the same rate until a link is full; its flows keep that rate, and the others grow on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Flow:
-    """So many bytes over a path of links (places in a list of capacities), from `start` on."""
+    """A number of bytes over a path of links (indices into a list of capacities), from `start` on."""
 
     nbytes: float
     path: tuple[int, ...]
@@ -25,13 +25,13 @@ class Flow:
 
 
 def fair_rates(paths: Sequence[Sequence[int]], capacities: Sequence[float] | Floats) -> Floats:
-    """The max-min fair rate of each path. One that uses no link is infinitely fast."""
+    """The max-min fair rate of each path. A path without links is infinitely fast."""
     flow, link = _uses(paths)
     return _filled(flow, link, np.asarray(capacities, float), len(paths))
 
 
 def completions(flows: Sequence[Flow], capacities: Sequence[float] | Floats) -> Floats:
-    """When each flow ends, in seconds; rates are shared anew whenever one starts or ends."""
+    """When each flow ends, in seconds. Rates are computed again whenever a flow starts or ends."""
     capacity = np.asarray(capacities, float)
     use_flow, use_link = _uses([flow.path for flow in flows])
     left = np.array([flow.nbytes for flow in flows], float)

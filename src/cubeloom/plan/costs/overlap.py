@@ -1,4 +1,4 @@
-"""What communication takes from the computation it runs beside."""
+"""How communication slows the computation that it overlaps."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from cubeloom.plan.hardware.cluster import Cluster
 
 
 def drag(cluster: Cluster, group: Quantity, rank_stride: Quantity = 1) -> Quantity:
-    """The share of its computation that a device loses while a transfer of such a group runs."""
+    """The fraction of its computation that a device loses while a transfer of such a group runs."""
     crosses = members(group, rank_stride, cluster.devices_per_node) < group
     return np.where(np.equal(group, 1), 0.0, np.where(crosses, cluster.nic_drag, cluster.link_drag))[()]
 
 
 def together(compute: Quantity, communication: Quantity, drag: Quantity = 0.0) -> Quantity:
-    """Seconds until both are done, when they start at once and do not wait for each other.
+    """Seconds until both are done, if they start at once and do not wait for each other.
 
-    While communication runs, computation goes on at 1 - drag of its speed. It has lost `drag · communication` by the time
+    During communication, computation runs at 1 - drag of its speed. It has lost `drag · communication` when
     communication ends, unless it ends first.
     """
     return np.maximum(communication, compute + drag * communication)
 
 
 def exposed(compute: Quantity, communication: Quantity, drag: Quantity = 0.0) -> Quantity:
-    """What communication adds to the time of computation."""
+    """The exposed communication: what it adds to the time of computation."""
     return together(compute, communication, drag) - compute

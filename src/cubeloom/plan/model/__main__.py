@@ -1,4 +1,4 @@
-"""Write the lists of layers anew, after a model or its cut has changed."""
+"""Writes the lists of layers again, after a model or its cut has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Multiplications and additions of the model itself, whatever a grid computes twice or again."""
+"""FLOPs of the model itself, without what a grid computes redundantly or recomputes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from cubeloom.plan.model.model import Model
 
 
 def flops(model: Model, sequence: int) -> float:
-    """Of one sample: forward, and twice as much for the gradients. Attention is counted in full, causal or not, as is usual."""
+    """For one sample: forward, and twice as much for the gradients. Attention counts in full, causal or not, as is
+    usual.
+    """
     return 3.0 * sum(layer.flops(sequence) for kind in model.row for layer in model.kinds[kind].layers)
 
 
 def parameters(model: Model) -> int:
-    """Of the linears, convolutions and tables; norms and biases are left out."""
+    """Of linears, convolutions and tables, without norms and biases."""
     found = 0
     for kind in model.row:
         for layer in model.kinds[kind].layers:

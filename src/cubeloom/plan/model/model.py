@@ -1,4 +1,4 @@
-"""A model as its list of layers: the specs of one block of each kind, and how many there are. No torch here."""
+"""A model as its list of layers: the specs of one block of each kind, and their number. Does not import torch."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class PlaneOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """What a pipeline does not cut: a block, or what stands before or behind the blocks."""
+    """A unit that a pipeline does not cut: a block, or what comes before or after the blocks."""
 
     layers: tuple[LayerSpec, ...]
     outputs: tuple[StageOutput | PlaneOutput, ...]
-    tokens: bool = True  # rows are tokens; otherwise the pixels of samples
-    losses: int = 0  # whose targets are counted over the ranks, once a step
-    block: bool = False  # of the model's row of blocks, which can be computed once more
+    tokens: bool = True  # rows are tokens; otherwise pixels of samples
+    losses: int = 0  # the number of losses whose targets are counted over the ranks, once a step
+    block: bool = False  # one of the model's row of blocks, which can be recomputed
 
     @cached_property
     def weights(self) -> frozenset[str]:
-        """Names of the weights that it uses: another piece may have them too."""
+        """Names of the weights that it uses; other pieces may use them too."""
         return frozenset(f"{getattr(layer, 'shares', None) or layer.name}.weight" for layer in self.layers)
 
 
@@ -49,12 +49,12 @@ class Model:
     """A row of pieces, each of one of a few `kinds`."""
 
     name: str
-    sequence: int  # the longest, where rows are tokens; otherwise 1
+    sequence: int  # the longest, if rows are tokens; otherwise 1
     kinds: tuple[Piece, ...]
     row: tuple[int, ...]  # the kind of each piece
-    cuts: dict[int, tuple[int, ...]]  # for each number of stages, where each stage's pieces end
-    planes: frozenset[tuple[int, int]] | None = None  # the x and y that it is of, where its cut was found; None: all
-    others: tuple[Model, ...] = ()  # the same model as it lies on other planes
+    cuts: dict[int, tuple[int, ...]]  # for each number of stages, the last piece of each stage
+    planes: frozenset[tuple[int, int]] | None = None  # the values of x and y for which its cut was found; None: all
+    others: tuple[Model, ...] = ()  # the same model with its layouts on other planes
 
     @property
     def tokens(self) -> bool:
@@ -65,7 +65,7 @@ class Model:
         return self, *self.others
 
     def on(self, x: int, y: int) -> Model:
-        """As it lies on this plane. Raises KeyError where it does not."""
+        """The model with its layouts on this plane. Raises KeyError if there is none."""
         for each in self.variants:
             if each.planes is None or (x, y) in each.planes:
                 return each
@@ -84,7 +84,7 @@ class Model:
         )
 
     def stages(self, count: int) -> tuple[tuple[int, ...], ...]:
-        """For each stage how many pieces of each kind it has."""
+        """The number of pieces of each kind in each stage."""
         ends = self.cuts[count]
         starts = (0, *ends[:-1])
         return tuple(
@@ -94,7 +94,7 @@ class Model:
 
 
 def refusals(model: Model, c: ParallelConfig) -> Iterator[tuple[str, Any]]:
-    """What sizes do not divide, and on which decompositions. `c.samples` are those of one strand of a micro-batch."""
+    """Sizes that do not divide, each with the decompositions. `c.samples` are those of one strand of a micro-batch."""
     yield "batch over data and z", np.asarray(c.samples % (c.data * c.z) != 0)
     for kind in model.kinds:
         for layer in kind.layers:

@@ -1,4 +1,4 @@
-"""A model without most of its blocks that are like others: what is found for one is so for all of them."""
+"""A model without most of its equal blocks: what is found for one holds for all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-_ENOUGH = 2  # of each kind: the first may be given something else than those that follow
+_ENOUGH = 2  # of each kind, because the first may get other inputs than the following ones
 _PLAIN = (int, float, str, bool, type(None))
 _NUMBER = re.compile(r"(idx|index|number|layer_id)$")
 
@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"(idx|index|number|layer_id)$")
 class Shortened:
     model: nn.Module
     blocks: dict[str, str]
-    """For each block of the whole model, in their order, the one of the shortened that stands for it."""
+    """For each block of the whole model, in order, the block of the shortened model that represents it."""
 
 
 def shortened(model: nn.Module) -> Shortened:
@@ -46,7 +46,7 @@ def _rows(blocks: dict[str, str]) -> set[str]:
 
 
 def _kind(block: nn.Module) -> object:
-    """All that its forward can depend on, but for its number and values."""
+    """Everything that its forward can depend on, except its index and values."""
     return tuple(
         (
             name,

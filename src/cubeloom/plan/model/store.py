@@ -1,6 +1,7 @@
-"""The lists of layers of all presets, kept beside the code: a plan needs no torch, whose import takes longer than planning.
+"""The lists of layers of all presets, stored beside the code: a plan need not import torch, which takes longer than
+planning.
 
-`python -m cubeloom.plan.model` writes them anew; a test holds them to the real modules.
+`python -m cubeloom.plan.model` writes them again; a test compares them with the real modules.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def load(name: str) -> Model:
 
 
 def with_stages(model: Model, count: int) -> Model:
-    """The same, with the cut into that many stages; asked of the real modules where the list does not have it."""
+    """The same, with the cut into this number of stages, which is derived from the real modules if the list lacks it."""
     if count in model.cuts or count > len(model.row):
         return model
     from cubeloom.plan.model.derive import stages_of
@@ -46,7 +47,7 @@ def with_stages(model: Model, count: int) -> Model:
 
 
 def text(model: Model) -> str:
-    """As a file: what has its default is left out."""
+    """As a file, without default values."""
     kinds = [
         {
             "layers": [_plain(layer) for layer in kind.layers],

@@ -1,4 +1,4 @@
-"""Experiments of the three papers, simulated on models of the clusters that they ran on: published figures beside ours.
+"""Experiments of the three papers, simulated on models of their clusters: published figures beside ours.
 
 reproduce("chimera").rows        # of Row: a published Point, ours, and whether the model was calibrated with it
 to_svg(reproduce("cube"))        # the plot

@@ -1,7 +1,7 @@
 """One transformer block on ranks that wait for every collective, as the code of 2021 did: 1-D, 2-D and 3-D.
 
-1-D and 3-D are settings of the library's own closed form. SUMMA is not, and has its own: panels are broadcast along rows and
-columns, one after the other, and each is multiplied with when it is there.
+1-D and 3-D are settings of the library's closed form. SUMMA is not, and has its own: panels are broadcast along rows
+and columns, one after another, and each is used when it has arrived.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cubeloom.plan.hardware import Cluster, Dtype
 from cubeloom.plan.hardware.device import SIZES
 from cubeloom.plan.model import Piece, load
 
-_FROM = "gpt2"  # whose block is resized: 768 features
+_FROM = "gpt2"  # the preset whose block is resized: 768 features
 
 
 class Spent(NamedTuple):
@@ -38,7 +38,7 @@ class Spent(NamedTuple):
 
 
 def block(hidden: int, heads: int) -> Piece:
-    """The GPT block of that size: all widths of its list of layers grow with the hidden size."""
+    """The GPT block of that size: all widths of its list of layers scale with the hidden size."""
     (_, small, *_) = (load(_FROM).kinds[kind] for kind in dict.fromkeys(load(_FROM).row))
     (norm, *_) = (layer for layer in small.layers if isinstance(layer, specs.NormSpec))
 
@@ -61,14 +61,14 @@ def block(hidden: int, heads: int) -> Piece:
 
 
 def cut(piece: Piece, s: ParallelConfig, cluster: Cluster, dtype: Dtype) -> Spent:
-    """On a grid of the library. Activations are recomputed: the forward counts twice, as do its collectives."""
+    """On a grid of the library. Activations are recomputed: the forward counts twice, and so do its collectives."""
     return sum((_layer(layer, s, cluster, dtype) for layer in piece.layers), start=Spent(0.0, 0.0))
 
 
 def summa(piece: Piece, s: ParallelConfig, q: int, cluster: Cluster, dtype: Dtype) -> Spent:
-    """On a plane of q · q ranks, rows of ranks next to each other. `s` holds samples and sequence.
+    """On a plane of q · q ranks, with the ranks of a row adjacent. `s` has samples and sequence.
 
-    What is not a linear works on rows / q and features / q of everything, with statistics of norms summed along a row.
+    Other operations work on rows / q and features / q of everything, with norm statistics summed along a row.
     """
     plane = replace(s, z=q, y=1, x=q, sharded=True, rank_stride={"x": 1, "y": 1, "z": q, "data": q * q})
     found = Spent(0.0, 0.0)
@@ -88,7 +88,7 @@ def _layer(layer: LayerSpec, s: ParallelConfig, cluster: Cluster, dtype: Dtype) 
 
 
 def _panels(rows: float, k: int, n: int, q: int, cluster: Cluster, dtype: Dtype) -> Spent:
-    """Forward: X along rows, W along columns. Of each gradient, one of them is broadcast and the result reduced."""
+    """Forward: X along rows, W along columns. For each gradient one of them is broadcast and the result reduced."""
     m, k, n = rows / q, k / q, n / q  # type: ignore[assignment]
     size = SIZES[dtype]
     x, w = _broadcast(cluster, m * k * size, q, 1), _broadcast(cluster, k * n * size, q, q)
@@ -99,5 +99,5 @@ def _panels(rows: float, k: int, n: int, q: int, cluster: Cluster, dtype: Dtype)
 
 
 def _broadcast(cluster: Cluster, nbytes: float, group: int, rank_stride: int) -> float:
-    """Through a ring in pieces: every rank passes on all of it, where a gather passes on all but its own share."""
+    """Through a ring in pieces: every rank passes on everything; in a gather it passes on all but its own share."""
     return float(costs.all_gather(cluster, nbytes * group / (group - 1), group, rank_stride))

@@ -1,8 +1,7 @@
-"""Three constants that no data sheet has, each set by one published figure; nothing else is fitted.
+"""Three constants that no data sheet gives, each set by one published figure; nothing else is fitted.
 
-Chimera's code communicated with gloo over TCP, at a part of what Aries can do. Its runtime, PipeDream's, took longer for a pass
-than the kernels of the pass. And what lies between the bytes of tensors and those of a full device is the allocator's and the
-framework's.
+Chimera's code communicated with gloo over TCP, at a fraction of Aries' bandwidth. Its runtime, PipeDream's, took longer
+for a pass than the kernels of the pass. And the allocator and the framework need memory beyond the bytes of tensors.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from cubeloom.plan.reproduce.pipelines import Setup, run
 from cubeloom.plan.reproduce.report import Point
 
 GIB = 2**30
-_ROUNDS = 4  # each of the two constants of time hardly moves the other's run
-Known = tuple[Setup, Point]  # a run, and what was published of it
+_ROUNDS = 4  # each of the two time constants hardly affects the other's run
+Known = tuple[Setup, Point]  # a run, and its published figure
 
 
 @dataclass(frozen=True)
 class Calibrated:
     cluster: Cluster
-    pace: float  # seconds that a second of kernels takes
-    growth: float  # bytes that a byte of activations takes
+    pace: float  # seconds per second of kernels
+    growth: float  # bytes of memory per byte of activations
 
 
 def calibrate(cluster: Cluster, network: Known, passes: Known, memory: Known) -> Calibrated:
-    """Bandwidth of NICs by the throughput of a run that sums much, pace by one that hardly does; growth by memory."""
+    """NIC bandwidth from the throughput of a run that reduces much, pace from one that hardly does; growth from memory."""
     growth = _solve(lambda tried: run(memory[0], cluster, tried, recompute=False).memory / GIB, memory[1], (0.5, 5.0))
     bandwidth, pace = cluster.nic_bandwidth, 1.0
 
@@ -57,7 +56,7 @@ def _slower(device: Device, pace: float) -> Device:
 
 
 def _solve(function: Callable[[float], float], wanted: Point, between: tuple[float, float]) -> float:
-    """Where a growing function has the wanted value, by halving; an end of the range if it has it nowhere."""
+    """Where a growing function has the wanted value, by bisection; an end of the range if it has it nowhere."""
     low, high = map(log, between)
     while high - low > 1e-5:
         middle = (low + high) / 2

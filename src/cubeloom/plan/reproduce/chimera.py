@@ -28,7 +28,7 @@ _SCHEDULES = {
 
 
 def _setup(scheme: str, model: str, nodes: int, depth: int, size: int, batch: int | None) -> Setup:
-    """Without a batch, each micro-batch is a step of its own."""
+    """Without a batch, each micro-batch is its own step."""
     width = nodes // depth
     return Setup(
         scheme=scheme, schedule=_SCHEDULES[scheme], model=model, sequence=_SEQUENCE[model], width=width, depth=depth,
@@ -43,8 +43,9 @@ _SEQUENCE = {
 
 
 def gpt2(nodes: int) -> dict[str, Setup]:
-    """Figure 1 and 15: D as printed, B = 1, a sequence a node. GEMS, which holds one micro-batch, has the largest that fits;
-    PipeDream's is from the authors' job script."""
+    """Figure 1 and 15: D as printed, B = 1, one sequence per node. GEMS, which holds one micro-batch, has the largest
+    that fits; PipeDream's is from the authors' job script.
+    """
     return {
         "Chimera": _setup("Chimera", "gpt2-64", nodes, 32, 1, nodes),
         "PipeDream": _setup("PipeDream", "gpt2-64", nodes, 8, 2, None),
@@ -56,7 +57,9 @@ def gpt2(nodes: int) -> dict[str, Setup]:
 
 
 def bert(nodes: int) -> dict[str, Setup]:
-    """Figure 14: D and B as printed, 16 sequences a node. PipeDream's B is that of figure 17: a batch of 48 on 32 nodes."""
+    """Figure 14: D and B as printed, 16 sequences per node. PipeDream's B is that of figure 17: a batch of 48 on 32
+    nodes.
+    """
     batch = 16 * nodes
     return {
         "Chimera": _setup("Chimera", "bert-48", nodes, 4, 8, batch),
@@ -77,7 +80,7 @@ CALIBRATION = {
 
 
 def calibrated(points: Mapping[str, Point] = MappingProxyType(CALIBRATION)) -> Calibrated:
-    """From these figures alone."""
+    """Calibrated with these figures only."""
     return calibrate(
         known("piz-daint"),
         network=(bert(32)["Chimera"], points["network"]),
@@ -87,7 +90,7 @@ def calibrated(points: Mapping[str, Point] = MappingProxyType(CALIBRATION)) -> C
 
 
 def choice(model: Calibrated) -> list[Estimate]:
-    """What equation 1 says of Bert-48 on 32 nodes with a batch of 512, best first."""
+    """Equation 1's estimates for Bert-48 on 32 nodes with a batch of 512, best first."""
     found = choices(bert(32)["Chimera"], (2, 4, 8, 16), model.cluster, model.growth)
     return sorted(found, key=lambda each: each.seconds)
 
@@ -146,7 +149,7 @@ def _memories(runs: dict[str, Run]) -> Iterator[Row]:
 
 
 def _bubble(setup: Setup) -> float:
-    """As the paper counts it, of the schedule alone: stages alike, a backward two forwards; of Chimera, as long as one."""
+    """As the paper counts it, from the schedule alone: equal stages, a backward of two forwards; for Chimera, of one."""
     backward = 1.0 if setup.schedule == "chimera" else 2.0
     uniform = Costs.uniform(setup.depth, 1.0, backward / 2, backward / 2)
     schedule = generate(setup.schedule, setup.depth, setup.microbatches)
@@ -174,7 +177,7 @@ def _eager(model: Calibrated) -> Iterator[Row]:
 
 
 def _inputs(cluster: Cluster) -> Iterator[Row]:
-    """What goes into the simulation, against what the authors' repository says of it."""
+    """The inputs of the simulation, compared with the authors' repository."""
     block = load("bert-large").kinds[1]
     for (samples, which), point in paper.BLOCK.items():
         here = part(block, samples, 128, cluster.device)

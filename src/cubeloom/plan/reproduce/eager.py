@@ -1,7 +1,7 @@
-"""What a piece of a model costs on one device in PyTorch as it was in 2021: float32, attention not fused.
+"""The cost of a piece of a model on one device in PyTorch as of 2021: float32, attention not fused.
 
-The list of layers and its closed form give products, norms and activation functions. Added is what a fused attention does not
-do: it writes the scores of all pairs of tokens to memory, several times, and keeps some.
+The list of layers and its closed form give matmuls, norms and activation functions. Added is what fused attention
+avoids: it writes the scores of all pairs of tokens to memory, several times, and keeps some.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from cubeloom.plan.cost_model.memory import room
 from cubeloom.plan.hardware import Device
 from cubeloom.plan.model import Piece
 
-ITEM = 4  # bytes of a number
+ITEM = 4  # bytes per element
 # Product, scale, mask, softmax, dropout: each reads and writes the scores, and so does its backward.
 _PASSES = 10
-# Of the scores a block keeps three copies: the profile of a BERT-large block that Chimera's authors ship (prof/, P100) has
+# A block keeps three copies of the scores: the profile of a BERT-large block that Chimera's authors ship (prof/, P100)
+# has
 # 11.0 MiB of activations a sample, of which a block with fused attention keeps 8.0, and scores are 1.0 MiB.
 _KEPT = 3
 
 
 class Part(NamedTuple):
-    """Of one micro-batch: seconds, bytes that it keeps and hands on; and numbers of parameters."""
+    """Of one micro-batch: seconds, bytes that it keeps and sends, and numbers of parameters."""
 
     forward: float
     backward: float

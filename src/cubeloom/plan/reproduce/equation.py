@@ -1,9 +1,9 @@
 """Chimera's own performance model, its equation 1, and the choice of W, D and B by it.
 
-    T = (F_t + p2p) · C_f + (B_t + p2p) · C_b + max over stages of the all-reduce that nothing hides
+    T = (F_t + p2p) · C_f + (B_t + p2p) · C_b + max over stages of the exposed all-reduce
 
-C_f and C_b are the forwards and backwards on the critical path. The paper counts them in its figure 6; here they are what the
-simulated schedule's time grows by when every forward, or every backward, grows.
+C_f and C_b are the forwards and backwards on the critical path. The paper counts them in its figure 6; here they are
+the growth of the simulated schedule's time when every forward, or every backward, gets longer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cubeloom.pipeline import Costs, Schedule, Sync, generate, simulate, synchro
 from cubeloom.plan.hardware import Cluster
 from cubeloom.plan.reproduce.pipelines import Setup, fits, stages
 
-_BACKWARD = 2.0  # B_t in forwards, as the paper has it; one more where activations are recomputed
+_BACKWARD = 2.0  # B_t in forwards, as in the paper; one more with recomputation
 _LITTLE = 1e-6
 
 
@@ -30,7 +30,7 @@ class Estimate:
 
 
 def critical_path(schedule: Schedule, backward: float = _BACKWARD) -> tuple[float, float]:
-    """C_f and C_b, where a backward takes so many forwards."""
+    """C_f and C_b, if a backward takes this many forwards."""
 
     def time(f: float, b: float) -> float:
         return simulate(schedule, Costs.uniform(schedule.stages, f, b / 2, b / 2)).makespan
@@ -40,7 +40,7 @@ def critical_path(schedule: Schedule, backward: float = _BACKWARD) -> tuple[floa
 
 
 def estimate(setup: Setup, cluster: Cluster) -> Estimate:
-    """Equation 1. All stages are taken to be alike, as there: F_t is their mean."""
+    """Equation 1. As in the paper, all stages count as equal: F_t is their mean."""
     schedule = generate(setup.schedule, setup.depth, setup.microbatches, mode=setup.mode)
     real = stages(setup, cluster, schedule.replicas, recompute=False)
     forward = sum(real.forward) / setup.depth

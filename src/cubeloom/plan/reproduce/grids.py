@@ -1,7 +1,8 @@
 """A step on a grid of tensor and data axes, or of Megatron-LM's tensor, pipe and data; in bfloat16.
 
-Communication is hidden as the closed form says: the sum of an input gradient behind the weight gradient, gathers of weights
-ahead; with two strands one computes while the other communicates. Gradients are summed over data at the end, in float32.
+Communication is hidden as in the closed form: the reduction of an input gradient behind the weight gradient, weight
+gathers ahead; with two strands one computes while the other communicates. Gradients are reduced over data at the end,
+in float32.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from cubeloom.plan.hardware import Cluster
 from cubeloom.plan.model import Model
 from cubeloom.plan.reproduce.report import Share
 
-ITEM, SUMMED = 2, 4  # bytes of a number, and of a gradient that is summed
-STATES = 18  # bytes of a parameter with its gradient and optimizer states, as in Megatron-LM
+ITEM, SUMMED = 2, 4  # bytes per element, and per element of a reduced gradient
+STATES = 18  # bytes per parameter with its gradient and optimizer states, as in Megatron-LM
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decomposition:
-    """Axes from the innermost out: x, y, z, data, pipe. `microbatch` is of one rank of data, all of its share by default."""
+    """Axes from the innermost out: x, y, z, data, pipe. `microbatch`: per rank of data, by default all of its share."""
 
     data: int = 1
     z: int = 1
@@ -46,7 +47,7 @@ class Decomposition:
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds: computed by the rank that sets the pace, exposed communication, bubbles, the sum of gradients, the update."""
+    """Seconds of computation on the slowest rank, exposed communication, bubbles, gradient reduction, and update."""
 
     grid: Decomposition
     computed: float
@@ -75,7 +76,7 @@ def step(model: Model, grid: Decomposition, samples: int, sequence: int, cluster
     backward = tuple(
         _sum(kinds, row, "input_grad") + _sum(kinds, row, "weight_grad") - _sum(kinds, row, "saved") for row in rows
     )
-    # Recomputed products are those of a forward; of its time, the share that is not communication.
+    # Recomputed matmuls are those of a forward; of its time, the part that is not communication.
     computing = [
         _sum(kinds, row, "computed") + again * min(_sum(kinds, row, "computed") / 3, f)
         for row, f in zip(rows, forward, strict=True)
@@ -106,7 +107,7 @@ def step(model: Model, grid: Decomposition, samples: int, sequence: int, cluster
 
 
 def largest(model: Model, grid: Decomposition, share: int, cluster: Cluster) -> int:
-    """The largest part of a rank's share, halved so often, whose activations fit beside weights, gradients and states."""
+    """The largest part of a rank's share, by halving, whose activations fit beside weights, gradients and states."""
     size = share
     while size > 1:
         rooms = [room(kind, _settings(grid, size, 1)) for kind in model.kinds]
@@ -120,7 +121,7 @@ def largest(model: Model, grid: Decomposition, share: int, cluster: Cluster) -> 
 def fastest(
     model: Model, grids: Sequence[Decomposition], samples: int, sequence: int, cluster: Cluster
 ) -> Decomposition:
-    """Of grids without a pipe, all at once: passes with recomputation, and the sum of gradients."""
+    """Of grids without a pipe, all at once: passes with recomputation, and the gradient reduction."""
     data, z, y, x = (np.array([float(getattr(grid, axis)) for grid in grids]) for axis in ("data", "z", "y", "x"))
     s = _on(data, z, y, x, samples, sequence, 1)
     total: Any = 0.0
@@ -151,7 +152,7 @@ def _sum(kinds: list[Times], row: tuple[int, ...], what: str) -> float:
 
 
 def _stages(model: Model, count: int) -> list[tuple[int, ...]]:
-    """The kinds of the pieces of each stage: blocks as evenly as they can be, the first and the last piece at the ends."""
+    """The kinds of pieces of each stage: blocks as evenly as possible, the first and the last piece at the ends."""
     if count == 1:
         return [model.row]
     first, *blocks, last = model.row

@@ -1,7 +1,9 @@
-"""A pipeline as a paper ran it: W copies of D stages with micro-batches of B samples; its step time and memory on a cluster.
+"""A pipeline as in a paper: W copies of D stages with micro-batches of B samples; its step time and memory on a
+cluster.
 
-Stages have equally many blocks, as in Chimera's code; the embedding stands before the first and the head behind the last. Each
-is timed from the list of layers, the schedule is simulated, and gradients are summed over all copies of a stage.
+Stages have equal numbers of blocks, as in Chimera's code; the embedding is before the first and the head after the
+last. Each is timed from the list of layers, the schedule is simulated, and gradients are reduced over all copies of a
+stage.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from cubeloom.plan.hardware import Cluster, Device
 from cubeloom.plan.model import Model, load
 from cubeloom.plan.reproduce.eager import ITEM, Part, part
 
-_STATES = 3  # copies of the weights beside the weights themselves: gradient and Adam's two moments
+_STATES = 3  # copies of the weights besides the weights: gradient and Adam's two moments
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What was run: `width` W, `depth` D, `size` B; `batch` is B^, the samples of a step over all pipelines."""
+    """The experiment: `width` W, `depth` D, `size` B; `batch` is B^, the samples of a step over all pipelines."""
 
     scheme: str
     schedule: str  # its name in `pipeline.schedules`
@@ -33,7 +35,7 @@ class Setup:
     size: int
     batch: int
     mode: str | None = None  # of Chimera with more micro-batches than stages
-    sync: Sync = Sync.EAGER_OPT  # of the bidirectional ones
+    sync: Sync = Sync.EAGER_OPT  # for the bidirectional schedules
 
     @property
     def nodes(self) -> int:
@@ -52,25 +54,25 @@ class Setup:
 
 @dataclass(frozen=True)
 class Run:
-    """Seconds of a step, by what they go into on the worker that sets the pace; and the most memory of a worker, in bytes."""
+    """Seconds of a step on the slowest worker, by what they are spent on; and the largest memory of a worker, in bytes."""
 
     setup: Setup
     recompute: bool
     seconds: float
     computed: float
     waited: float  # bubbles and messages
-    summed: float  # gradients, where nothing hides it
+    summed: float  # exposed gradient reduction
     update: float
     memory: float
 
     @property
     def throughput(self) -> float:
-        """Samples a second."""
+        """Samples per second."""
         return self.setup.batch / self.seconds
 
 
 def run(setup: Setup, cluster: Cluster, growth: float, recompute: bool | None = None) -> Run:
-    """`growth`: what activations take in memory for each byte of them. Recomputes only where it does not fit without."""
+    """`growth`: bytes of memory per byte of activations. Recomputes only if it does not fit otherwise."""
     if recompute is None:
         plain = run(setup, cluster, growth, recompute=False)
         return plain if plain.memory <= cluster.device.memory else run(setup, cluster, growth, recompute=True)
@@ -107,12 +109,12 @@ def stages(setup: Setup, cluster: Cluster, replicas: int, recompute: bool, growt
 
 
 def _staged(nbytes: float, cluster: Cluster) -> float:
-    """Gloo sends from the host's memory: a copy down before and a copy up behind."""
+    """gloo sends from the host's memory: a copy down before and a copy up after."""
     return 2 * nbytes / cluster.link_bandwidth
 
 
 def _reduction(nbytes: float, group: int, cluster: Cluster) -> float:
-    """As the paper models it, by recursive halving and doubling (Rabenseifner)."""
+    """As in the paper's model, by recursive halving and doubling (Rabenseifner)."""
     return _staged(nbytes, cluster) + float(costs.all_reduce(cluster, nbytes, group, algorithm="halving"))
 
 
@@ -139,7 +141,7 @@ def _generated(name: str, depth: int, microbatches: int, mode: str | None) -> Sc
 
 def _schedule(setup: Setup) -> Schedule:
     if setup.schedule.startswith("pipedream"):
-        # A stretch long enough to be in full swing; of PipeDream-2BW in whole groups.
+        # Long enough to be in steady state; for PipeDream-2BW in whole groups.
         return _generated(setup.schedule, setup.depth, 4 * setup.depth, None)
     return _generated(setup.schedule, setup.depth, setup.microbatches, setup.mode)
 
@@ -165,7 +167,8 @@ def _synchronous(setup: Setup, schedule: Schedule, stage_costs: Costs, device: D
 
 
 def _endless(setup: Setup, schedule: Schedule, stage_costs: Costs, device: Device) -> Run:
-    """Without a flush: what another stretch of the stream takes. Every worker sums its gradients before it goes on.
+    """Without a flush: the time of one more segment of the stream. Every worker reduces its gradients before it
+    continues.
 
     PipeDream does so after each micro-batch, PipeDream-2BW after all of a step.
     """
@@ -198,7 +201,7 @@ def _update(nbytes: float, device: Device) -> float:
 
 
 def _memory(timeline: Timeline) -> float:
-    """Bytes of the fullest worker: activations, versions of weights, gradients and moments."""
+    """Bytes of the worker that needs most: activations, versions of weights, gradients and moments."""
     return max(
         activations + max(level for _, level in versions) + _STATES * _held(timeline, worker)
         for worker, (activations, versions) in enumerate(zip(timeline.peak_activations, timeline.weights, strict=True))

@@ -1,4 +1,4 @@
-"""The plot: published beside ours as bars, and below where our time goes, as an SVG that stands alone."""
+"""The plot: published beside our figures as bars, and below where our time goes, as a self-contained SVG."""
 
 from __future__ import annotations
 

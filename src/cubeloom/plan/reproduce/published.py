@@ -1,4 +1,4 @@
-"""The figures that the papers print, and with what they were measured. Nothing here is ours."""
+"""The figures that the papers print, and how they were measured. Nothing here is ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ def _figure(number: int) -> str:
     return f"figure {number}, by eye"
 
 
-# Bian et al. 2021, arXiv 2105.14450: 64 V100. The cells of its tables were not at hand; 2-D over 1-D follows from the two.
+# Bian et al. 2021, arXiv 2105.14450: 64 V100. We did not have the cells of its tables; 2-D over 1-D follows from the
+# two.
 CUBE_OVER_1D = Point("64 V100: 3-D over 1-D", 2.32, _ABSTRACT)
 CUBE_OVER_2D = Point("64 V100: 3-D over 2-D", 1.57, _ABSTRACT)
 SUMMA_OVER_1D = Point("64 V100: 2-D over 1-D", 2.32 / 1.57, "abstract, the ratio of two")
@@ -68,7 +69,7 @@ EAGER_OPT = {
     nodes: Point(f"Bert-48, {nodes} P100: eager-opt over eager", value, _figure(12))
     for nodes, value in ((16, 1.03), (32, 1.09), (64, 1.12))
 }
-# What the authors' repository ships and names: the profile of one block, and the gradients of the largest stage.
+# Contents of the authors' repository: the profile of one block, and the gradients of the largest stage.
 BLOCK = {
     (samples, which): Point(f"BERT-large block, P100, {samples} samples: {which}, ms", value, "code, prof/")
     for samples, which, value in (

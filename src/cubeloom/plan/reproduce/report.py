@@ -1,4 +1,4 @@
-"""What a reproduction says: published figures beside ours, where the time goes, and what has to be known to read them."""
+"""The result of a reproduction: published figures beside ours, where the time goes, and notes for reading them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Point:
-    """A published figure and where it comes from: `abstract`, `figure` (read off by eye, by others), `code`, `recalled`."""
+    """A published figure and its source: `abstract`, `figure` (read off by others), `code`, `recalled`."""
 
     name: str
     value: float
@@ -19,11 +19,11 @@ class Point:
 class Row:
     point: Point
     ours: float
-    calibrated: bool = False  # whether a constant of the model was set by this very figure
+    calibrated: bool = False  # whether this figure was used to set a constant of the model
 
     @property
     def difference(self) -> float:
-        """Ours over the published, less one; of a published nothing, what we have more."""
+        """Ours over the published figure, minus one; if that is zero, the absolute difference."""
         return self.ours / self.point.value - 1 if self.point.value else self.ours
 
     def as_json(self) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Share:
-    """One run of ours: its seconds, by what they go into."""
+    """The seconds of one of our runs, by what they are spent on."""
 
     name: str
     seconds: dict[str, float]

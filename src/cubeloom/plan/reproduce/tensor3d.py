@@ -18,9 +18,9 @@ from cubeloom.plan.reproduce.grids import ITEM, Decomposition, Step, fastest, la
 from cubeloom.plan.reproduce.report import Report, Row
 from cubeloom.plan.reproduce.unet import as_tensor3d
 
-# The U-Net of the first version: batch 2048, 32 ranks a copy and so 8 copies, recalled with low confidence.
+# The U-Net of the first version: batch 2048, 32 ranks per copy and so 8 copies, recalled with low confidence.
 UNET, UNET_BATCH, UNET_PLANE, UNET_COPIES = "unet-28b", 2048, 32, 8
-# The GPT: at least 64 ranks a copy and recomputation from the authors' scripts; 1,024 sequences are our assumption.
+# The GPT: at least 64 ranks per copy and recomputation from the authors' scripts; 1,024 sequences are our assumption.
 GPT, GPT_BATCH, GPT_SEQUENCE, GPT_RANKS, GPT_LEAST = "gpt-80b", 1024, 2048, 1024, 64
 _MICROBATCHES = (1, 2, 4)
 
@@ -56,7 +56,9 @@ def reproduce() -> Report:
 
 
 def unet(cluster: Cluster) -> tuple[Step, Step]:
-    """Tensor3D, and Megatron-LM, which is the plane of x = 1; in parts of a batch as large as fit the former's memory."""
+    """Tensor3D, and Megatron-LM, which is the plane of x = 1; in parts of a batch that are as large as fit Tensor3D's
+    memory.
+    """
     model = as_tensor3d(load(UNET))
     planes = [(x, UNET_PLANE // x) for x in divisors(UNET_PLANE)]
     x, y = min(planes, key=lambda plane: _plane_bytes(model, *plane))
@@ -81,7 +83,7 @@ def gpt(cluster: Cluster) -> tuple[Step, Step]:
 
 
 def gpt_flops(model: Model) -> float:
-    """A step's FLOP as the authors count them, by Megatron-LM's formula, with a second forward."""
+    """FLOPs of a step as the authors count them, by Megatron-LM's formula, with a second forward."""
     up = next(layer for layer in model.kinds[model.row[1]].layers if isinstance(layer, LinearSpec))
     head = next(layer for layer in model.kinds[model.row[-1]].layers if isinstance(layer, LinearSpec))
     hidden, vocabulary, layers = up.k, head.n, len(model.row) - 2
@@ -90,7 +92,7 @@ def gpt_flops(model: Model) -> float:
 
 
 def _plane_bytes(model: Model, x: int, y: int) -> float:
-    """What a rank receives of activations in a step: their communication model."""
+    """What a rank receives of activations in a step: the authors' communication model."""
     s = ParallelConfig(
         data=UNET_COPIES, z=1, y=y, x=x, samples=UNET_BATCH, sequence=1, sharded=False, weights=FREED, item=ITEM,
         gradients="model",
@@ -103,7 +105,7 @@ def _powers(most: int) -> list[int]:
 
 
 def _axonn(model: Model) -> Iterator[Decomposition]:
-    """Powers of two with enough ranks a copy; heads are whole."""
+    """Powers of two with enough ranks per copy and whole heads."""
     heads = _heads(model)
     for x, y, z in product(_powers(GPT_RANKS), repeat=3):
         copy = x * y * z
@@ -118,7 +120,7 @@ def _megatron(model: Model) -> Iterator[Decomposition]:
     heads = _heads(model)
     for tensor, pipe in product(_powers(GPT_LEAST), repeat=2):
         copy = tensor * pipe
-        # Larger copies only wait for each other more.
+        # Larger copies only wait more for each other.
         if copy not in (GPT_LEAST, 2 * GPT_LEAST) or heads % tensor or pipe > len(model.row) - 2:
             continue
         for microbatch in _MICROBATCHES:

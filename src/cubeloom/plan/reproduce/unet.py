@@ -1,8 +1,9 @@
-"""A U-Net's layers as Tensor3D cuts them, where this library cuts them otherwise.
+"""A U-Net's layers as Tensor3D cuts them, where this library cuts them differently.
 
-In the authors' code every res block takes its input on the same axis: the first convolution, the skip's and the linear of the
-time are cut both ways, the second convolution is transposed. Here blocks take their input as it comes, and skip and time lie
-on one axis only, which moves fewer bytes but leaves them whole on a plane of one row, as Megatron-LM's is.
+In the authors' code every res block takes its input on the same axis: the first convolution, the skip's and the linear
+of the time are cut both ways, the second convolution is transposed. Here blocks take their input as it comes, and skip
+and time are on one axis only. This moves fewer bytes but leaves them whole on a plane of one row, such as
+Megatron-LM's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The best decompositions so far, and how many there were."""
+"""The best decompositions so far, and their number."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cubeloom.plan.search.space import Array
 
 @dataclass(frozen=True)
 class Candidate:
-    """A decomposition by its place in the arrays it was found in, before anything else is known of it."""
+    """A decomposition by its indices in the arrays of the search."""
 
-    seconds: float  # that it takes at least, however it is placed
+    seconds: float  # a lower bound over all placements
     shape: ScheduleModel
     workers: int
     data: int
@@ -33,14 +33,14 @@ class Candidate:
 
 @dataclass
 class Tally:
-    """How many decompositions there were, and why so many of them were refused."""
+    """The number of decompositions, and how many were refused for each reason."""
 
     considered: int = 0
     refused: Counter[str] = field(default_factory=Counter)
 
 
 class Best:
-    """The best so far, and the bar that others have to get under."""
+    """The best so far, and the bound that others must beat."""
 
     def __init__(self, keep: int) -> None:
         self.keep = keep

@@ -1,4 +1,4 @@
-"""The closed form of every decomposition, and the best of them."""
+"""Evaluates the closed form of every decomposition, and keeps the best."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NEEDLESS = "recomputation where it fits without: never faster"
 def find(
     model: Model, cluster: Cluster, task: Task, dtype: Dtype, keep: int, only: Grid | None = None
 ) -> tuple[list[Candidate], Tally]:
-    """The best by the closed form, the best first; of all grids, or of one."""
+    """The best by the closed form, the best first; over all grids, or on one."""
     whole = space(task, cluster.devices_per_node, None if only is None else (only.z, only.y, only.x))
     tally, best = Tally(), Best(keep)
     on = [_planes(variant, whole) for variant in model.variants]
@@ -44,7 +44,7 @@ def find(
 
 
 def _planes(variant: Model, whole: Space) -> Array:
-    """Of which cubes this is the model."""
+    """The cubes for which this is the model."""
     if variant.planes is None:
         return np.ones(len(whole.cubes), dtype=bool)
     return np.array([(int(x), int(y)) in variant.planes for _, y, x in whole.cubes])
@@ -69,7 +69,7 @@ def _of_variant(
     mesh = _Mesh(whole, shape, np.broadcast_to(chosen & here, shape), legal, reasons)
     some = np.asarray(legal.any(axis=(1, 2, 3, 4, 5)))
     pieces = cost(model, _some_cubes(whole.settings, some), cluster, dtype)
-    place = np.cumsum(some) - 1  # of a cube among those that were costed
+    place = np.cumsum(some) - 1  # the index of a cube among those with costs
     for workers in divisors(task.devices) if only is None else [only.pipe]:
         _with_pipe(model, cluster, task, workers, mesh, pieces, place, best, tally)
 
@@ -84,7 +84,7 @@ class _Mesh:
 
 
 def _legal(model: Model, whole: Space) -> tuple[Array, list[tuple[str, Array]]]:
-    """Where all sizes divide; and for each reason where it is the first that speaks against."""
+    """Where all sizes divide; and for each reason where it is the first that applies."""
     s = replace(whole.settings, samples=whole.settings.samples / whole.settings.ways)
     fine: Any = np.asarray(s.samples % 1 == 0)
     masks: dict[str, Any] = {}
@@ -98,7 +98,7 @@ def _legal(model: Model, whole: Space) -> tuple[Array, list[tuple[str, Array]]]:
 
 
 def _some_cubes(s: ParallelConfig, which: Array) -> ParallelConfig:
-    """The mesh with some of its cubes only: a refused one is not costed."""
+    """The mesh with only some of its cubes: refused cubes get no costs."""
 
     def at(values: Any) -> Any:
         many = isinstance(values, np.ndarray) and values.ndim == 6 and values.shape[0] == len(which)
@@ -150,7 +150,7 @@ def _with_pipe(
     best: Best,
     tally: Tally,
 ) -> None:
-    """All decompositions with so many workers in a pipeline."""
+    """All decompositions with this number of pipeline workers."""
     cubes = mesh.space.cubes.prod(axis=1)
     data = task.devices / (cubes * workers)
     fits = data % 1 == 0
@@ -167,7 +167,7 @@ def _with_pipe(
     if workers > len(model.row):
         tally.refused["more stages than pieces"] += int(possible.sum()) * variants
         return
-    # However stages are given to workers, one keeps at least the mean of what all keep of a micro-batch.
+    # However stages are assigned, one worker keeps at least the mean of what all keep of a micro-batch.
     least = _kept(model, pieces)[place] / workers
     too_large = possible & (least > task.room(cluster))
     tally.refused["memory"] += int(too_large.sum()) * variants
@@ -178,7 +178,7 @@ def _with_pipe(
     s = flat(mesh.space.settings, index, mesh.shape, data=own)
     s = replace(s, samples=s.samples * own, rank_stride=_inner(mesh.space, index))
     some = taken(pieces, (place[index[0]], *index[1:]), (int(place[-1]) + 1, *mesh.shape[1:]), s)
-    # The mesh knows nothing of data, along which every weight has replicas.
+    # The mesh does not include data, over which every weight has replicas.
     rooms = [room._replace(states=room.states / own, shared_states=room.shared_states / own) for room in some.rooms]
     some = replace(some, rooms=rooms)
     batch = _Batch(task.room(cluster), cluster, workers, count[index[:2]], s, some)
@@ -191,18 +191,18 @@ def _with_pipe(
 
 
 def _kept(model: Model, pieces: Pieces) -> Array:
-    """Of one micro-batch, over the mesh: what all stages together keep of it at least."""
+    """A lower bound on what all stages together keep of one micro-batch, over the mesh."""
     row = tuple(float(model.row.count(kind)) for kind in range(len(model.kinds)))
     return np.asarray(weighted(row, [room.given for room in pieces.rooms]))
 
 
 class _Batch:
-    """Decompositions with as many workers; what several schedules have in common is computed once."""
+    """Decompositions with the same number of workers; what several schedules share is computed once."""
 
     def __init__(
         self, room: float, cluster: Cluster, workers: int, count: Array, s: ParallelConfig, pieces: Pieces
     ) -> None:
-        self.room = room  # bytes that tensors may take
+        self.room = room  # bytes available for tensors
         self.cluster, self.workers, self.count, self.settings, self.pieces = cluster, workers, count, s, pieces
         self._carried: dict[tuple[Load, ...], tuple[WorkerLoad, ...]] = {}
 
@@ -214,7 +214,7 @@ class _Batch:
 
 
 def _inner(whole: Space, index: tuple[Array, ...]) -> dict[str, Array]:
-    """How far apart neighbours lie along each axis: at least, as data and pipe may lie inside the cube or outside of it."""
+    """The smallest distance of neighbours along each axis, as data and pipe may be inside the cube or outside of it."""
     near = np.ones(len(index[0]))
     return {**dict(zip(("z", "y", "x"), whole.rank_stride[index[0]].T, strict=True)), "data": near, "pipe": near}
 
@@ -234,13 +234,13 @@ def _with_schedule(model: Model, shape: ScheduleModel, batch: _Batch, best: Best
         return
     held = loads(model, shape, workers)
     carried = batch.carried(held)
-    left = allowed  # that do not fit with less recomputation: no action gets shorter by it, and so no step
+    left = allowed  # those that do not fit with less recomputation: it shortens no action, and so no step
     room = _room(shape, batch, held, carried, count, False)
     for recompute in RECOMPUTE:
         tally.refused[NEEDLESS] += int((allowed & ~left).sum())
         if recompute == "attention":
             fits = left & (room - _inside(shape, batch, held, carried) <= batch.room)
-            index = np.nonzero(fits)[0]  # few, as fused attention keeps little
+            index = np.nonzero(fits)[0]  # few, because fused attention keeps little
             some = _room(shape, batch, held, [c.take(index) for c in carried], count[index], recompute)
             fits[index] = some <= batch.room
         else:
@@ -250,7 +250,7 @@ def _with_schedule(model: Model, shape: ScheduleModel, batch: _Batch, best: Best
         tally.refused["memory"] += int(left.sum())
         if not fits.any():
             continue
-        # Without messages and sums of gradients a step is no slower: only what may be among the best has them timed.
+        # A lower bound without messages and gradient reductions: only candidates among the best get these timed.
         least = pipelined(shape, workers, count, *busiest(shape, carried, recompute)[:3])
         index = np.nonzero(fits & (least < best.bar))[0]
         if len(index):
@@ -276,7 +276,7 @@ def _room(
 
 
 def _inside(shape: ScheduleModel, batch: _Batch, held: Sequence[Load], carried: Sequence[WorkerLoad]) -> Array:
-    """Bytes that recomputed attention can spare at most."""
+    """The most bytes that recomputed attention can save."""
     return _most(
         shape.in_flight(batch.workers, batch.count, load.first) * c.inside
         for load, c in zip(held, carried, strict=True)

@@ -1,4 +1,4 @@
-"""A step rank by rank: each rank of a grid computes at its own speed, and waits for those it communicates with."""
+"""A step rank by rank: each rank of a grid computes at its own speed, and waits for the ranks it communicates with."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cubeloom.plan.simulate.run import Outcome, Ranks, StageTimes, simulate
 
 
 def simulate_ranks(schedule: Schedule, times: StageTimes, grid: Grid, slowness: NDArray[Any] | None = None) -> Outcome:
-    """`times` are of one plan, [stages]; results are [data, z·y·x], of each rank the latest of its pipeline.
+    """`times` are of one plan, [stages]; results are [data, z·y·x], for each rank the latest of its pipeline.
 
-    `slowness` of each rank, [pipe, data, z·y·x] as far as it differs, multiplies what it computes; 1 by default. Ranks of one
-    cube meet in the collectives of every layer, so that they end every action together; those along data meet when gradients
-    are summed.
+    `slowness` of each rank, [pipe, data, z·y·x] as far as it differs, multiplies its computation; 1 by default. Ranks
+    of one cube meet in the collectives of every layer, so they end every action together; those along data meet in the
+    gradient reduction.
     """
     shape = (grid.pipe, grid.data, grid.cube)
     slow = np.broadcast_to(1.0 if slowness is None else slowness, shape)

@@ -1,4 +1,4 @@
-"""The actions of a schedule in waves: those of one need nothing of each other, so that one array operation does them all."""
+"""The actions of a schedule in waves: actions of one wave are independent, so one array operation computes them all."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
 
 @dataclass(frozen=True)
 class Wave:
-    """At most one action of each worker."""
+    """At most one action per worker."""
 
     actions: Array  # their numbers
     workers: Array
     work: Array  # kind · stages + stage
-    sizes: Array  # of the micro-batch, that each works on
-    waits: Array  # for the action of another worker with this number; the number behind the last one: for none
+    sizes: Array  # of the micro-batch that each works on
+    waits: Array  # the number of another worker's action to wait for; the number after the last one: none
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def waves(schedule: Schedule) -> Waves:
 
 
 def _other(action: Any, worker: int, stages: int, makers: dict[Token, tuple[int, int]]) -> int:
-    """The action of another worker that it needs. What it needs of its own worker stands before it in the row."""
+    """The action of another worker that it needs. What it needs of its own worker comes before it in the row."""
     for token in needs(action, stages):
         home, number = makers[token]
         if home != worker:
@@ -62,7 +62,7 @@ def _other(action: Any, worker: int, stages: int, makers: dict[Token, tuple[int,
 
 
 def _depths(rows: list[Any], waits: list[list[int]], first: Array, name: str) -> list[int]:
-    """The wave of each action: one behind the last of what it needs."""
+    """The wave of each action: one after the last of those that it needs."""
     depths = [-1] * int(first[-1])
     place = [0] * len(rows)
     asleep: dict[int, int] = {}
