@@ -116,7 +116,7 @@ class Calibrate:
             (side, side, 4 * side) for side in sides[:-1]
         )
         shapes = square if self.quick else square + long
-        return dict.fromkeys(get_args(Dtype), shapes)
+        return dict.fromkeys(DTYPES, shapes)
 
 
 def slowest(by_rank: list[list[Transfer]]) -> list[Transfer]:

@@ -1,76 +1,66 @@
-"""`cubeloom validate`: fit the constants of the closed form on measured steps, and judge its predictions of others."""
+"""`cubeloom validate`: hold the planner against measured training steps."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from cubeloom.plan import validate
 from cubeloom.plan.hardware import cluster
-from cubeloom.plan.validate import Constants, Verdict
+from cubeloom.plan.validate import Report, validate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validate:
-    """Fit the constants of a device and cluster on the step times of one file, and judge the predictions of another's.
+    """Predict measured training steps as `cubeloom plan` does, and say how far off that is.
 
-    The files are CSV with the columns that vTrain publishes. The times of the second are read only when all is predicted.
+    The files are CSV, with the columns that vTrain publishes or with those of docs/validate.md. The times of the judged file
+    are read only when all is predicted.
     """
 
-    fit: Path
-    """Steps to fit on."""
     judge: Path
     """Steps to predict."""
-    cluster: str = "dgx-a100"
-    """Where the fit starts: a name, or a TOML file."""
+    fit: Path | None = None
+    """Steps to fit three constants on: how fast products, memory and the network are. Without it nothing is fitted."""
+    cluster: str | None = None
+    """The machine that all steps ran on: a name, or a TOML file. By default each row's own device says it."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
     """Print one JSON object as the last line."""
 
     def __call__(self) -> int:
-        start = Constants(cluster(self.cluster))
-        asked = validate.read_runs(self.judge)  # holds no times
-        fitted = validate.fit(validate.read_runs(self.fit), validate.read_times(self.fit), start.cluster)
-        predicted = validate.step_seconds(fitted, asked)
-        verdict = validate.judge(predicted, validate.read_times(self.judge), asked)
-
+        machine = None if self.cluster is None else cluster(self.cluster)
+        report = validate(self.judge, self.fit, machine)
         console = Console(stderr=self.json)
-        console.print(constants_table(start, fitted), regrets_table(verdict), words(verdict), sep="\n")
+        if self.fit is not None:
+            console.print(words_of_constants(report))
+        if report.verdict.regrets:
+            console.print(regrets_table(report))
+        for title, counts in (("not predicted", report.skipped), ("not said, taken as", report.assumed)):
+            if counts:
+                console.print(f"{title}: " + "; ".join(f"{count} × {what}" for what, count in counts.items()))
+        console.print(words(report))
         if self.json:
-            print(json.dumps({**verdict.as_json(), "constants": as_json(fitted)}))
+            print(json.dumps(report.as_json()))
         return 0
 
 
-def as_json(constants: Constants) -> dict[str, Any]:
-    machine = constants.cluster
-    return {
-        "matmul_fraction": machine.device.matmul_fraction,
-        "host": machine.device.host,
-        "link_bandwidth": machine.link_bandwidth,
-        "nic_bandwidth": machine.nic_bandwidth,
-        "start": machine.start,
-        "passes": constants.passes,
-        "optimizer_bytes": constants.optimizer_bytes,
-    }
+def words_of_constants(report: Report) -> str:
+    c = report.constants
+    return (
+        f"fitted, times what the files of devices and clusters say: products {c.products:.2f}, "
+        f"memory and host {c.memory:.2f}, network {c.network:.2f}"
+    )
 
 
-def constants_table(start: Constants, fitted: Constants) -> Table:
-    table = Table("constant", start.cluster.name, "fitted", title="Constants")
-    before, after = as_json(start), as_json(fitted)
-    for name in before:
-        table.add_row(name, f"{before[name]:.3g}", f"{after[name]:.3g}")
-    return table
-
-
-def regrets_table(verdict: Verdict, most: int = 10) -> Table:
+def regrets_table(report: Report, most: int = 10) -> Table:
     """The work on which the choice of the predicted best loses most."""
     table = Table("work", "regret", title="What the choice of the predicted best loses")
-    worst = sorted(verdict.regrets.items(), key=lambda each: -each[1])
+    worst = sorted(report.verdict.regrets.items(), key=lambda each: -each[1])
     for name, regret in worst[:most]:
         table.add_row(name, f"{regret:.1%}")
     if len(worst) > most:
@@ -78,9 +68,11 @@ def regrets_table(verdict: Verdict, most: int = 10) -> Table:
     return table
 
 
-def words(verdict: Verdict) -> str:
-    order = "there is no pair to order" if verdict.tau is None else f"Kendall tau {verdict.tau:.3f}"
+def words(report: Report) -> str:
+    v = report.verdict
+    order = "there is no pair to order" if v.tau is None else f"Kendall tau {v.tau:.3f}"
+    regret = "nothing was run in two ways" if v.regret is None else f"regret {v.regret:.1%} in the mean"
     return (
-        f"{verdict.runs} runs: off by {verdict.mape:.1%} in the mean, 95 of 100 by at most {verdict.p95:.1%}; "
-        f"{order}; regret {verdict.regret:.1%} in the mean"
+        f"{v.runs} runs: off by {v.mape:.1%} in the mean, 95 of 100 by at most {v.p95:.1%}; predicted over measured "
+        f"{v.median_ratio:.2f} in the median; {v.coverage:.0%} inside their 90 % interval; {order}; {regret}"
     )

@@ -205,8 +205,8 @@ class LinearSpec(LayerSpec):
 
     def touched(self, c: ParallelConfig) -> Touched:
         (product,) = self.products(c)
-        at_rest = product.rows * product.n / c.row_parts(self.k_axis, self.always_out) * c.item
-        return Touched(5 * at_rest, 3 * at_rest)  # the bias, and after a block's last linear the residual stream
+        out = product.rows * product.n / c.row_parts(self.k_axis, self.always_out) * c.item
+        return Touched(weight_grad=out if self.bias else 0.0)  # the bias itself is added by the product
 
     def saved(self, c: ParallelConfig) -> Any:
         """Bytes of its input, gathered or the shard."""

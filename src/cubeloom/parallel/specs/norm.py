@@ -56,9 +56,10 @@ class NormSpec(LayerSpec):
         yield from vectors(self.name, kinds, self.features, "x", c.sharded | self.always)
 
     def touched(self, c: ParallelConfig) -> Touched:
-        # One fused operator if features are whole; otherwise several, in float32.
-        nbytes = self._rows(c) * self.features / c.x * choose(c.x > 1, 6 * c.statistic, 2 * c.item)
-        return Touched(nbytes, 2 * nbytes, operators=4)
+        # With the residual sum before it, and the sum of two gradients behind it, one fused operator where features are
+        # whole; otherwise several, in float32.
+        nbytes = self._rows(c) * self.features / c.x * choose(c.x > 1, 8 * c.statistic, 4 * c.item)
+        return Touched(nbytes, nbytes, operators=4)
 
     def saved(self, c: ParallelConfig) -> Any:
         # Whole features: the input, or for RMSNorm, which torch composes, two tensors in float32. Cut features: the

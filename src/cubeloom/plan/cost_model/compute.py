@@ -9,8 +9,11 @@ import numpy as np
 from cubeloom.parallel import specs
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.specs import LayerSpec, Product
-from cubeloom.plan.costs import issued, matmul, memory_bound
-from cubeloom.plan.hardware import Device, Dtype
+from cubeloom.plan.costs import fused_attention, matmul, memory_bound
+from cubeloom.plan.hardware import Cluster, Device, Dtype, Software
+from cubeloom.plan.hardware.software import OWN
+
+_HOST_JITTER = 0.12  # by how much hosts differ in the time of a layer: one standard deviation, as a share
 
 
 class Seconds(NamedTuple):
@@ -23,6 +26,11 @@ class Seconds(NamedTuple):
 class Machine(NamedTuple):
     device: Device
     dtype: Dtype
+    software: Software = OWN
+
+    @classmethod
+    def of(cls, cluster: Cluster, dtype: Dtype) -> Machine:
+        return cls(cluster.device, dtype, cluster.software)
 
 
 def seconds(layer: LayerSpec, s: ParallelConfig, machine: Machine) -> Seconds:
@@ -31,14 +39,17 @@ def seconds(layer: LayerSpec, s: ParallelConfig, machine: Machine) -> Seconds:
         return _attention(layer, s, machine)
     touched, found = layer.touched(s), Seconds(0.0, 0.0, 0.0, 0)
     for product in layer.products(s):
-        found = Seconds(*(one + more for one, more in zip(found, _product(product, s.ways, machine), strict=True)))
+        one = _product(product, s, machine, _dtype(layer, machine))
+        found = Seconds(*(one + more for one, more in zip(found, one, strict=True)))
     if isinstance(layer, specs.BetweenSpec):
         found = _fused(layer.flops_here(s), machine)
     if touched is None:
         return found
 
     def beside(nbytes: Any) -> Any:
-        return s.ways * memory_bound(machine.device, nbytes / s.ways) if np.any(nbytes) else 0.0
+        passes = 1.0 if isinstance(layer, specs.LossSpec) else machine.software.traffic
+        moved = nbytes * passes / s.ways
+        return s.ways * memory_bound(machine.device, moved) if np.any(nbytes) else 0.0
 
     return Seconds(
         found.forward + beside(touched.forward),
@@ -49,24 +60,46 @@ def seconds(layer: LayerSpec, s: ParallelConfig, machine: Machine) -> Seconds:
 
 
 def issue(found: Seconds, s: ParallelConfig, machine: Machine) -> Seconds:
-    """Where the host is slower than the device, its time; of a recording it issues nothing."""
-    operators = found.operators * s.ways * np.where(s.recorded, 0, 1)
-    forward, input_grad, weight_grad = (issued(machine.device, each, operators) for each in found[:3])
-    return Seconds(forward, input_grad, weight_grad, found.operators)
+    """A layer by itself, between whose passes the device is idle: the host's time, where it is slower."""
+    host = issued(found.operators, s, machine)
+    return Seconds(*(np.maximum(host, each) for each in found[:3]), found.operators)
 
 
-def optimizer(numbers: Any, item: int, device: Device) -> Any:
+def issued(operators: int, s: ParallelConfig, machine: Machine) -> Any:
+    """Seconds of the host to issue so many operators; of a recording it issues nothing.
+
+    Ranks that meet in the collectives of every layer wait for the slowest host among them.
+    """
+    slowest = 1 + _HOST_JITTER * np.sqrt(2 * np.log(s.z * s.y * s.x))
+    each = machine.device.host * machine.software.operators * slowest
+    return operators * each * s.ways * np.where(s.recorded, 0, 1)
+
+
+def optimizer(numbers: Any, item: int, device: Device, software: Software = OWN) -> Any:
     """AdamW: gradient and weight, two states and the float32 weight, read and written."""
-    return memory_bound(device, numbers * (2 * item + 4 * 3 * 2))
+    return memory_bound(device, numbers * (2 * item + software.update_bytes - 4))
 
 
-def _product(product: Product, strands: Any, machine: Machine) -> Seconds:
-    device, dtype = machine
-    rows, k, n, kernel_numel = product.rows / strands, product.k, product.n, product.kernel_numel
+def _dtype(layer: LayerSpec, machine: Machine) -> Dtype:
+    """In which a layer's products are computed: with FP8, all linears but the head."""
+    eight = machine.software.products == "fp8" and machine.device.fp8 > 0 and machine.dtype != "fp32"
+    return "fp8" if eight and isinstance(layer, specs.LinearSpec) and not layer.with_loss else machine.dtype
+
+
+def _product(product: Product, s: ParallelConfig, machine: Machine, dtype: Dtype) -> Seconds:
+    device, strands = machine.device, s.ways
+    rows, k, n = product.rows / strands, product.k, product.n
+    into, kernel_numel = k * product.kernel_numel, product.kernel_numel
+    cast = [0.0, 0.0, 0.0]
+    if dtype == "fp8":  # read, and written as it is and transposed: input and weight; the output's gradient
+        cast = [memory_bound(device, (s.item + 2) * count) for count in (rows * k + k * n, rows * n, 0.0)]
+    added = machine.software.accumulates
+    if added:
+        added = memory_bound(device, added * into * n / np.where(s.weights_cut, s.z, 1))
     return Seconds(
-        strands * matmul(device, rows, n, k * kernel_numel, dtype),
-        strands * matmul(device, rows, k, n * kernel_numel, dtype),
-        strands * matmul(device, n, k * kernel_numel, rows, dtype),
+        strands * (matmul(device, rows, n, into, dtype) + cast[0]),
+        strands * (matmul(device, rows, k, n * kernel_numel, dtype) + cast[1]),
+        strands * matmul(device, n, into, rows, dtype) + added,
         3,
     )
 
@@ -78,13 +111,29 @@ def _fused(flops: Any, machine: Machine) -> Seconds:
 
 
 def _attention(layer: specs.AttentionSpec, s: ParallelConfig, machine: Machine) -> Seconds:
-    """Fused: two products of [length, head] and [head, length] forward, five backward; half of each where it is causal."""
-    device, dtype = machine
+    device, software = machine.device, machine.software
     length = s.sequence if layer.length is None else layer.length
     sequences = s.samples_of * layer.heads / s.size("x", "y")
-    flops = 2 * length * length * layer.head_dim * sequences * (0.5 if layer.causal else 1.0)
-    rate = device.peak(dtype) * device.matmul_fraction
     moved = s.rows(layer.length) * (layer.heads + 2 * layer.kv_heads) * layer.head_dim / s.size("x", "y") * s.item
-    copies = (3 if layer.rotary else 1) * memory_bound(device, 2 * moved)
+    # Queries and keys are turned; their gradients and the values' are joined.
+    copies = (2 if layer.rotary else 1) * memory_bound(device, 2 * moved * software.traffic)
     launches = s.ways * device.launch
-    return Seconds(2 * flops / rate + copies + launches, 5 * flops / rate + copies + launches, 0.0, 6)
+    if software.attention == "unfused":
+        forward, backward = _scores(length, layer.head_dim, sequences, s, machine)
+    else:
+        forward, backward = fused_attention(
+            device, length, layer.head_dim, sequences, layer.causal, machine.dtype, software.attention
+        )
+    return Seconds(forward + copies + launches, backward + copies + launches, 0.0, 6)
+
+
+def _scores(length: Any, head_dim: int, sequences: Any, s: ParallelConfig, machine: Machine) -> tuple[Any, Any]:
+    """Scores are written: softmax and dropout read and write them. A causal mask spares nothing."""
+    device, dtype = machine.device, machine.dtype
+    scores = sequences * length * length * s.item
+    dropped = 2.5 if machine.software.dropout else 0.0  # read and written, with a mask of bytes
+    inner = matmul(device, length, length, head_dim, dtype, sequences)
+    outer = matmul(device, length, head_dim, length, dtype, sequences)
+    forward = inner + outer + memory_bound(device, (2 + dropped) * scores)
+    backward = 2 * inner + 2 * outer + memory_bound(device, (3 + dropped) * scores)
+    return forward, backward

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,20 @@ def _chimera(mode: str, pairs: int) -> ScheduleModel:
     )  # fmt: skip
 
 
+@cache
+def interleaved(chunks: int) -> ScheduleModel:
+    """1F1B with so many stages for each worker."""
+    return ScheduleModel(
+        name="interleaved", chunks=chunks, stages=lambda D, worker: tuple(D * chunk + worker for chunk in range(chunks)),
+        legal=_rounds, rule="interleaved needs micro-batches in equal rounds of at least the workers",
+        bubble=lambda D, N, f, i, w: ((D - 1) + _shortfall(D, N)) * (f + i + w) / chunks,
+        messages=lambda D, N: 2 * chunks * D - 2,
+        in_flight=lambda D, N, worker: np.minimum(
+            N, (2 * (D - 1 - worker) + (chunks - 1) * np.asarray(N) / np.maximum(1, np.asarray(N) // D) + 1) / chunks
+        ),
+    )  # fmt: skip
+
+
 SHAPES: tuple[ScheduleModel, ...] = (
     ScheduleModel(
         name="gpipe",
@@ -159,15 +174,7 @@ SHAPES: tuple[ScheduleModel, ...] = (
         messages=lambda D, N: np.maximum(2 * (D - 1), 2 * (D - 1) * N / D + 2 * (D - 2)),
         in_flight=lambda D, N, worker: np.minimum(N, D - worker),
     ),
-    ScheduleModel(
-        name="interleaved", chunks=2, stages=lambda D, worker: (worker, D + worker),
-        legal=_rounds, rule="interleaved needs micro-batches in equal rounds of at least the workers",
-        bubble=lambda D, N, f, i, w: ((D - 1) + _shortfall(D, N)) * (f + i + w) / 2,
-        messages=lambda D, N: 4 * D - 2,
-        in_flight=lambda D, N, worker: np.minimum(
-            N, (2 * (D - 1 - worker) + np.asarray(N) / np.maximum(1, np.asarray(N) // D) + 1) / 2
-        ),
-    ),
+    interleaved(2),
     ScheduleModel(
         name="gems", stages=_both_ways(1),
         legal=lambda D, N: np.full(np.shape(N), D % 2 == 0) & (np.asarray(N) >= 2),

@@ -38,6 +38,9 @@ def pipelined(shape: ScheduleModel, workers: int, count: Any, f: Any, i: Any, w:
     return np.maximum(count * (f + i + w) + shape.bubble(workers, count, f, i, w), alone)
 
 
+_LAST = 0.04  # of the weights: those that the first layers wait for
+
+
 class Step(NamedTuple):
     """Seconds. `computed`, `bubble` and `exposed` make the step."""
 
@@ -62,17 +65,31 @@ def step(
     """Chimera's equation 1, for every schedule: the busiest worker's passes, the bubble, messages, the sum of gradients."""
     f, i, w, each = busiest(shape, carried, recompute)
     numbers = most_of([c.numbers for c in carried])
-    message, reduction, gather = network(shape, workers, carried[0].handed, numbers, s, cluster)
-    # Replicas update a share of their weights each (ZeRO-1).
-    own_share = optimizer(most_of([c.states for c in carried]) / shape.replicas, s.item, cluster.device)
-    update = own_share + gather
-    pipeline = pipelined(shape, workers, count, f, i, w)
+    hop, reduction, gather = network(shape, workers, carried[0].handed, numbers, s, cluster)
     free = most_of([c.times.free for c in carried])
-    late = behind(reduction, numbers * s.gradient, free, s, cluster)
-    total = pipeline + shape.messages(workers, count) * message + late + update
+    left = behind(reduction, numbers * s.gradient, free, s, cluster)
+    states = numbers if not cluster.software.zero else most_of([c.states for c in carried]) / shape.replicas
+    own_share = optimizer(states, s.item, cluster.device, cluster.software)
+    update = own_share + ahead(gather, f, cluster) + cluster.software.step
+    pipeline = pipelined(shape, workers, count, f, i, w)
     own = count * each + own_share
-    bubble = pipeline - count * (f + i + w)
-    return Step(total, own, bubble, total - own - bubble, message, reduction, update)
+    late = own * stragglers(workers, s, cluster)
+    total = pipeline + shape.messages(workers, count) * hop + left + update + late
+    bubble = pipeline - count * (f + i + w) + late + cluster.software.step
+    return Step(total, own, bubble, total - own - bubble, hop, reduction, update)
+
+
+def ahead(gather: Any, forward: Any, cluster: Cluster) -> Any:
+    """Seconds of a gather of updated weights that the next step's first forward does not hide."""
+    if not cluster.software.hides_gather:
+        return gather
+    return np.maximum(_LAST * gather, costs.exposed(forward, gather, cluster.nic_drag))
+
+
+def stragglers(workers: int, s: ParallelConfig, cluster: Cluster) -> Any:
+    """By how much the slowest device is slower than the mean: the largest of so many normal deviates."""
+    ranks = workers * s.data * s.z * s.y * s.x
+    return cluster.jitter * np.sqrt(2 * np.log(ranks))
 
 
 def busiest(shape: ScheduleModel, carried: Sequence[WorkerLoad], recompute: Recompute) -> tuple[Any, Any, Any, Any]:
@@ -92,10 +109,9 @@ def network(
     shape: ScheduleModel, workers: int, handed: Any, numbers: Any, s: ParallelConfig, cluster: Cluster
 ) -> tuple[Any, Any, Any]:
     """Seconds of a message between stages, of the sum of a worker's gradients, and of the gather of its updated weights."""
-    message = costs.send(cluster, handed, workers, s.rank_stride["pipe"]) if workers > 1 else 0.0 * handed
     group, rank_stride = replicas(shape, s)
     return (
-        message,
+        message(workers, handed, s, cluster),
         costs.reduce_scatter(cluster, numbers * s.gradient, group, rank_stride),
         costs.all_gather(cluster, numbers * s.item, group, rank_stride),
     )
@@ -106,10 +122,21 @@ def behind(reduction: Any, nbytes: Any, free: Any, s: ParallelConfig, cluster: C
 
     A stage that is recorded computes its backward as a whole, and its gradients are reduced behind that.
     """
-    hiding = np.where(s.recorded, 0.0, free)
+    hiding = np.where(s.recorded, 0.0, free) if cluster.software.hides_reduction else 0.0
     last = reduction * np.minimum(1.0, BUCKET / np.maximum(nbytes, 1.0))
     late = np.maximum(last, costs.exposed(hiding, reduction, cluster.nic_drag))
     return np.where(np.asarray(reduction) > 0, late, 0.0)
+
+
+def message(workers: int, handed: Any, s: ParallelConfig, cluster: Cluster) -> Any:
+    """Seconds to hand a micro-batch to the next stage."""
+    if workers == 1:
+        return 0.0 * handed
+    if not cluster.software.hands_shards:
+        return costs.send(cluster, handed, workers, s.rank_stride["pipe"])
+    copies = np.where(s.sharded, 1.0, s.y)
+    gather = costs.all_gather(cluster, handed, copies, s.rank_stride["y"])
+    return costs.send(cluster, handed / copies, workers, s.rank_stride["pipe"]) + gather
 
 
 def replicas(shape: ScheduleModel, s: ParallelConfig) -> tuple[Any, Any]:

@@ -24,7 +24,7 @@ from cubeloom.parallel.specs import (
     last_linear,
 )
 from cubeloom.plan import costs
-from cubeloom.plan.cost_model.compute import Machine, Seconds, issue, seconds
+from cubeloom.plan.cost_model.compute import Machine, Seconds, issued, seconds
 from cubeloom.plan.hardware import Cluster, Dtype
 from cubeloom.plan.model.model import Piece
 
@@ -53,8 +53,8 @@ class Times(NamedTuple):
 
 
 def times(piece: Piece, s: ParallelConfig, cluster: Cluster, dtype: Dtype) -> Times:
-    machine = Machine(cluster.device, dtype)
-    compute = [issue(seconds(layer, s, machine), s, machine) for layer in piece.layers]
+    machine = Machine.of(cluster, dtype)
+    compute = [seconds(layer, s, machine) for layer in piece.layers]
     forward, input_grad, weight_grad = (sum(each[phase] for each in compute) for phase in range(3))
     each = [_waits(layer, s, cluster) for layer in piece.layers]
     waits = {what: sum(one[what] for one in each) for what in each[0]}
@@ -68,23 +68,31 @@ def times(piece: Piece, s: ParallelConfig, cluster: Cluster, dtype: Dtype) -> Ti
     woven_w = costs.together(weight_grad, scatters, drag)
     woven_both = _woven(_turns(compute, each, "B"), gathers + scatters, s, drag)
     i, w, both = np.where(woven, woven_i, i), np.where(woven, woven_w, w), np.where(woven, woven_both, both)
+    f = np.where(woven, _woven(_turns(compute, each, "F"), waits["weights F"], s, drag), f)
     redone, redone_both, recomputed = i, both, np.float64(0)
     if piece.block:
         # Weights that were gathered for the forward are there; and what the block ends with is not computed again.
         kept = _gathering([each._replace(gather_before=each.gathered_input) for each in between], cluster)
         ends = [place for place, layer in enumerate(piece.layers) if layer is last_linear(piece.layers)]
+        ends = [] if cluster.software.recomputes_last else ends
         recomputed = forward - sum(compute[place].forward for place in ends)
         again = ahead + waits["F"] - sum(compute[place].forward + each[place]["Y"] for place in ends)
         woven_i = _woven(_turns(compute, each, "I"), waits["W"], s, drag)
         woven_both = _woven(_turns(compute, each, "B"), waits["W"] + scatters, s, drag)
         redone = again + np.where(woven, woven_i, kept[1] + waits["I"] + waits["dX"])
         redone_both = again + np.where(woven, woven_both, kept[3] + waits["I"])
+    # The host issues ahead of the device: where it is slower all in all, its time is what counts.
+    host = issued(sum(own.operators for own in compute), s, machine)
+    again_too = 2 if piece.block else 1
+    f, i, w = (np.maximum(host, passed) for passed in (f, i, w))
+    both, redone = np.maximum(2 * host, both), np.maximum(again_too * host, redone)
+    redone_both = np.maximum((1 + again_too) * host, redone_both)
     return Times(
-        np.where(woven, _woven(_turns(compute, each, "F"), waits["weights F"], s, drag), f),
+        f,
         i,
         w,
         i + w - both,
-        forward + input_grad + weight_grad,
+        np.maximum(host, forward) + np.maximum(2 * host, input_grad + weight_grad),
         redone,
         redone + w - redone_both,
         recomputed,
@@ -229,7 +237,8 @@ def _waits(layer: LayerSpec, s: ParallelConfig, cluster: Cluster) -> dict[str, A
     n_axis, k_axis = getattr(layer, "n_axis", None), getattr(layer, "k_axis", None)
     for each in collectives(layer, s):
         what = each.phase if not each.of_weight else f"weights {each.phase}"
-        if each.phase == "I" and not each.of_weight and each.axes == (n_axis,):
+        behind = cluster.software.hides_input_gradient
+        if behind and each.phase == "I" and not each.of_weight and each.axes == (n_axis,):
             what = "dX"
         took = duration(each, s, cluster)
         found[what] = found[what] + took
@@ -249,6 +258,9 @@ def duration(move: Collective, s: ParallelConfig, cluster: Cluster) -> Any:
         each = costs.all_to_all(cluster, nbytes, group, rank_stride)
     else:
         each = costs.all_gather(cluster, nbytes, group, rank_stride)
+    if not move.of_weight and move.operation != "all_to_all":
+        inside = costs.members(group, rank_stride, cluster.devices_per_node) == group
+        each = each * np.where(inside, cluster.skew, 1.0) * (1 - cluster.software.hides_tensor)
     return np.where(np.asarray(move.nbytes) > 0, messages * each, 0.0)
 
 

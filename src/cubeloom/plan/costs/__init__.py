@@ -26,9 +26,11 @@ from cubeloom.plan.costs.collectives import Algorithm as Algorithm
 from cubeloom.plan.costs.collectives import all_gather as all_gather
 from cubeloom.plan.costs.collectives import all_reduce as all_reduce
 from cubeloom.plan.costs.collectives import all_to_all as all_to_all
+from cubeloom.plan.costs.collectives import members as members
 from cubeloom.plan.costs.collectives import reduce_scatter as reduce_scatter
 from cubeloom.plan.costs.collectives import ring_bandwidth as ring_bandwidth
 from cubeloom.plan.costs.collectives import send as send
+from cubeloom.plan.costs.compute import fused_attention as fused_attention
 from cubeloom.plan.costs.compute import issued as issued
 from cubeloom.plan.costs.compute import matmul as matmul
 from cubeloom.plan.costs.compute import memory_bound as memory_bound

@@ -18,3 +18,5 @@ from cubeloom.plan.hardware.files import clusters as clusters
 from cubeloom.plan.hardware.files import device as device
 from cubeloom.plan.hardware.files import devices as devices
 from cubeloom.plan.hardware.files import written as written
+from cubeloom.plan.hardware.software import Software as Software
+from cubeloom.plan.hardware.uncertainty import uncertainty as uncertainty

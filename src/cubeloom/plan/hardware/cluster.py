@@ -8,6 +8,7 @@ from functools import cached_property
 
 from cubeloom.plan.hardware.device import Device
 from cubeloom.plan.hardware.facts import Fact, number
+from cubeloom.plan.hardware.software import OWN, Software
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class Cluster:
     )  # of the bandwidth, in the protocol for small messages that hides hops; 0: there is none
     inner_tiers: tuple[Tier, ...] = ()  # between a device and its node, for instance sockets
     outer_tiers: tuple[Tier, ...] = ()  # beyond the node, for instance racks with a tapered way out
+    jitter: float = number(default=0.01)  # by how much devices differ in speed: one standard deviation, as a share
+    skew: float = number(1, default=1.0)  # of a collective between layers: what it takes over what it takes in a loop
+    software: Software = OWN
     facts: Mapping[str, Fact] = field(default_factory=dict, compare=False, repr=False)
 
     @property

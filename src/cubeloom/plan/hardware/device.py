@@ -9,8 +9,8 @@ from typing import Literal
 from cubeloom.base.errors import UserError
 from cubeloom.plan.hardware.facts import Fact, number
 
-Dtype = Literal["bf16", "fp16", "fp32"]
-SIZES: dict[Dtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4}  # bytes
+Dtype = Literal["bf16", "fp16", "fp32", "fp8"]
+SIZES: dict[Dtype, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +32,20 @@ class Device:
     bandwidth_fraction: float = number()  # of the bandwidth, in a large operator that only reads and writes
     launch: float = number()  # the least that an operator takes on the device
     host: float = number()  # what the host needs to issue an operator
+    fp8: float = number(default=0.0)  # peak of dense products; 0: there are none
+    fp8_fraction: float = number(default=0.0)  # of that peak, in a large product
+    attention_forward: float = number(default=0.45)  # of the peak, in fused attention of long sequences, heads of 128
+    attention_backward: float = number(default=0.4)
+    flash2: float = number(default=1.0)  # what the second flash attention reaches of that
     facts: Mapping[str, Fact] = field(default_factory=dict, compare=False, repr=False)
 
     def peak(self, dtype: Dtype) -> float:
-        if dtype not in SIZES:
-            raise UserError(f"no peak for dtype {dtype!r}; there are {', '.join(SIZES)}")
+        if dtype not in SIZES or (dtype == "fp8" and not self.fp8):
+            raise UserError(
+                f"no peak for dtype {dtype!r}; there are {', '.join(name for name in SIZES if getattr(self, name))}"
+            )
         return float(getattr(self, dtype))
+
+    def fraction(self, dtype: Dtype) -> float:
+        """Of the peak, in a large product that fills every wave."""
+        return self.fp8_fraction if dtype == "fp8" else self.matmul_fraction

@@ -15,15 +15,14 @@ from cubeloom.parallel.config import ParallelConfig
 from cubeloom.plan.cost_model.peak import memory
 from cubeloom.plan.cost_model.step import step
 from cubeloom.plan.cost_model.worker_load import Pieces, carry, loads
-from cubeloom.plan.hardware import Cluster, Dtype
+from cubeloom.plan.hardware import Cluster, Dtype, uncertainty
 from cubeloom.plan.model import Model, with_stages
 from cubeloom.plan.search.best import Candidate
 from cubeloom.plan.search.find import cost, taken
 from cubeloom.plan.search.found import Plan
 from cubeloom.plan.search.space import AXES, Task, at, placements
-from cubeloom.plan.search.uncertainty import uncertainty
-from cubeloom.plan.simulate.fold import actions, folded
-from cubeloom.plan.simulate.plans import ScheduleGroup, stage_times
+from cubeloom.plan.simulate.fold import actions
+from cubeloom.plan.simulate.plans import ScheduleGroup, simulated_step, stage_times
 from cubeloom.plan.simulate.run import StageTimes
 
 ACTIONS = 60_000  # that a search simulates, a third of a second's: schedules of the best plans first
@@ -202,16 +201,12 @@ def _some(pieces: Pieces, places: Any) -> Pieces:
 def _simulate(
     model: Model, cluster: Cluster, pieces: Pieces, alike: ScheduleGroup, places: list[int], plans: list[Plan]
 ) -> None:
-    """Give the plans at these places the simulator's time: of the closed form, the sum of gradients and the update stay."""
+    """Give the plans at these places the simulator's time."""
     some = _some(pieces, np.array(places))
     chosen = with_stages(model, alike.workers * alike.shape.chunks)
-    outcome = folded(alike.shape, alike.workers, alike.microbatches, stage_times(chosen, alike, some, cluster))
-    carried = carry(loads(chosen, alike.shape, alike.workers), some)
-    count = float(alike.microbatches)
-    update = step(alike.shape, alike.workers, count, carried, some.settings, cluster, alike.recompute).update
-    waited = outcome.pipeline - outcome.busy.max(axis=0)
+    found = simulated_step(chosen, cluster, some, alike)
     for spot, place in enumerate(places):
-        plans[place] = plans[place].timed(float((outcome.seconds + update)[spot]), float(waited[spot]))
+        plans[place] = plans[place].timed(float(found.seconds[spot]), float(found.waited[spot]))
 
 
 Numbers = tuple[float, ...]

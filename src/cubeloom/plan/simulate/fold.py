@@ -21,7 +21,8 @@ def _is_searched(shape: ScheduleModel) -> bool:
 @cache
 def schedule_of(shape: ScheduleModel, workers: int, microbatches: int) -> Schedule:
     tries = _TRIES if _is_searched(shape) else None
-    return generate(shape.name, workers, microbatches, pairs=shape.pairs, mode=shape.mode, tries=tries)
+    chunks = shape.chunks if shape.name == "interleaved" else None
+    return generate(shape.name, workers, microbatches, pairs=shape.pairs, mode=shape.mode, tries=tries, chunks=chunks)
 
 
 def _counts(shape: ScheduleModel, workers: int, microbatches: int) -> tuple[int, ...]:

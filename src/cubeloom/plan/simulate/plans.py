@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cubeloom.plan import costs
 from cubeloom.plan.cost_model.recompute import Recompute
 from cubeloom.plan.cost_model.schedules import ScheduleModel
-from cubeloom.plan.cost_model.step import behind, replicas
-from cubeloom.plan.cost_model.worker_load import Pieces
+from cubeloom.plan.cost_model.step import behind, message, replicas, step, stragglers
+from cubeloom.plan.cost_model.worker_load import Pieces, carry, loads
 from cubeloom.plan.hardware import Cluster
 from cubeloom.plan.model import Model
+from cubeloom.plan.simulate.fold import folded
 from cubeloom.plan.simulate.run import StageTimes
 
 
@@ -46,10 +47,30 @@ def stage_times(model: Model, alike: ScheduleGroup, pieces: Pieces, cluster: Clu
     numbers = each([room.parameters for room in pieces.rooms])
     if alike.recompute == "attention":
         i = i + each([time.attention for time in pieces.times])
-    message = (
-        costs.send(cluster, pieces.handed, alike.workers, s.rank_stride["pipe"]) if alike.workers > 1 else 0.0 * s.z
-    )
+    hop = message(alike.workers, pieces.handed, s, cluster) + 0.0 * s.z
     whole = np.asarray(costs.reduce_scatter(cluster, numbers * s.gradient, *replicas(alike.shape, s)))
     free = each([time.free for time in pieces.times])
     reduction = behind(whole, numbers * s.gradient, free, s, cluster)
-    return StageTimes(f, i + w - saved, i, w, message, reduction)
+    return StageTimes(f, i + w - saved, i, w, hop, reduction)
+
+
+class Simulated(NamedTuple):
+    seconds: Any
+    computed: Any  # by the busiest worker
+    waited: Any  # by it, for others that compute
+
+    @property
+    def exposed(self) -> Any:
+        """The share of the step in which nothing but communication goes on."""
+        return np.maximum(0.0, 1 - (self.computed + self.waited) / self.seconds)
+
+
+def simulated_step(model: Model, cluster: Cluster, pieces: Pieces, alike: ScheduleGroup) -> Simulated:
+    """A step action by action; of the closed form the update and stragglers stay."""
+    outcome = folded(alike.shape, alike.workers, alike.microbatches, stage_times(model, alike, pieces, cluster))
+    carried = carry(loads(model, alike.shape, alike.workers), pieces)
+    s, count = pieces.settings, float(alike.microbatches)
+    closed = step(alike.shape, alike.workers, count, carried, s, cluster, alike.recompute)
+    late = closed.computed * stragglers(alike.workers, s, cluster)
+    waited = outcome.pipeline - outcome.busy.max(axis=0) + late + cluster.software.step
+    return Simulated(outcome.seconds + closed.update + late, closed.computed, waited)

@@ -1,15 +1,20 @@
-"""Fit the constants of a device and cluster on measured steps, and judge predictions of others.
+"""Hold the planner against measured steps: its own functions predict them, and never see the times that they are judged on.
 
-constants = fit(read_runs(first), read_times(first), cluster("dgx-a100"))
-predicted = step_seconds(constants, read_runs(second))     # runs carry no times
-judge(predicted, read_times(second), read_runs(second))
+report = validate(Path("judged.csv"))                         # nothing is fitted
+report = validate(Path("judged.csv"), Path("others.csv"))     # three constants are, on the times of the others
 """
 
+from cubeloom.plan.validate.fit import Constants as Constants
 from cubeloom.plan.validate.fit import fit as fit
 from cubeloom.plan.validate.judge import Verdict as Verdict
 from cubeloom.plan.validate.judge import judge as judge
-from cubeloom.plan.validate.step import Constants as Constants
-from cubeloom.plan.validate.step import step_seconds as step_seconds
-from cubeloom.plan.validate.table import Runs as Runs
-from cubeloom.plan.validate.table import read_runs as read_runs
-from cubeloom.plan.validate.table import read_times as read_times
+from cubeloom.plan.validate.predict import Prediction as Prediction
+from cubeloom.plan.validate.predict import predict as predict
+from cubeloom.plan.validate.report import Report as Report
+from cubeloom.plan.validate.report import measured as measured
+from cubeloom.plan.validate.report import validate as validate
+from cubeloom.plan.validate.runs import run_of as run_of
+from cubeloom.plan.validate.table import Run as Run
+from cubeloom.plan.validate.table import Skipped as Skipped
+from cubeloom.plan.validate.table import read_rows as read_rows
+from cubeloom.plan.validate.table import without_times as without_times

@@ -1,0 +1,47 @@
+"""What computes and communicates on a cluster: which kernels there are, and what runs behind what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Attention = Literal["unfused", "flash", "flash2", "best"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """The defaults are Cubeloom's own, compiled; the others are what was usual in a year, and describe measured runs."""
+
+    name: str = "cubeloom"
+    attention: Attention = "best"
+    """Unfused: scores are written to memory. The first and second flash attention, or the fastest that the device has."""
+    traffic: float = 1.0
+    """Bytes that operators between products move, over those of one that reads its inputs and writes its output once."""
+    dropout: bool = False
+    operators: float = 1.0
+    """That the host issues, over those of Cubeloom."""
+    products: Literal["bf16", "fp8"] = "bf16"
+    """In which the blocks' linears are computed, where numbers have two bytes."""
+    hides_input_gradient: bool = True
+    """The collective of an input gradient runs behind the weight gradient."""
+    hides_tensor: float = 0.0
+    """The share of the collectives of activations that is split in pieces, which run behind the pieces of products."""
+    recomputes_last: bool = False
+    """A block that is computed again is so to its end, although no backward needs what its last product gives."""
+    hands_shards: bool = False
+    """Ranks that hold the same output of a stage send a share each to the next, where it is gathered."""
+    hides_reduction: bool = True
+    """Gradients are summed behind the last backward."""
+    hides_gather: bool = False
+    """Weights that replicas updated a share of each are gathered behind the first forward."""
+    accumulates: float = 0.0
+    """Bytes that each micro-batch moves to add a weight's gradient to earlier ones, where a product does not do that."""
+    zero: bool = True
+    """Replicas update a share of the weights each."""
+    update_bytes: float = 28.0
+    """That an optimizer's step reads and writes for each parameter, in half precision."""
+    step: float = 0.0
+    """Seconds of a step in which nothing is computed: data, clipping, logs, waiting for the host."""
+
+
+OWN = Software()
