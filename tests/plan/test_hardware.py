@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import replace
+from dataclasses import MISSING, replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,14 @@ from cubeloom.base.errors import UserError
 from cubeloom.plan.hardware import Cluster, Device, Tier, cluster, clusters, device, devices, written
 from cubeloom.plan.hardware.facts import CONFIDENCES, numbers
 
-DEVICES = ("p100", "v100", "a100-40", "a100-80", "h100", "h200", "mi250x", "cpu")
-CLUSTERS = ("longhorn", "piz-daint", "perlmutter", "frontier", "dgx-a100", "dgx-h100", "dgx-h200", "one-machine")
+DEVICES = (
+    "p100", "v100", "v100-32", "a100-40", "a100-80", "h100", "h100-500w", "h200", "b200", "gb200", "gb300", "mi250x",
+    "mi300x", "cpu",
+)  # fmt: skip
+CLUSTERS = (
+    "longhorn", "piz-daint", "perlmutter", "frontier", "dgx-2", "dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200",
+    "gb200-nvl72", "gb300-nvl72", "mi300x-8", "one-machine",
+)  # fmt: skip
 
 
 def test_the_names() -> None:
@@ -21,11 +27,16 @@ def test_the_names() -> None:
     assert set(clusters()) == set(CLUSTERS)
 
 
+def needed(kind: type) -> set[str]:
+    """What a file has to give: what has no default."""
+    return {name for name, field in numbers(kind).items() if field.default is MISSING}
+
+
 @pytest.mark.parametrize("name", DEVICES)
 def test_every_number_of_a_device_has_a_source_and_a_confidence(name: str) -> None:
     found = device(name)
     assert found.name == name
-    assert set(found.facts) == set(numbers(Device))
+    assert set(found.facts) >= needed(Device)
     for field, fact in found.facts.items():
         assert fact.source.strip()
         assert fact.confidence in CONFIDENCES
@@ -37,7 +48,8 @@ def test_every_number_of_a_cluster_has_a_source_and_a_confidence(name: str) -> N
     found = cluster(name)
     assert found.name == name
     tiers = {f"{kind}.{i}" for kind in ("inner_tiers", "outer_tiers") for i in range(len(getattr(found, kind)))}
-    assert set(found.facts) == set(numbers(Cluster)) | {f"{tier}.{field}" for tier in tiers for field in numbers(Tier)}
+    facts = {f"{tier}.{field}" for tier in tiers for field in numbers(Tier)}
+    assert needed(Cluster) | facts <= set(found.facts) <= set(numbers(Cluster)) | facts
     assert all(fact.source.strip() and fact.confidence in CONFIDENCES for fact in found.facts.values())
 
 
@@ -45,10 +57,10 @@ def test_every_number_of_a_cluster_has_a_source_and_a_confidence(name: str) -> N
 def test_units_are_plain_ones(name: str) -> None:
     """Bytes, seconds and FLOP/s: a number typed in other units is out by a thousand."""
     found = cluster(name)
-    assert 1e9 < found.device.fp32 < 1e14
-    assert 8e9 < found.device.memory < 2e11
+    assert 1e9 < found.device.fp32 < 2e14
+    assert 8e9 < found.device.memory < 3e11
     assert 1e10 < found.device.bandwidth < 1e13
-    assert 5e8 < found.nic_bandwidth <= found.nics * found.nic_bandwidth < 1e12
+    assert 5e8 < found.nic_bandwidth <= found.nics * found.nic_bandwidth < 1e13
     assert 1e-7 < found.link_latency <= found.nic_latency < 1e-3
     assert 0 < found.device.matmul_fraction <= 1
     assert [tier.devices for tier in found.tiers] == sorted(tier.devices for tier in found.tiers)
@@ -73,7 +85,7 @@ def test_tiers_go_from_the_device_outwards() -> None:
         (device, "a100", "did you mean a100-"),
         (device, "h300", "did you mean h[12]00"),
         (cluster, "perlmuter", "did you mean perlmutter"),
-        (cluster, "zzz", "There are dgx-a100, dgx-h100"),
+        (cluster, "zzz", "There are dgx-2, dgx-a100"),
         (cluster, "mine.toml", "no file mine.toml"),
     ],
 )
@@ -125,4 +137,4 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 def test_an_unknown_dtype_is_refused() -> None:
     assert device("h200").peak("bf16") == device("h200").bf16
     with pytest.raises(UserError, match="there are bf16, fp16, fp32"):
-        device("h200").peak("fp8")  # type: ignore[arg-type]
+        device("a100-80").peak("fp8")

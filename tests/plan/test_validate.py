@@ -1,4 +1,4 @@
-"""Fit on some runs, predict others: the figures that are promised, the fit, the measures, and what is refused."""
+"""The planner held against measured steps: figures that are promised, the fit, the measures, and what is skipped or refused."""
 
 from __future__ import annotations
 
@@ -9,33 +9,37 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from cubeloom.base.errors import UserError
 from cubeloom.cli.validate import Validate
-from cubeloom.plan.hardware import cluster
-from cubeloom.plan.validate import Constants, Runs, fit, judge, read_runs, read_times, step_seconds
-from cubeloom.plan.validate.fit import descend, moved_by
+from cubeloom.plan.cost_model.schedules import ALONE
+from cubeloom.plan.hardware import cluster, device
+from cubeloom.plan.model import load
+from cubeloom.plan.model.decoder import DecoderSizes, decoder
+from cubeloom.plan.search.best import Candidate
+from cubeloom.plan.search.refine import placed, refined
+from cubeloom.plan.search.space import Task
+from cubeloom.plan.validate import (
+    Constants,
+    Run,
+    fit,
+    judge,
+    measured,
+    predict,
+    read_rows,
+    run_of,
+    validate,
+    without_times,
+)
+from cubeloom.plan.validate.fit import descend
 from cubeloom.plan.validate.judge import kendall_tau
-from cubeloom.plan.validate.table import COLUMNS, TIME, Floats
+from cubeloom.plan.validate.table import VTRAIN, VTRAIN_TIME, Floats
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data" / "vtrain"
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason=f"no measured data at {DATA}")
-START = cluster("dgx-a100")
-
-
-def some(runs: Runs, which: NDArray[np.bool_]) -> Runs:
-    return Runs(**{field.name: getattr(runs, field.name)[which] for field in fields(Runs)})
-
-
-def a_third(count: int, seed: int) -> NDArray[np.bool_]:
-    chosen = np.zeros(count, bool)
-    chosen[np.random.default_rng(seed).permutation(count)[: count // 3]] = True
-    return chosen
-
 
 # A few runs with everything in them: tensor, data and pipe axes, one node and several, small and large micro-batches.
-HEADER = [*COLUMNS.values(), TIME]
+HEADER = [*VTRAIN.values(), VTRAIN_TIME]
 ROWS = [
     (8, 64, 2, 1024, 16, 24, 1024, 2, 2, 2),
     (8, 64, 8, 2048, 16, 24, 1024, 1, 8, 1),
@@ -45,6 +49,16 @@ ROWS = [
     (64, 512, 4, 3072, 32, 30, 2048, 8, 4, 2),
 ]
 
+# A step of Llama-3-8B, as a page of results says it.
+PUBLISHED = {
+    "source": "a page", "system": "torchtitan", "model": "Llama 3 8B", "layers": "32", "hidden": "4096", "heads": "32",
+    "kv_heads": "8", "mlp_hidden": "14336", "vocab": "128256", "sequence": "8192", "parameters": "", "device": "A100-80",
+    "devices": "64", "devices_per_node": "8", "tensor": "1", "pipeline": "1", "context": "1", "expert": "",
+    "data_sharding": "fsdp", "data_sharding_size": "64", "virtual_pipeline": "", "micro_batch": "1", "global_batch": "64",
+    "precision": "bf16", "recompute": "none", "sequence_parallel": "no", "step_s": "2.8",
+    "tokens_per_s_per_device": "2925", "task": "pretrain", "notes": "",
+}  # fmt: skip
+
 
 def written(path: Path, rows: list[tuple[object, ...]], header: list[str] = HEADER) -> Path:
     with path.open("w", newline="") as file:
@@ -52,85 +66,141 @@ def written(path: Path, rows: list[tuple[object, ...]], header: list[str] = HEAD
     return path
 
 
+def published(path: Path, *changes: dict[str, str]) -> Path:
+    return written(path, [tuple({**PUBLISHED, **each}.values()) for each in changes], list(PUBLISHED))
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     return written(tmp_path / "runs.csv", [(*row, 1000.0 + i) for i, row in enumerate(ROWS)])
 
 
+def runs_of(path: Path) -> list[Run]:
+    return [run_of(row, str(path)) for row in without_times(read_rows(path))]
+
+
+def seconds(runs: list[Run]) -> Floats:
+    return np.array([each.seconds for each in predict(runs)])
+
+
 # --- the promise ---
+
+PROMISED = {
+    "vtrain/a100_multi_node": (0.11, 0.7, 0.05),
+    "published/bigscience_a100_2022": (0.15, 0.6, 0.05),
+    "published/internevo": (0.11, 0.7, 0.15),
+    "published/llm_foundry": (0.07, 0.95, None),
+    "published/nemo_24_25": (0.07, 0.85, 0.05),
+    "published/nvidia_dgxc": (0.09, 0.85, 0.05),
+    "published/torchtitan": (0.14, 0.75, 0.08),
+}  # the most of MAPE, the least tau, the most regret, with nothing fitted
 
 
 @needs_data
-@pytest.mark.parametrize(("name", "most"), [("a100_single_node.csv", 0.08), ("a100_multi_node.csv", 0.12)])
-@pytest.mark.parametrize("seed", range(10))
-def test_fitted_on_a_third_and_judged_on_the_rest(name: str, most: float, seed: int) -> None:
-    runs, seconds = read_runs(DATA / name), read_times(DATA / name)
-    third = a_third(len(runs), seed)
-    constants = fit(some(runs, third), seconds[third], START)
-    predicted = step_seconds(constants, some(runs, ~third))  # of runs, which have no times
-    verdict = judge(predicted, seconds[~third], some(runs, ~third))
-    assert verdict.mape <= most
+@pytest.mark.parametrize("name", PROMISED)
+def test_published_steps_are_predicted_before_any_fit(name: str) -> None:
+    verdict = validate(DATA / f"{name}.csv").verdict
+    mape, tau, regret = PROMISED[name]
+    assert verdict.mape <= mape
     assert verdict.tau is not None
-    assert verdict.tau > 0.7
-    assert verdict.regret < 0.1
+    assert verdict.tau >= tau
+    assert regret is None or (verdict.regret is not None and verdict.regret <= regret)
+    assert 0.85 < verdict.median_ratio < 1.15
+    assert verdict.coverage >= 0.7
 
 
-# --- the closed form ---
+@needs_data
+@pytest.mark.slow
+def test_three_constants_fitted_on_some_models_carry_over_to_others() -> None:
+    """Fitted on half of the models of one node, judged on the others."""
+    runs, times, _ = measured(read_rows(DATA / "vtrain/a100_single_node.csv"), "vtrain")
+    narrow = np.array([run.sizes.layers in (12, 20) for run in runs])
+    constants = fit([run for run, some in zip(runs, narrow, strict=True) if some], times[narrow])
+    others = [run for run, some in zip(runs, narrow, strict=True) if not some]
+    off = seconds([replace(run, cluster=constants.on(run.cluster)) for run in others]) / times[~narrow] - 1
+    assert np.abs(off).mean() <= 0.08
+    assert abs(np.median(off)) <= 0.03
+
+
+# --- one model of a step ---
+
+
+@pytest.mark.parametrize(
+    ("preset", "sizes"),
+    [
+        ("gpt-175b", DecoderSizes(96, 12288, 96, 96, 49152, 51200, 2048, tied=True)),
+        ("llama3-8b", DecoderSizes(32, 4096, 32, 8, 14336, 128256, 8192, gated=True, rotary=True)),
+    ],
+)
+def test_a_decoder_of_a_presets_sizes_is_the_preset(preset: str, sizes: DecoderSizes) -> None:
+    made, expected = decoder(sizes), load(preset)
+    assert (made.kinds, made.row, made.sequence) == (expected.kinds, expected.row, expected.sequence)
+
+
+def test_a_prediction_is_the_seconds_of_the_plan(table: Path) -> None:
+    """The same decomposition, placed and simulated by the search."""
+    run = runs_of(table)[4]
+    model = decoder(run.sizes)
+    candidate = Candidate(
+        seconds=0.0, shape=ALONE, workers=1, data=run.data, microbatches=run.microbatches, recompute=True, cube=(1, 1, 1),
+        microbatch=run.microbatch, sharded=False, weights=2, regathered=False, ways=1,
+    )  # fmt: skip
+    task = Task(run.batch, run.sizes.sequence, run.devices, gradients="model")
+    (plan,) = refined(model, run.cluster, task, run.dtype, placed(model, run.cluster, task, run.dtype, [candidate]), 1)
+    assert seconds([run]) == pytest.approx([plan.seconds])
 
 
 def test_a_step_follows_its_parts(table: Path) -> None:
     """Each constant, made worse, makes every run slower that uses it, and no other."""
-    runs, constants = read_runs(table), Constants(START)
-    before = step_seconds(constants, runs)
+    runs = runs_of(table)
+    before = seconds(runs)
 
-    def slower(cluster: object = START, **others: float) -> list[bool]:
-        after = step_seconds(replace(constants, cluster=cluster, **others), runs)  # type: ignore[arg-type]
-        assert (after >= before).all()
-        return (after > before * (1 + 1e-9)).tolist()
+    def slower(**changes: float) -> list[bool]:
+        after = seconds([replace(run, cluster=Constants(**changes).on(run.cluster)) for run in runs])
+        assert (after >= before * (1 - 1e-9)).all()
+        return (after > before * (1 + 1e-6)).tolist()
 
-    several = [row[0] > 8 for row in ROWS]
-    assert all(slower(passes=100.0))
-    assert all(slower(optimizer_bytes=100.0))
-    assert all(slower(replace(START, device=replace(START.device, matmul_fraction=0.4))))
-    assert all(slower(replace(START, device=replace(START.device, host=1e-4))))
-    assert all(slower(replace(START, link_bandwidth=1e10, pair_bandwidth=1e10)))
-    assert slower(replace(START, nic_bandwidth=1e9)) == several
+    assert all(slower(memory=0.5))
+    assert slower(products=0.5).count(True) >= 5
+    assert slower(network=0.5) == [True] * 6  # each has an axis of more than one rank
 
 
-def test_more_microbatches_shrink_the_bubble(table: Path) -> None:
-    runs = some(read_runs(table), np.array([False, False, False, True, False, False]))  # four stages
-    twice = replace(runs, batch=2 * runs.batch)
-    ratio = step_seconds(Constants(START), twice) / step_seconds(Constants(START), runs)
-    assert 1.3 < ratio.item() < 2
+def test_attention_that_writes_its_scores_is_slower(table: Path) -> None:
+    run = runs_of(table)[4]
+    fused = replace(run, cluster=replace(run.cluster, software=replace(run.cluster.software, attention="best")))
+    assert seconds([fused]) < 0.95 * seconds([run])
+
+
+def test_eight_bits_are_faster_where_the_device_has_them(tmp_path: Path) -> None:
+    runs = runs_of(published(tmp_path / "a.csv", {"device": "H100-SXM"}, {"device": "H100-SXM", "precision": "fp8"}))
+    wide, eight = seconds(runs)
+    assert 0.6 * wide < eight < 0.95 * wide
+
+
+def test_more_micro_batches_shrink_the_bubble(table: Path) -> None:
+    run = runs_of(table)[3]
+    assert 1.3 < (seconds([replace(run, batch=2 * run.batch)]) / seconds([run])).item() < 2
 
 
 # --- the fit ---
 
 
-def many_runs() -> Runs:
-    random = np.random.default_rng(0)
-    rows = np.array(ROWS, float)[random.integers(0, len(ROWS), 300)]
-    rows[:, 1] *= random.integers(1, 5, 300)  # batches
-    rows[:, 5] *= random.integers(1, 4, 300)  # layers
-    return Runs(*rows.T)
+def test_constants_are_found_again(table: Path) -> None:
+    """From times that the planner made: and one run in ten that took five times as long does not bend them."""
+    runs = [replace(run, batch=run.batch * times) for run in runs_of(table) for times in (1, 3)]
+    truth = Constants(products=0.8, memory=1.2, network=0.75)
+    times = seconds([replace(run, cluster=truth.on(run.cluster)) for run in runs])
+    found = fit(runs, np.where(np.arange(len(runs)) % 10 == 7, 5 * times, times))
+    off = seconds([replace(run, cluster=found.on(run.cluster)) for run in runs]) / times - 1
+    assert np.abs(off).mean() < 0.03
+    assert found.products == pytest.approx(truth.products, rel=0.1)
+    assert found.error is not None
 
 
-def test_constants_are_found_again() -> None:
-    """From times that the closed form made, with many runs: those constants that the runs depend on come back."""
-    runs = many_runs()
-    truth = moved_by(Constants(START), np.array([-0.3, 0.8, -0.4, -0.5, 0.6, 0.4, 0.3]))
-    found = fit(runs, step_seconds(truth, runs), START)
-    assert found.cluster.device.matmul_fraction == pytest.approx(truth.cluster.device.matmul_fraction, rel=0.05)
-    assert found.passes == pytest.approx(truth.passes, rel=0.1)
-    assert np.abs(step_seconds(found, runs) / step_seconds(truth, runs) - 1).max() < 0.02
-
-
-def test_stragglers_do_not_bend_the_fit() -> None:
-    runs = many_runs()
-    seconds = step_seconds(Constants(START), runs)
-    late = np.arange(300) % 10 == 0
-    off = step_seconds(fit(runs, np.where(late, 5 * seconds, seconds), START), runs) / seconds - 1
-    assert np.abs(off).max() < 0.05
+def test_constants_stay_inside_their_bounds(table: Path) -> None:
+    runs = runs_of(table)
+    found = fit(runs, 20 * seconds(runs))
+    assert all(0.66 < each < 1.51 for each in (found.products, found.memory, found.network))
 
 
 def test_the_way_down_reaches_the_bottom() -> None:
@@ -140,24 +210,26 @@ def test_the_way_down_reaches_the_bottom() -> None:
     def misses(at: Floats) -> Floats:
         return 20 * (at[0] + at[1] * x - (2 + 3 * x))
 
-    assert descend(misses, np.zeros(2)) == pytest.approx([2, 3], abs=0.1)
+    wide = np.array([9.0, 9.0])
+    assert descend(misses, np.zeros(2), -wide, wide) == pytest.approx([2, 3], abs=0.1)
 
 
 # --- the measures ---
 
 
-def test_the_measures(table: Path) -> None:
-    runs = read_runs(table)
-    measured = np.array([1.0, 2.0, 4.0, 3.0, 10.0, 5.0])
-    verdict = judge(measured * np.array([1.1, 0.9, 1, 1, 1, 1]), measured, runs)
+def test_the_measures() -> None:
+    times, work = np.array([1.0, 2.0, 4.0, 3.0, 10.0, 5.0]), ["a", "b", "b", "b", "c", "c"]
+    verdict = judge(times * np.array([1.1, 0.9, 1, 1, 1, 1]), times, np.full(6, 0.04), work, work)
     assert verdict.mape == pytest.approx(0.2 / 6)
     assert 0.0 < verdict.p95 <= 0.1 + 1e-9
     assert verdict.tau == 1.0
-    assert len(verdict.regrets) == 3
-    assert verdict.regret == 0.0
-    # The second of three runs of the same work is now chosen over the fourth, and the slower of the last two.
-    chosen = judge(np.array([1.0, 9.0, 1.0, 3.0, 1.0, 5.0]), measured, runs)
-    assert chosen.regret == pytest.approx((0 + (4 / 2 - 1) + (10 / 5 - 1)) / 3)
+    assert verdict.regrets == {"b": 0.0, "c": 0.0}
+    assert verdict.coverage == pytest.approx(4 / 6)  # 1.645 times 4 % is less than 10 %
+    assert verdict.median_ratio == pytest.approx(1.0)
+    # The second of three runs of the same work is now chosen over the first, and the slower of the last two.
+    chosen = judge(np.array([1.0, 9.0, 1.0, 3.0, 1.0, 5.0]), times, np.full(6, 0.1), work, work)
+    assert chosen.regret == pytest.approx(((4 / 2 - 1) + (10 / 5 - 1)) / 2)
+    assert judge(times[:1], times[:1], np.full(1, 0.1), ["a"], ["a"]).regret is None
 
 
 def test_kendalls_tau() -> None:
@@ -176,30 +248,53 @@ def test_predictions_cannot_depend_on_the_times_judged(table: Path, tmp_path: Pa
     """Runs are read alike from a file without times, and from one with other times."""
     bare = written(tmp_path / "bare.csv", list(ROWS), HEADER[:-1])
     garbled = written(tmp_path / "garbled.csv", [(*row, "soon") for row in ROWS])
-    assert TIME not in {field.name for field in fields(Runs)}
-    for field in fields(Runs):
-        expected = getattr(read_runs(table), field.name).tolist()
-        assert (
-            getattr(read_runs(bare), field.name).tolist()
-            == getattr(read_runs(garbled), field.name).tolist()
-            == expected
-        )
+    assert runs_of(bare) == runs_of(garbled) == runs_of(table)
+    one = published(tmp_path / "one.csv", {})
+    other = published(tmp_path / "other.csv", {"step_s": "9", "tokens_per_s_per_device": "1"})
+    assert runs_of(one) == runs_of(other)
+    assert not {"step_s", VTRAIN_TIME} & {field.name for field in fields(Run)}
 
 
 def test_the_command(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert Validate(fit=table, judge=table, json=True)() == 0
+    assert Validate(judge=table, fit=table, json=True)() == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert {"mape", "p95", "tau", "regret"} <= set(found)
+    assert list(found) == ["runs", "mape", "p95", "tau", "regret", "coverage", "median_ratio", "skipped"]
     assert 0 <= found["mape"] <= found["p95"]
-    assert -1 <= found["tau"] <= 1
     assert found["runs"] == len(ROWS)
-    assert Validate(fit=table, judge=table)() == 0
-    assert "Kendall tau" in capsys.readouterr().out
+    assert Validate(judge=table)() == 0
+    said = capsys.readouterr().out
+    assert "Kendall tau" in said
+    assert "recompute: full" in said  # what the file does not say
+    assert Validate(judge=table, cluster="dgx-h200")() == 0
+
+
+def test_rows_are_skipped_with_a_reason(tmp_path: Path) -> None:
+    changes = {
+        "experts": {"expert": "8"},
+        "context parallelism": {"context": "2"},
+        "no layers": {"layers": ""},
+        "no constants of TPU v5": {"device": "TPU v5"},
+        "layers is not a number": {"layers": "many"},
+        "products in FP4": {"precision": "nvfp4"},
+        "no FP8 rate of a100-80": {"precision": "fp8"},
+        "lora: samples of unknown lengths, or frozen weights": {"task": "lora"},
+        "no measured seconds or tokens/s": {"step_s": "", "tokens_per_s_per_device": ""},
+    }
+    report = validate(published(tmp_path / "some.csv", {}, {"step_s": ""}, *changes.values()))
+    assert report.as_json()["runs"] == 2
+    assert report.skipped == dict.fromkeys(changes, 1)
+    assert report.times == pytest.approx([2.8, 8192 / 2925])
+
+
+def test_an_empty_cell_is_tried(tmp_path: Path) -> None:
+    """Where the source does not say what is computed again: nothing, if that can fit; and the answer says so."""
+    report = validate(published(tmp_path / "some.csv", {"recompute": ""}, {"recompute": "", "hidden": "65536"}))
+    assert report.assumed == {"recompute: none": 1, "recompute: full": 1}
 
 
 def refused(judged: Path, fitted: Path | None = None) -> str:
     with pytest.raises(UserError) as raised:
-        Validate(fit=fitted or judged, judge=judged)()
+        Validate(fit=fitted, judge=judged)()
     return str(raised.value)
 
 
@@ -209,14 +304,14 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, table: Path) -> None:
     assert f"no file {path}" in refused(table, path)
     assert "cannot be read" in refused(tmp_path)
     path.write_text("")
-    assert "has no column '# GPUs'; its columns are none" in refused(path)
+    assert "has no column 'system'; its columns are none" in refused(path)
     written(path, [])
     assert "has no rows" in refused(path)
-    written(path, [row[1:] for row in ROWS], HEADER[1:])
-    assert "has no column '# GPUs'" in refused(path)
+    written(path, [row[:3] + row[4:] for row in ROWS], [*HEADER[:3], *HEADER[4:-1]])
+    assert "has no column 'hidden size'" in refused(path)
     written(path, list(ROWS), HEADER[:-1])
-    assert "has no column 'iteration time (ms)'" in refused(path)
-    assert "has no column 'iteration time (ms)'" in refused(path, table)
+    assert "no row that can be judged: 6 no measured seconds" in refused(path)
+    assert "nothing to fit on" in refused(table, path)
 
 
 @pytest.mark.parametrize(
@@ -237,11 +332,12 @@ def test_a_wrong_cell_is_refused(tmp_path: Path, column: int, value: str, messag
     assert message in refused(written(tmp_path / "wrong.csv", [tuple(row) for row in rows]))
 
 
-def test_a_short_row_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path / "wrong.csv", [(*ROWS[0], 1000.0), ROWS[1][:4]])
-    assert "row 2: attention heads = None is not a number" in refused(path)
-
-
 def test_an_unknown_cluster_is_refused(table: Path) -> None:
     with pytest.raises(UserError, match="did you mean dgx-a100"):
-        Validate(fit=table, judge=table, cluster="dgx-a10")()
+        Validate(judge=table, cluster="dgx-a10")()
+
+
+def test_devices_of_eight_bits_say_so() -> None:
+    assert device("h100").peak("fp8") == pytest.approx(2 * device("h100").peak("bf16"), rel=0.01)
+    with pytest.raises(UserError, match="no peak for dtype 'fp8'"):
+        cluster("dgx-a100").device.peak("fp8")

@@ -116,7 +116,8 @@ class Calibrate:
             (side, side, 4 * side) for side in sides[:-1]
         )
         shapes = square if self.quick else square + long
-        return dict.fromkeys(DTYPES, shapes)
+        measured: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
+        return dict.fromkeys(measured, shapes)
 
 
 def slowest(by_rank: list[list[Transfer]]) -> list[Transfer]:

@@ -62,7 +62,8 @@ def seconds(layer: LayerSpec, s: ParallelConfig, machine: Machine) -> Seconds:
 def issue(found: Seconds, s: ParallelConfig, machine: Machine) -> Seconds:
     """A layer by itself, between whose passes the device is idle: the host's time, where it is slower."""
     host = issued(found.operators, s, machine)
-    return Seconds(*(np.maximum(host, each) for each in found[:3]), found.operators)
+    forward, input_grad, weight_grad = (np.maximum(host, each) for each in found[:3])
+    return Seconds(forward, input_grad, weight_grad, found.operators)
 
 
 def issued(operators: int, s: ParallelConfig, machine: Machine) -> Any:
@@ -90,10 +91,10 @@ def _product(product: Product, s: ParallelConfig, machine: Machine, dtype: Dtype
     device, strands = machine.device, s.ways
     rows, k, n = product.rows / strands, product.k, product.n
     into, kernel_numel = k * product.kernel_numel, product.kernel_numel
-    cast = [0.0, 0.0, 0.0]
+    cast: list[Any] = [0.0, 0.0, 0.0]
     if dtype == "fp8":  # read, and written as it is and transposed: input and weight; the output's gradient
         cast = [memory_bound(device, (s.item + 2) * count) for count in (rows * k + k * n, rows * n, 0.0)]
-    added = machine.software.accumulates
+    added: Any = machine.software.accumulates
     if added:
         added = memory_bound(device, added * into * n / np.where(s.weights_cut, s.z, 1))
     return Seconds(

@@ -43,9 +43,8 @@ def matmul(
         tiles = np.ceil(np.divide(m, tall)) * np.ceil(np.divide(n, wide)) * count
         waves = np.ceil(tiles / held)
         best = np.minimum(best, waves * (2 * tall * wide * k / (speed * fraction)))
-    best = best / np.where(
-        (np.mod(SIZES[dtype] * k, _ALIGNED) == 0) & (np.mod(SIZES[dtype] * n, _ALIGNED) == 0), 1.0, _UNALIGNED
-    )
+    aligned = (np.mod(SIZES[dtype] * k, _ALIGNED) == 0) & (np.mod(SIZES[dtype] * n, _ALIGNED) == 0)
+    best = best / np.where(aligned, 1.0, _UNALIGNED)
     moved = SIZES[dtype] * count * (m * k + k * n + m * n)
     return np.maximum(best, moved / (device.bandwidth * device.bandwidth_fraction)) + device.launch
 

@@ -19,7 +19,7 @@ from cubeloom.pipeline.volume import StageOutput
 from cubeloom.plan.model.model import Model, Piece
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DecoderSizes:
     """`gated`: a Llama, with a gated MLP, rotary positions, RMSNorm and no biases; otherwise a GPT."""
 

@@ -9,7 +9,7 @@ from cubeloom.plan.cost_model.recompute import Recompute
 from cubeloom.plan.hardware import Cluster, Dtype, Software
 from cubeloom.plan.model.decoder import DecoderSizes
 from cubeloom.plan.validate.systems import machine, system
-from cubeloom.plan.validate.table import NEEDED, VTRAIN, Row, Run, Skipped, number
+from cubeloom.plan.validate.table import NEEDED, VTRAIN, Row, Run, Skipped, WrongCell, number
 
 _GPT2 = 50257
 _VOCABULARY = 51200  # the same, padded so that any tensor axis cuts it
@@ -17,7 +17,13 @@ _ANY: tuple[Recompute, ...] = (False, "attention", True)
 
 
 def run_of(row: Row, where: str) -> Run:
-    return _vtrain(row, where) if VTRAIN["devices"] in row else _published(row, where)
+    """A wrong cell of vTrain's columns is refused; tables of many sources have words in places, whose rows are skipped."""
+    if VTRAIN["devices"] in row:
+        return _vtrain(row, where)
+    try:
+        return _published(row, where)
+    except WrongCell as wrong:
+        raise Skipped(f"{wrong.name} is not a number") from None
 
 
 def _vtrain(row: Row, where: str) -> Run:
@@ -30,10 +36,10 @@ def _vtrain(row: Row, where: str) -> Run:
     of = system("vtrain")
     found = machine("A100-80", of, None)
     assert found is not None
-    h = n["hidden"]
+    h, vocabulary = n["hidden"], _GPT2 if n["tensor"] == 1 else _VOCABULARY
     return Run(
         sizes=DecoderSizes(
-            layers=n["layers"], hidden=h, heads=n["heads"], kv_heads=n["heads"], mlp=4 * h, vocabulary=_GPT2 if n["tensor"] == 1 else _VOCABULARY,
+            layers=n["layers"], hidden=h, heads=n["heads"], kv_heads=n["heads"], mlp=4 * h, vocabulary=vocabulary,
             sequence=n["sequence"], tied=True,
         ),
         cluster=found, dtype="fp16", devices=n["devices"], tensor=n["tensor"], data=n["data"], shards=1, kept=False,

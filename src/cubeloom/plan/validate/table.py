@@ -39,6 +39,12 @@ TIME, RATE = "step_s", "tokens_per_s_per_device"
 NEEDED = ("system", "device", "devices", "layers", "hidden", "heads", "sequence", "global_batch")
 
 
+class WrongCell(UserError):
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
 class Skipped(Exception):
     """Why a row is not predicted."""
 
@@ -136,7 +142,7 @@ def number(row: Row, name: str, where: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise UserError(f"{where}: {name} = {text!r} is not a number") from None
+        raise WrongCell(f"{where}: {name} = {text!r} is not a number", name) from None
     if not 0 < value < float("inf"):
-        raise UserError(f"{where}: {name} = {text!r} should be a finite number above 0")
+        raise WrongCell(f"{where}: {name} = {text!r} should be a finite number above 0", name)
     return value
