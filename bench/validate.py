@@ -2,8 +2,8 @@
 
     python bench/validate.py ../shared/data
 
-A group is what has the same model, devices and tensor parallelism; groups are drawn with a fixed seed. The last line is of the
-interval: its width, chosen so that 90 % of the steps of half of the groups of each file lie inside, holds how many of the others.
+A group has the same model, devices and tensor parallelism; groups are drawn with a fixed seed. The last line is of the
+interval: chosen so that 90 % of the steps of half of the groups of each file lie inside, it holds how many of the others.
 """
 
 from __future__ import annotations
