@@ -68,7 +68,7 @@ def normed(kind: str, dtype: torch.dtype) -> tuple[float, float, float]:
         given = (own(x) if module is model else x).clone().requires_grad_()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
             y = module(given)
-        (y.float() * (own(slope) if module is model else slope)).sum().backward()
+        y.backward((own(slope) if module is model else slope).to(y.dtype))  # of the sum over all ranks' parts
         assert given.grad is not None
         results.append([(each if module is model else own(each)).detach().float() for each in (y, given.grad)])
     whole, mine, full = results

@@ -13,8 +13,6 @@ import cubeloom
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.models.parallelize import handle_of
-from cubeloom.parallel.traced import mean_over_batch
 from cubeloom.train import BlockOptimizer
 from cubeloom.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 
@@ -42,8 +40,6 @@ def trained(grid: Grid, folder: Path, parameters_alone: bool = False) -> list[fl
         torch.manual_seed(0)
         model, mine = Images().double(), network.share(X)
         cubeloom.parallelize(model, network, example={"x": mine})
-        state = handle_of(model).state
-        assert state is not None
         assert not model.second.bias.requires_grad and type(model.norm.running_mean) is Tensor  # type: ignore[union-attr]
         optimizer = BlockOptimizer(model.parameters(), partial(torch.optim.AdamW, lr=0.1))
         given = dict(model.named_parameters()) if parameters_alone else model
@@ -51,7 +47,7 @@ def trained(grid: Grid, folder: Path, parameters_alone: bool = False) -> list[fl
             assert load_checkpoint(checkpoints(folder)[-1], given, optimizer, network)[0] == 3
         else:
             for _ in range(3):
-                mean_over_batch(model(mine).square().mean(), state).backward()
+                model(mine).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
             assert model.norm.num_batches_tracked == 3

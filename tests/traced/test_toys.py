@@ -11,7 +11,7 @@ from cubeloom import Grid, UserError
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.parallel.parameter import Block, local_of
-from cubeloom.parallel.traced import mean_over_batch, trace
+from cubeloom.parallel.traced import trace
 from grids import rest_is_long
 
 from . import toys
@@ -86,20 +86,6 @@ def test_toys_on_a_grid(grid: str, ranks: RankPool) -> None:
 def test_torch_s_own_attention_of_samples_that_are_cut(ranks: RankPool) -> None:
     for found in ranks.run(2, steps, Grid(data=2), ["TorchLayers"]):
         found["TorchLayers"].check("TorchLayers")
-
-
-def unequal(grid: Grid) -> float:
-    """Ranks with different numbers of targets."""
-    network = Network(grid)
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(4, 4)).double()
-    state = trace(module, grid, {"input": torch.zeros(2, 4, dtype=torch.float64)}).apply(module, network)
-    mine = network.coordinates["z"] + 1
-    return mean_over_batch(torch.tensor(float(mine)), state, targets=mine).item()
-
-
-def test_a_mean_of_unequal_parts(ranks: RankPool) -> None:
-    assert ranks.run(2, unequal, Grid(z=2)) == pytest.approx([(1 * 1 + 2 * 2) / 3] * 2)
 
 
 def late_gradient(grid: Grid) -> float:

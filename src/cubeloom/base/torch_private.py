@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -350,3 +350,8 @@ def watched_ranks(finished: Callable[[str], Any], ended: Callable[[int, Mapping[
 def without_subclasses() -> AbstractContextManager[None]:
     """Functions of subclass tensors behave as for plain tensors; function modes still see them."""
     return torch._C.DisableTorchFunctionSubclass()
+
+
+def without_values(kind: type[Any], shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Any:
+    """A tensor of this class that only looks like one: what reaches its memory goes through its `__torch_dispatch__`."""
+    return Tensor._make_wrapper_subclass(kind, torch.Size(shape), dtype=dtype, device=device)

@@ -106,6 +106,16 @@ class Axis:
         """A copied model uses the same communicators."""
         return self
 
+    @property
+    def device(self) -> torch.device:
+        """Where tensors must be that are communicated."""
+        return self._recorder.device
+
+    @property
+    def alone(self) -> Axis:
+        """This rank by itself."""
+        return Axis(self.name, [self._ranks[self.index]], 0, (), self._recorder)
+
     def wait(self, work: dist.Work | _Together, about: tuple[str, ...], transfer: Transfer | None) -> None:
         if transfer is not None:
             self._recorder.wait(transfer)

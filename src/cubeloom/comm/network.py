@@ -18,6 +18,8 @@ from cubeloom.base.errors import UserError, counted
 from cubeloom.base.grid import AXES, Grid
 from cubeloom.comm import devices, world
 from cubeloom.comm.axis import Axis
+from cubeloom.comm.batch import Parts, batch_tensor, gathered
+from cubeloom.comm.batch.sums import own_samples
 from cubeloom.comm.comm_trace import CommTrace, SimulatedLink
 from cubeloom.comm.host_group import HostGroup
 from cubeloom.comm.ledger import Ledger
@@ -192,13 +194,44 @@ class Network:
         return Axis("+".join(AXES), ranks, self.rank, [group], self._recorder, self._limit)
 
     def shard(self, batch: Any) -> Any:
-        """This rank's samples of a batch that all ranks have, on its device: each tensor is cut by its first dimension."""
-        return torch_private.tree_map(self._own_samples, dict(batch) if isinstance(batch, Mapping) else batch)
+        """A batch that all ranks have, as tensors of which this rank keeps its samples, on its device.
 
-    def _own_samples(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
+        To a program they look whole: what it computes of them is what one device would. Samples are the first dimension of
+        every tensor that has one. All ranks of data and z must do the same with what they get.
+        """
+        return torch_private.tree_map(lambda value: self._own_samples(value, whole=True), _plain(batch))
+
+    def from_local(self, batch: Any) -> Any:
+        """As `shard` gives it, of samples that each rank of data and z loaded itself: as many on all of them."""
+        sizes = {each.shape[0] for each in torch_private.tree_leaves(_plain(batch)) if _has_samples(each)}
+        if sizes and self.samples.size > 1:
+            own = torch.tensor([max(sizes), -min(sizes)], device=self.device)
+            most, least = self.samples.all_reduce(own, "samples of a rank", largest=True).wait().tolist()
+            if most != -least:
+                raise UserError(
+                    f"each rank must load as many samples, and they have from {-least} to {most}: leave out the last batch of"
+                    " an epoch where it is not full (drop_last=True)"
+                )
+        return torch_private.tree_map(lambda value: self._own_samples(value, whole=False), _plain(batch))
+
+    def gather(self, batch: Any) -> Any:
+        """The plain whole tensors of what `shard` or a model gives."""
+        return torch_private.tree_map(gathered, _plain(batch))
+
+    @property
+    def samples(self) -> Axis:
+        """Over which a batch is cut."""
+        return self.axis("data", "z")
+
+    def _own_samples(self, value: Any, whole: bool) -> Any:
+        if not isinstance(value, torch.Tensor) or isinstance(value, Parts):
             return value
-        return (self.share(value) if value.dim() else value).to(self.device)
+        if not value.dim():
+            return value.to(self.device)
+        if whole:
+            self.grid.share(self.coordinates, value.shape[0])  # refuses what does not divide
+            value = own_samples(value, self.samples, 0)
+        return batch_tensor(value.to(self.device), 0, self.samples)
 
     def share(self, samples: torch.Tensor) -> torch.Tensor:
         """This rank's samples of a batch that all ranks have."""
@@ -248,6 +281,15 @@ class Network:
 
     def barrier(self) -> None:
         world.barrier()
+
+
+def _plain(batch: Any) -> Any:
+    """Mappings of others, such as a tokenizer's, as dictionaries."""
+    return dict(batch) if isinstance(batch, Mapping) else batch
+
+
+def _has_samples(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
 def _all_coordinates(grid: Grid) -> Iterator[dict[str, int]]:

@@ -15,12 +15,13 @@ from cubeloom.comm import Network
 from cubeloom.comm.mesh import Mesh, network_of
 from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.example import example_of
+from cubeloom.parallel.boundary import Boundary, at_boundary
 from cubeloom.parallel.config import Batch, ShardingPolicy
 from cubeloom.parallel.layers import AnyCut
 from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.recomputed import blocks_of, recompute_blocks
-from cubeloom.parallel.replace import Fill, apply
-from cubeloom.parallel.resolution import resolve
+from cubeloom.parallel.replace import Fill, apply_specs
+from cubeloom.parallel.resolution import looked_at
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced import Plan, Traced, trace
 from cubeloom.parallel.traced.styles import Origin
@@ -171,8 +172,9 @@ def _by_cut(
     samples, sequence = portions.batch or (ways * grid.data * grid.z * grid.x * grid.y, sequence_of(model))
     whole, item = Batch(samples // ways, sequence), next((each.element_size() for each in model.parameters()), 4)
     maker: Callable[[int], Example] | None = None if example is None else (lambda _: example)
-    specs = resolve(model, cut, grid, rest, whole, maker, portions=ways)
-    state = apply(model, cut, network, whole, fill, rest, portions.compile, example=maker, unchecked=True)
+    specs, outputs = looked_at(model, cut, grid, rest, whole, maker, portions=ways)
+    state = apply_specs(model, cut, specs, network, whole, fill, rest, portions.compile)
+    at_boundary(model, Boundary(network, outputs))
     return Traced(
         type(model).__name__, grid, tuple(specs), item, (0.0, 0.0), samples=samples // (grid.data * grid.z), rest=rest
     ), state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Protocol
@@ -14,13 +14,14 @@ from cubeloom.base import counter, torch_private
 from cubeloom.base.initial import Initial
 from cubeloom.comm import Network
 from cubeloom.parallel.arranged import Arranged, block_values
+from cubeloom.parallel.boundary import Boundary, at_boundary
 from cubeloom.parallel.buckets import Reduction
 from cubeloom.parallel.check import Example
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.config import Batch, ShardingPolicy
 from cubeloom.parallel.layers.declared import AnyCut, FoundCut, Making, make_layer
 from cubeloom.parallel.parameter import Block, distribute
-from cubeloom.parallel.resolution import resolve
+from cubeloom.parallel.resolution import looked_at
 from cubeloom.parallel.specs import FeedForwardSpec, LayerSpec, Parameter, TracedLossSpec, parameters
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.weight import Weight
@@ -96,7 +97,23 @@ def apply(
     `unchecked` see `resolve`.
     """
     rest = rest or ShardingPolicy()
-    specs = resolve(model, cut, network.grid, rest, batch, example, unchecked)
+    specs, outputs = looked_at(model, cut, network.grid, rest, batch, example, unchecked)
+    state = apply_specs(model, cut, specs, network, batch, fill, rest, compile)
+    at_boundary(model, Boundary(network, outputs, raw=True))
+    return state
+
+
+def apply_specs(
+    model: nn.Module,
+    cut: AnyCut,
+    specs: Sequence[LayerSpec],
+    network: Network,
+    batch: Batch,
+    fill: Fill,
+    rest: ShardingPolicy,
+    compile: bool = False,
+) -> CubeState:
+    """Replace the model's modules by the layers of these specs, which are resolved."""
     state = CubeState.of(network, rest)
     found = isinstance(cut, FoundCut)
     plain = whole_blocks(model, specs, network.grid) if compile and not found else {}

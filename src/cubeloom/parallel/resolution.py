@@ -15,9 +15,11 @@ from torch.utils.hooks import RemovableHandle
 from cubeloom.base import torch_private
 from cubeloom.base.grid import AXES, Grid, grids
 from cubeloom.parallel.check import Example, check, where_called
+from cubeloom.parallel.check.results import output_of
 from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.cut import CutError, LayerError, lookup, pattern_of
 from cubeloom.parallel.layers.declared import AnyCut, Declared, FoundCut, Seen, written
+from cubeloom.parallel.outputs import Outputs
 from cubeloom.parallel.specs import AttentionSpec, LayerSpec, LinearSpec, LossSpec
 
 # The attributes that decide what a torch layer computes, and those that hold hooks.
@@ -44,19 +46,36 @@ def resolve(
     something else on shards than on the whole. `unchecked`: skip this check, for example for code that depends on
     values; the caller is then responsible.
     """
+    return looked_at(model, cut, grid, rest, batch, example, unchecked, portions)[0]
+
+
+def looked_at(
+    model: nn.Module,
+    cut: AnyCut,
+    grid: Grid,
+    rest: ShardingPolicy,
+    batch: Batch,
+    example: Example | None = None,
+    unchecked: bool = False,
+    portions: int = 1,
+) -> tuple[list[LayerSpec], Outputs | None]:
+    """As `resolve`, and how what the model gives lies; None, where it is not checked."""
     if isinstance(cut, FoundCut):
-        return cut.specs(model, grid, batch)
+        return cut.specs(model, grid, batch), cut.outputs(model, grid, batch)
     try:
         found = specs_of(model, cut)
         if any(problems(found, grid, rest, batch)):
             raise CutError(_refusal(found, grid, rest, batch, portions))
         _refuse_untold_attention(found, grid)
-        if not unchecked:
-            check(model, cut, found, ParallelConfig.exact(grid, rest, batch, item=1), batch, example)
+        if unchecked:
+            return found, None
+        config = ParallelConfig.exact(grid, rest, batch, item=1)
+        given = check(model, cut, found, config, batch, example)
     except LayerError as error:
         line = where_called(model, error.layer, batch, example)
         raise CutError(f"{error}; {line} calls it" if line else str(error)) from None
-    return found
+    padded = {int(spec.held(config)): int(spec.n) for spec in found if isinstance(spec, LinearSpec) and spec.padded}
+    return found, {path: output_of(each, padded) for path, each in given.items()}
 
 
 def specs_of(model: nn.Module, cut: Mapping[str, Declared]) -> list[LayerSpec]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cubeloom.base.divisors import nearest_multiples
 from cubeloom.base.errors import UserError
+from cubeloom.comm.batch import part_of
 from cubeloom.comm.mesh import Mesh, network_of
 from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.example import example_of
@@ -157,6 +158,7 @@ class Pipelined(nn.Module):
                 f"this {self._kind} was built on the meta device and has no values yet: call cubeloom.load(model, folder)"
             )
         device = self.handle.network.device
+        batch = {name: part_of(each) for name, each in batch.items()}
         data = {name: each.to(device) if isinstance(each, Tensor) else each for name, each in batch.items()}
         self._check(data)
         shapes = {name: Shape.of(each) if isinstance(each, Tensor) else None for name, each in data.items()}

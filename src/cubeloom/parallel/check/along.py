@@ -55,8 +55,9 @@ def reduction(step: Step) -> list[Dims]:
     words = _consequence(step.name)
     if step.name in _LOSSLIKE:
         words += (
-            ". If this is the loss: of a model that is traced, take its mean over samples; in a cut of your own, compute it in"
-            " a module of its own and name that: Loss(), SquaredLoss()"
+            ". If this is the loss: of a model that is traced, take its mean over samples, or let the model give what it is"
+            " made of and compute it outside, where any loss is that of the whole batch; in a cut of your own, compute it in a"
+            " module of its own and name that: Loss(), SquaredLoss()"
         )
     refuse_cut(step, tracked, places, words)
     kept = len(step.whole[0]) == count

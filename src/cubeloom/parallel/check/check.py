@@ -34,11 +34,11 @@ def check(
     config: ParallelConfig,
     batch: Batch,
     example: Example | None = None,
-) -> None:
-    """Raises CutError, with file and line, where a rank would compute something else."""
+) -> dict[str, Tracked]:
+    """How what the model gives lies. Raises CutError, with file and line, where a rank would compute something else."""
     sizes = {axis: int(config.size(axis)) for axis in _AXES}
     if prod(sizes.values()) == 1:
-        return
+        return {}
     between = [spec for spec in specs if spec.gives(config) is None]
     specs = [spec for spec in specs if spec.gives(config) is not None]
     modules = dict(model.named_modules())
@@ -51,7 +51,7 @@ def check(
         record = Record(model, [spec.name for spec in specs], inputs.arguments(), _widths(specs, config))
         record.run(inputs.arguments())
         parts = {name: _part(name, each, sizes) for name, each in inputs.tensors.items()}
-        replayed(record, Layers(modules, specs, kinds, sizes, config), parts, inputs.others)
+        return replayed(record, Layers(modules, specs, kinds, sizes, config), parts, inputs.others)
 
 
 def _widths(specs: Sequence[LayerSpec], config: ParallelConfig) -> dict[str, int]:

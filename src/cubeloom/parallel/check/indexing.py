@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cubeloom.parallel.check.operations import is_mask
+from cubeloom.base.operations import is_mask
 from cubeloom.parallel.check.pointwise import joined
 from cubeloom.parallel.check.step import Refused, Rule, Step, alike, parts_in_words, spans
 from cubeloom.parallel.check.tracked import Dim, Dims, Tracked, cut_out, is_cut, local_shape, parts_of, size_of, uncut

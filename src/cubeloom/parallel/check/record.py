@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cubeloom.base.operations import Operation, is_random, needs_values, parameters_in
 from cubeloom.parallel.check.functions import Function as AutogradFunction
-from cubeloom.parallel.check.operations import Operation, is_random, needs_values, parameters_in
 from cubeloom.parallel.check.run import Function, Run, detached_results, leaves
 
 Shape = tuple[int, ...]

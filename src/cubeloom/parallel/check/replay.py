@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from cubeloom.base.errors import first_line
+from cubeloom.base.operations import Operation
 from cubeloom.parallel.check import along, indexing, pointwise, products, views
 from cubeloom.parallel.check.functions import Function as AutogradFunction
 from cubeloom.parallel.check.gradient import summands
-from cubeloom.parallel.check.operations import Operation
 from cubeloom.parallel.check.record import Entry, Record
+from cubeloom.parallel.check.results import tensors_in
 from cubeloom.parallel.check.run import META, Function, Run, detached_results, leaves
 from cubeloom.parallel.check.step import Refused, Rule, Shape, Step
 from cubeloom.parallel.check.tracked import Dims, Tracked, described, is_cut, local_shape, uncut
@@ -197,15 +198,14 @@ class Replay(Run):
         self._keep(output, (self._place - 1, 0), tracked)
         return output
 
-    def finish(self, result: Any) -> None:
-        """Check the model's result: whole, or a part, with its whole gradient."""
-        outputs = list[Tensor]()
-        leaves(result, outputs, [])
+    def finish(self, result: Any) -> dict[str, Tracked]:
+        """Check the model's result: whole, or a part, with its whole gradient. Gives the layouts of its tensors, by path."""
+        found: dict[str, Tracked] = {}
         try:
             if self._place < len(self._record.entries):
                 self._refuse_other_code("the end")
-            for output in outputs:
-                tracked = self.of(output)
+            for path, output in tensors_in(result):
+                tracked = found[path] = self.of(output)
                 if tracked.summands and output.requires_grad:
                     axes = "·".join(sorted(tracked.summands))
                     raise Refused(
@@ -214,6 +214,7 @@ class Replay(Run):
                     )
         except Refused as refused:
             self.refuse(str(refused))
+        return found
 
 
 def ruled(step: Step) -> list[Dims]:
@@ -256,7 +257,10 @@ def replayed(
     layer_rule: LayerRule,
     tensors: Mapping[str, tuple[Tensor, Tracked]],
     others: Mapping[str, Any],
-) -> None:
-    """Run the model as one rank does. Raises CutError where the rank would compute something else."""
+) -> dict[str, Tracked]:
+    """Run the model as one rank does. Raises CutError where the rank would compute something else.
+
+    Gives the layouts of what the model gives, by path.
+    """
     run = Replay(record, layer_rule, tensors)
-    run.finish(run.run({**{name: tensor for name, (tensor, _) in tensors.items()}, **others}))
+    return run.finish(run.run({**{name: tensor for name, (tensor, _) in tensors.items()}, **others}))

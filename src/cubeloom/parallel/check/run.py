@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError, first_line
+from cubeloom.base.operations import Operation, operation_of
 from cubeloom.parallel.check import functions, where
-from cubeloom.parallel.check.operations import Operation, operation_of
 from cubeloom.parallel.cut import CutError
 
 Function = Callable[..., Any]

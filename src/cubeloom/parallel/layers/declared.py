@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from cubeloom.base.grid import Grid
 from cubeloom.parallel.config import Batch
+from cubeloom.parallel.outputs import Outputs
 from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.specs import LayerSpec
 from cubeloom.parallel.state import CubeState
@@ -57,6 +58,10 @@ class FoundCut(ABC):
     @abstractmethod
     def specs(self, model: nn.Module, grid: Grid, batch: Batch) -> list[LayerSpec]:
         """Raises CutError if there is none."""
+
+    @abstractmethod
+    def outputs(self, model: nn.Module, grid: Grid, batch: Batch) -> Outputs:
+        """How what the model gives lies."""
 
     @abstractmethod
     def row(self, model: nn.Module, grid: Grid, batch: Batch) -> Row:

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cubeloom.base.turns import interleave
+from cubeloom.comm.batch import Mean
 from cubeloom.parallel import weave
 from cubeloom.parallel.collective import Collective
 from cubeloom.parallel.layers.alike import all_parts_of, own_part_of
 from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
-from cubeloom.parallel.layers.loss import Mean, share_of
+from cubeloom.parallel.layers.loss import share_of
 from cubeloom.parallel.layers.norm import at_least_float32
 from cubeloom.parallel.parameter import own_part
 from cubeloom.parallel.products import Convolution, Matmul, Product, product_of, sizes

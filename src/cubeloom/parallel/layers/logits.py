@@ -14,13 +14,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from cubeloom.base import torch_private
+from cubeloom.base.operations import operation_of
 from cubeloom.comm import Axis, Network
+from cubeloom.comm.batch import BatchValue, Mean
 from cubeloom.parallel import weave
 from cubeloom.parallel.layers.alike import all_parts_of
 from cubeloom.parallel.layers.classes import Classes
 from cubeloom.parallel.layers.head_rows import Steps
 from cubeloom.parallel.layers.indices import check_indices
-from cubeloom.parallel.layers.loss import Mean, VocabularyCrossEntropy
+from cubeloom.parallel.layers.loss import VocabularyCrossEntropy
 
 _SAME = {"float", "double", "half", "bfloat16", "contiguous", "clone", "type_as"}
 _VIEWS = {"view", "reshape"}
@@ -34,6 +36,7 @@ class CutLogits(Tensor):
     axis: Axis
     classes: Classes
     origin: str
+    checked: Axis | None = None  # ranks that must have the same loss of it, as of a `BatchValue`
 
     @staticmethod
     def of(part: Tensor, network: Network, axis: Axis, classes: Classes, origin: str) -> CutLogits:
@@ -46,13 +49,20 @@ class CutLogits(Tensor):
 
     def arranged(self, part: Tensor) -> CutLogits:
         """The same classes of other rows, or in another dtype."""
-        return CutLogits.of(part, self.network, self.axis, self.classes, self.origin)
+        made = CutLogits.of(part, self.network, self.axis, self.classes, self.origin)
+        made.checked = self.checked
+        return made
 
     def whole(self) -> Tensor:
         """All-gathered. In the backward each rank takes its own classes."""
         padding = self.classes.part - self.part.shape[-1]
         part = functional.pad(self.part, (0, padding)) if padding else self.part
         return all_parts_of(part, self.axis, -1, f"{self.origin} leave").narrow(-1, 0, self.classes.count)
+
+    def take_all_classes(self) -> None:
+        """For who changes it in its place: from now on this rank has all classes."""
+        self.part, self.axis = self.whole(), self.axis.alone
+        self.classes = Classes.even(self.classes.count, self.axis)
 
     @classmethod
     def __torch_function__(
@@ -67,6 +77,10 @@ class CutLogits(Tensor):
                     return first.part.requires_grad
                 with torch_private.without_subclasses():
                     return function(*args, **kwargs)
+            if operation_of(function).in_place:
+                first.take_all_classes()
+                function(first.part, *_wholes(args[1:]), **_wholes(kwargs))
+                return first
             found = _arranged(name, function, first, args[1:], kwargs)
             if found is not None:
                 return found
@@ -76,7 +90,15 @@ class CutLogits(Tensor):
                     return loss
         if function is torch.cat and (joined := _joined_rows(*args, **kwargs)) is not None:
             return joined
-        return function(*_wholes(args), **_wholes(kwargs))
+        return _checked(function(*_wholes(args), **_wholes(kwargs)), (args, kwargs))
+
+
+def _checked(found: Any, given: Any) -> Any:
+    axes = [each.checked for each in torch_private.tree_leaves(given) if isinstance(each, CutLogits)]
+    axis = next((each for each in axes if each is not None), None)
+    if axis is None:
+        return found
+    return torch_private.tree_map(lambda each: BatchValue.of(each, axis) if isinstance(each, Tensor) else each, found)
 
 
 def _joined_rows(tensors: Sequence[Tensor], dim: int = 0) -> CutLogits | None:
@@ -149,8 +171,11 @@ def cut_cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """The mean over all targets of the batch, the same on every rank; None if the logits are whole or must be gathered."""
-    plain = reduction == "mean" and weight is None and size_average is None and reduce is None
+    """The mean over all targets of the batch, the same on every rank; or the sum over the targets of this rank.
+
+    None if the logits are whole or must be gathered.
+    """
+    plain = reduction in ("mean", "sum") and weight is None and size_average is None and reduce is None
     if not isinstance(input, CutLogits) or not plain or input.dim() != 2 or target.is_floating_point():
         return None
     logits, part, axis, grid = input, input.part, input.axis, input.network.grid
@@ -164,6 +189,8 @@ def cut_cross_entropy(
         total = VocabularyCrossEntropy.apply(
             part, target, counted, label_smoothing, axis, logits.classes, f"{logits.origin} loss", Steps()
         )
+    if reduction == "sum":
+        return total if logits.checked is None else BatchValue.of(total, logits.checked)
     everybody, ranks = logits.network.axis("data", "z"), grid.data * grid.z
 
     def mean(total: Tensor, count: Tensor) -> Tensor:

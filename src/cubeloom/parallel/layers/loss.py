@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom.comm import Axis
+from cubeloom.comm.batch import Mean
 from cubeloom.parallel import weave
 from cubeloom.parallel.layers.classes import Classes
 from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
@@ -128,24 +129,6 @@ class _Part(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.share * gradient, None
-
-
-class Mean(torch.autograd.Function):
-    """Sum of sums over sum of counts: the mean of the whole batch. The backward is that of the rank's own part.
-
-    `ranks`: ranks of data and z, over which gradients are averaged. A rank's share is therefore multiplied by their
-    number. If no target counts, the result is that of torch: the mean is NaN and its gradient 0.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, total: Tensor, count: Tensor, everybody: Axis, ranks: int, origin: str) -> Tensor:
-        sums = everybody.all_reduce(torch.stack([total, count]), f"{origin} mean").wait()
-        ctx.count, ctx.ranks = sums[1], ranks
-        return sums[0] / sums[1]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
-        return (gradient * (ctx.ranks / ctx.count)).masked_fill(ctx.count == 0, 0), None, None, None, None
 
 
 class VocabularyCrossEntropy(torch.autograd.Function):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom.base import torch_private
+from cubeloom.base.operations import operation_of
 from cubeloom.parallel import weave
-from cubeloom.parallel.check.operations import operation_of
 from cubeloom.parallel.collective import Collective, Started
 from cubeloom.parallel.gradients import WeightGradient
 from cubeloom.parallel.layers.alike import all_parts_of, own_part_of

@@ -2,7 +2,6 @@
 placement.
 """
 
-from cubeloom.parallel.traced.loss import mean_over_batch as mean_over_batch
 from cubeloom.parallel.traced.model import Traced as Traced
 from cubeloom.parallel.traced.model import trace as trace
 from cubeloom.parallel.traced.row import Handed as Handed

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cubeloom.parallel.check.operations import operation_of
+from cubeloom.base.operations import operation_of
 from cubeloom.parallel.check.run import META, Function, Run, leaves
 from cubeloom.parallel.cut import pattern_of
 from cubeloom.parallel.traced.choices import Sliced

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -13,9 +13,11 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from cubeloom.base import torch_private
+from cubeloom.comm.batch import Mean
 from cubeloom.parallel import weave
+from cubeloom.parallel.check.results import mapped
 from cubeloom.parallel.layers.logits import cut_cross_entropy
-from cubeloom.parallel.layers.loss import Mean, share_of
+from cubeloom.parallel.layers.loss import share_of
 from cubeloom.parallel.state import CubeState
 
 # Losses that are means over all their elements.
@@ -30,8 +32,8 @@ MEANS = {
 }
 
 
-def mean_over_batch(loss: Tensor, state: CubeState, targets: int | Tensor = 1) -> Tensor:
-    """The mean over the samples of all ranks of data and z, the same on every rank; call `backward` on it.
+def _mean_over_batch(loss: Tensor, state: CubeState, targets: int | Tensor = 1) -> Tensor:
+    """The mean over the samples of all ranks of data and z, the same number on every rank.
 
     `targets`: the number of targets of which `loss` is the mean, if ranks have different numbers of them (for example
     because of ignored tokens). A rank without targets, whose mean is NaN, contributes zero. If no rank has targets, the
@@ -49,13 +51,17 @@ def mean_over_batch(loss: Tensor, state: CubeState, targets: int | Tensor = 1) -
     return weave.meet(mean, wide * count, count).to(loss.dtype)
 
 
-def average_losses(module: nn.Module, state: CubeState) -> None:
+def average_losses(module: nn.Module, state: CubeState, means: Collection[str] = ()) -> None:
     """From now on a cross-entropy inside the module's forward is the mean over all targets of the whole batch.
 
-    Strands of a weave give one number, too: a loss that nobody counted is the mean of theirs.
+    `means`: which of the tensors that it returns are means over a rank's own samples. Strands of a weave give one number,
+    too: a loss that nobody counted is the mean of theirs.
     """
     kind = type(module)
     alone = state.network.grid.data * state.network.grid.z == 1 and not state.portioned
+
+    def averaged(path: str, value: Tensor) -> Tensor:
+        return _mean_over_batch(value, state) if path in means else value
 
     @functools.wraps(kind.forward)
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
@@ -64,6 +70,8 @@ def average_losses(module: nn.Module, state: CubeState) -> None:
             return kind.forward(self, *arguments, **named)
         with _CountedLosses(state):
             found = kind.forward(self, *arguments, **named)
+        if means and not alone and state.counting is None:
+            found = mapped(averaged, found)
         return found if ways == 1 else with_losses(found, functools.partial(_mean_of_strands, ways))
 
     module.__class__ = type(kind.__name__, (kind,), {"forward": forward})
@@ -106,7 +114,7 @@ class _CountedLosses(TorchFunctionMode):
             return torch.zeros((), device=count.device)
         mean = cut_cross_entropy(*args, **kwargs) if function is functional.cross_entropy else None
         if mean is None:
-            mean = mean_over_batch(function(*args, **kwargs), self._state, count)
+            mean = _mean_over_batch(function(*args, **kwargs), self._state, count)
         self._losses += 1
         return share_of(mean, self._state.shares.get(share_name(self._losses - 1)))
 

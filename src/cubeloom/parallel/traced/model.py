@@ -14,8 +14,10 @@ from torch.distributed.tensor import DTensor
 from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid
 from cubeloom.comm import Network
+from cubeloom.parallel.boundary import Boundary, at_boundary
 from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.cut import CutError, pattern_of
+from cubeloom.parallel.outputs import Outputs
 from cubeloom.parallel.replace import Fill, replace_layers
 from cubeloom.parallel.specs import LayerSpec, Parameter, TracedLinearSpec, WholeSpec, cut_share, parameters
 from cubeloom.parallel.state import CubeState
@@ -50,6 +52,8 @@ class Traced:
     samples: int = 1  # of the example, on one rank
     rest: ShardingPolicy = REST
     origins: Mapping[str, Origin] = field(default_factory=dict)  # who decided the placement of each layer
+    outputs: Outputs = field(default_factory=dict)  # the layouts of what the model gives
+    averaged: frozenset[str] = frozenset()  # outputs that are a mean over a rank's own samples
     again: Callable[[nn.Module, Watch], object] | None = None  # runs the model again, on some of its samples
 
     def row(self, model: nn.Module) -> Row:
@@ -119,6 +123,7 @@ class Traced:
         replace_layers(model, self.specs, state, fill)
         self.finish(model, state, fill, compile)
         network.models.add(model)
+        at_boundary(model, Boundary(network, self.outputs))
         return state
 
     def finish(self, model: nn.Module, state: CubeState, fill: Fill, compile: bool = False) -> None:
@@ -134,7 +139,7 @@ class Traced:
         place_buffers(model, state.network, fill)
         if compile:
             compile_blocks(model, self.specs)
-        average_losses(model, state)
+        average_losses(model, state, self.averaged)
 
     def __str__(self) -> str:
         lines = table(
@@ -156,13 +161,7 @@ def trace(
     `plan`: a user's plan for layers. For layers that it does not name, the plan that the model carries is the starting
     point. Raises CutError if a rank's samples would give other results than within the whole batch.
     """
-    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-        raise UserError(f"this {type(model).__name__} is cut already")
-    for name, each in model.named_modules():
-        if (where := held_elsewhere(each)) is not None:
-            raise CutError(
-                f"{name} ({type(each).__name__}) holds its parameters in {where} too, where they cannot be cut"
-            )
+    _refuse(model)
     kinds = {name: kind for name, each in model.named_modules() if name and (kind := known(each)) is not None}
     inputs = {name: _on_host(each) for name, each in example.items()}
     sizes = {axis: grid.size(axis) for axis in ("x", "y")}
@@ -195,7 +194,30 @@ def trace(
         name: origin(plans.get(pattern_of(name)), placed.side, placed.given, placed.left_whole)
         for name, placed in found.placed.items()
     }
-    return Traced(type(model).__name__, grid, specs, item, between, found.choices, given, origins=origins, again=again)
+    return Traced(
+        type(model).__name__,
+        grid,
+        specs,
+        item,
+        between,
+        found.choices,
+        given,
+        origins=origins,
+        outputs=found.outputs,
+        averaged=found.averaged,
+        again=again,
+    )
+
+
+def _refuse(model: nn.Module) -> None:
+    """What cannot be cut, whatever it computes."""
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        raise UserError(f"this {type(model).__name__} is cut already")
+    for name, each in model.named_modules():
+        if (where := held_elsewhere(each)) is not None:
+            raise CutError(
+                f"{name} ({type(each).__name__}) holds its parameters in {where} too, where they cannot be cut"
+            )
 
 
 def _on_host(value: Any) -> Any:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom.base import torch_private
+from cubeloom.base.operations import Operation, is_random
 from cubeloom.parallel.check import pointwise, where
 from cubeloom.parallel.check.functions import Function as AutogradFunction
 from cubeloom.parallel.check.gradient import summands
-from cubeloom.parallel.check.operations import Operation, is_random
 from cubeloom.parallel.check.replay import Replay
+from cubeloom.parallel.check.results import output_of, tensors_in
 from cubeloom.parallel.check.run import META, Function, leaves
 from cubeloom.parallel.check.step import Refused, Step
 from cubeloom.parallel.check.tracked import (
@@ -31,6 +32,7 @@ from cubeloom.parallel.check.tracked import (
     uncut,
 )
 from cubeloom.parallel.cut import CutError, pattern_of
+from cubeloom.parallel.outputs import Output
 from cubeloom.parallel.traced.choices import Sliced
 from cubeloom.parallel.traced.constants import RunWithConstants
 from cubeloom.parallel.traced.loss import MEANS
@@ -70,6 +72,9 @@ class RankRun(RunWithConstants, Replay):
         self._parts: dict[int, Tensor] = {}  # a rank's part of each cut parameter, by its id
         self._lazy: dict[int, str] = {}
         self._averaged: set[int] = set()
+        self._own_means: set[int] = set()  # of them, those that are the mean of a rank's own samples still
+        self.outputs: dict[str, Output] = {}
+        self.averaged_outputs: set[str] = set()
         self._rows_cut = self.averaged = any(tracked.axes for _, tracked in inputs.values())
         self.losses: list[LossUse] = []
         self.flops = [0.0, 0.0]  # of matmuls between layers: of the whole, and of a rank
@@ -177,13 +182,15 @@ class RankRun(RunWithConstants, Replay):
                 self._specialise(*tensors[:2])
             lazy = self._lazy_input(operation, tensors)
             averaged = self._averaged_input(operation, tensors)
+            own_mean = any(id(each) in self._own_means for each in tensors)
             if self._is_mean(operation, args, kwargs, tensors):
-                averaged = True
+                averaged, own_mean = True, operation.name == "mean"
                 result = self._mean(operation, function, args, kwargs, tensors)
             else:
                 result = self._step(operation, function, args, kwargs, tensors, numbers)
             if averaged and isinstance(result, Tensor):
                 self._averaged.add(id(result))
+                self._own_means |= {id(result)} if own_mean else set()
             self._count_flops(operation.name, tensors, result)
         except Refused as refused:
             self._misplaced(refused, tensors)
@@ -254,7 +261,10 @@ class RankRun(RunWithConstants, Replay):
             "clone",
             "view",
         ):
-            raise Refused(f"{operation.name} of the mean of a rank's own samples is not that of the whole batch's")
+            raise Refused(
+                f"{operation.name} of the mean of a rank's own samples is not that of the whole batch's: give the mean"
+                " as a result of the model, and compute the rest outside of it"
+            )
         return operation.name != "detach"
 
     def _lazy_input(self, operation: Operation, tensors: list[Tensor]) -> str | None:
@@ -370,10 +380,16 @@ class RankRun(RunWithConstants, Replay):
         if self.partial.setdefault(name, axes) != axes:
             raise Refused(f"{name} is used with tensors that are cut, and with others that are not")
 
-    def finish(self, result: Any) -> None:
-        outputs = list[Tensor]()
-        leaves(result, outputs, [])
-        for output in outputs:
+    def finish(self, result: Any) -> dict[str, Tracked]:
+        lying: dict[str, Tracked] = {}
+        for path, output in tensors_in(result):
             tracked = self._tracked.get(id(output))
-            if tracked is not None and any(axis in PLANE for axis in tracked.axes):
+            if tracked is None:
+                continue
+            if any(axis in PLANE for axis in tracked.axes):
                 self._misplaced(Refused("the model returns it"), [output])
+            lying[path] = tracked
+            if id(output) in self._own_means:
+                self.averaged_outputs.add(path)
+        self.outputs = {path: output_of(tracked, {}) for path, tracked in lying.items()}
+        return lying

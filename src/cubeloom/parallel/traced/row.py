@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
-from cubeloom.parallel.check.operations import operation_of
+from cubeloom.base.operations import operation_of
 from cubeloom.parallel.check.tracked import Tracked
 from cubeloom.parallel.traced.units import Units, units_of
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from cubeloom.parallel.check.run import META
 from cubeloom.parallel.check.tracked import Cutting, Dim, Factor, Tracked, local_shape, size_of, uncut
 from cubeloom.parallel.cut import CutError, pattern_of
+from cubeloom.parallel.outputs import Outputs
 from cubeloom.parallel.traced.choices import Choices, CutParameter, Maker, Patched, Sliced
 from cubeloom.parallel.traced.known import Known, Linear
 from cubeloom.parallel.traced.misplaced import LossUse, Misplaced
@@ -42,6 +43,8 @@ class Found:
     calls: Mapping[str, int]  # how often each module runs
     live: set[str]  # parameters outside of cut layers that the loss depends on
     flops: tuple[float, float]  # of matmuls between layers: of the whole, and of a rank
+    outputs: Outputs = field(default_factory=dict)  # the layouts of what the model gives
+    averaged: frozenset[str] = frozenset()  # outputs that are a mean over a rank's own samples
 
 
 @dataclass
@@ -317,10 +320,12 @@ def cut_samples(
     Afterwards the layers know whose number of rows does not depend on the number of samples.
     """
     try:
-        placed = some_samples(model, known, sizes, inputs, tied, found, samples)
+        run = some_samples(model, known, sizes, inputs, tied, found, samples)
     except CutError as error:
         return str(error)
-    for name, each in placed.items():
+    found.outputs, found.averaged = run.outputs, frozenset(run.averaged_outputs)
+    found.losses += [LossUse(None, 1, 0, 0.0)] * len(found.averaged)
+    for name, each in run.placing.placed.items():
         for use, here in zip(found.placed[name].uses, each.uses, strict=True):
             use.fixed = here.fixed
     return None
@@ -339,7 +344,7 @@ def some_samples(
     found: Found,
     samples: int,
     watch: Watch | None = None,
-) -> dict[str, Placed]:
+) -> RankRun:
     """A run of a rank with a part of the samples. Raises CutError if it computes something else for them than within
     all.
     """
@@ -352,7 +357,7 @@ def some_samples(
     own = {name: tensor for name, (tensor, _) in given.items()}
     with nullcontext() if watch is None else watch(run.lies, samples // parts):
         _run_as_rank(model, run, found.choices, {**empty, **own})
-    return placing.placed
+    return run
 
 
 def _parts_of_samples(inputs: Mapping[str, Any], samples: int, parts: int) -> dict[str, tuple[Tensor, Tracked]]:

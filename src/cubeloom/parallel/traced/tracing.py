@@ -13,6 +13,7 @@ from cubeloom.base.grid import Grid
 from cubeloom.parallel.config import Batch
 from cubeloom.parallel.cut import CutError
 from cubeloom.parallel.layers.declared import FoundCut
+from cubeloom.parallel.outputs import Outputs
 from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.specs import LayerSpec
 from cubeloom.parallel.state import CubeState
@@ -49,6 +50,9 @@ class Tracing(FoundCut):
 
     def specs(self, model: nn.Module, grid: Grid, batch: Batch) -> list[LayerSpec]:
         return list(self.traced(model, grid, batch).specs)
+
+    def outputs(self, model: nn.Module, grid: Grid, batch: Batch) -> Outputs:
+        return self.traced(model, grid, batch).outputs
 
     def row(self, model: nn.Module, grid: Grid, batch: Batch) -> Row:
         return self.traced(model, grid, batch).row(model)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom.base import torch_private
-from cubeloom.parallel.check.operations import Operation, needs_values
+from cubeloom.base.operations import Operation, needs_values
 from cubeloom.parallel.check.record import Record
 from cubeloom.parallel.check.run import META, leaves
 from cubeloom.parallel.traced.choices import Sliced

@@ -29,6 +29,7 @@ from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
 from cubeloom.base.limits import within
 from cubeloom.comm import devices
+from cubeloom.comm.batch import Parts
 from cubeloom.parallel.weave.thread_state import ThreadState
 
 
@@ -267,10 +268,12 @@ def refuse_to_guess(layer: str, woven: bool) -> None:
 def split(tree: Any, ways: int) -> list[Any]:
     """This many trees, each with a part of every tensor. All get a tensor without dimensions."""
     if isinstance(tree, Tensor) and tree.dim():
-        if tree.shape[0] % ways:
+        if (tree.part if isinstance(tree, Parts) else tree).shape[0] % ways:
             raise UserError(
                 f"a tensor of shape {list(tree.shape)} cannot be cut into {ways} strands by its first dimension"
             )
+        if isinstance(tree, Parts):
+            return [tree.like(each, tree.cut) for each in tree.part.chunk(ways)]
         return list(tree.chunk(ways))
     if isinstance(tree, dict):
         parts = {key: split(value, ways) for key, value in tree.items()}
@@ -284,6 +287,8 @@ def split(tree: Any, ways: int) -> list[Any]:
 def _join(trees: list[Any]) -> Any:
     """The inverse of `_split`. A scalar must be the same for all strands: the same tensor or an equal one."""
     first = trees[0]
+    if isinstance(first, Parts):
+        return first.like(torch.cat([each.part for each in trees], first.cut), first.cut)
     if isinstance(first, Tensor):
         if first.dim() > 0:
             return torch.cat(trees)

@@ -78,6 +78,23 @@ _ALIASES = {
     for alias in aliases
 }
 
+_POINTWISE = """
+abs acos acosh add addcdiv addcmul angle arctan2 asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not
+bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min complex conj conj_physical copy copysign cos cosh
+deg2rad digamma div eq erf erfc erfinv exp exp2 expm1 float_power floor floor_divide fmax fmin fmod frac ge gt heaviside hypot
+i0 imag isclose isfinite isinf isnan isneginf isposinf isreal ldexp le lerp lgamma log log10 log1p log2 logaddexp logaddexp2
+logical_and logical_not logical_or logical_xor logit lt masked_fill maximum minimum mul nan_to_num ne neg nextafter polar
+positive pow rad2deg real reciprocal remainder resolve_conj resolve_neg round rsqrt rsub sgn sigmoid sign signbit sin sinc sinh
+sqrt square sub tan tanh trunc where xlogy
+celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu relu6 rrelu selu silu softplus
+softshrink softsign tanhshrink threshold
+alias bfloat16 bool byte char clone contiguous cpu cuda data detach double float half int long requires_grad short to type
+type_as empty_like full_like ones_like zeros_like fill fill_diagonal zero
+dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout
+"""
+# That compute each number of their result from the numbers at its place.
+POINTWISE = set(_POINTWISE.split()) - {"fill_diagonal"}
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
