@@ -475,3 +475,20 @@ def test_functions_of_a_subclass_can_be_those_of_plain_tensors() -> None:
         loud.size()
     with private.without_subclasses():
         assert loud.size() == (2, 3)
+
+
+class Empty(Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise ValueError(f"{func}")
+
+
+def test_a_tensor_without_values_looks_like_one_and_nothing_reads_its_memory() -> None:
+    made = private.without_values(Empty, (2, 3), torch.float64, torch.device("cpu"))
+    assert type(made) is Empty
+    assert (made.shape, made.dtype, made.device.type) == ((2, 3), torch.float64, "cpu")
+    with pytest.raises(ValueError, match="aten"):
+        made + 1
+    with pytest.raises(RuntimeError, match="storage"):
+        made.data_ptr()
+    made.requires_grad_().register_hook(lambda _: None)  # it may be a leaf of a graph

@@ -34,7 +34,8 @@ _HALVES = (torch.float16, torch.bfloat16)
 def pointwise(call: Call) -> Any:
     if call.name in _BY_TYPE:
         return _typed(call)
-    if call.behind is None:
+    # Of a condition alone `where` gives places, of which each rank has as many as it finds.
+    if call.behind is None or (call.name == "where" and len(call.args) + len(call.kwargs) == 1):
         return NOT_FOLLOWED
     return call.results(call.run(call.aligned), call.behind)
 
