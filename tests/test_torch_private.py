@@ -489,6 +489,5 @@ def test_a_tensor_without_values_looks_like_one_and_nothing_reads_its_memory() -
     assert (made.shape, made.dtype, made.device.type) == ((2, 3), torch.float64, "cpu")
     with pytest.raises(ValueError, match="aten"):
         made + 1
-    with pytest.raises(RuntimeError, match="storage"):
-        made.data_ptr()
+    assert made.data_ptr() == 0
     made.requires_grad_().register_hook(lambda _: None)  # it may be a leaf of a graph

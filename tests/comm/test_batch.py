@@ -18,6 +18,7 @@ from cubeloom.comm.batch import BatchTensor, BatchValue
 from cubeloom.launch import RankPool
 
 SAMPLES, LENGTH, WIDTH = 6, 4, 5
+WEIGHTED_MSE: Any = functional.mse_loss  # a weight is new in torch
 Use = Callable[[Tensor, Tensor, Tensor], Any]
 # Of `x [samples, length, width]`, `m [samples, length]` of truth values, and `i` of as many indices.
 FOLLOWED: dict[str, Use] = {
@@ -159,7 +160,7 @@ GATHERED: dict[str, Use] = {
             functional.cosine_embedding_loss(x[:, 0], x[:, 1], torch.ones(6)),
         ),
         *(
-            functional.mse_loss(x, -x, weight=m[..., None].double().expand(6, 4, 5)),
+            WEIGHTED_MSE(x, -x, weight=m[..., None].double().expand(6, 4, 5)),
             functional.margin_ranking_loss(x[..., 0], x[..., 1], torch.ones(6, 4)),
         ),
         functional.batch_norm(x, None, None, training=True),
