@@ -14,9 +14,9 @@ import cubeloom
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
-from cubeloom.models import cut_of
-from cubeloom.models.gpt import GPT, GPTConfig
-from cubeloom.models.llama import Llama, LlamaConfig
+from cubeloom.models import GPTConfig, LlamaConfig, cut_of
+from cubeloom.models.gpt import GPT
+from cubeloom.models.llama import Llama
 from cubeloom.parallel import Batch, apply, initial_values, materialise
 from grids import rest_is_long
 
