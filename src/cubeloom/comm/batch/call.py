@@ -1,4 +1,4 @@
-"""A call of a function of torch's with tensors of the whole batch, and how its other tensors meet a rank's samples."""
+"""A call of a torch function with tensors of the whole batch, and what its other tensors are on a rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _NotFollowed:
 
 
 NOT_FOLLOWED = _NotFollowed()
-"""What a rule gives where a rank's samples do not suffice."""
+"""What a rule returns if the function needs the samples of all ranks."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Call:
 
     @property
     def samples(self) -> int:
-        """The size of the dimension of samples, in the whole."""
+        """The size of the samples' dimension in the whole batch."""
         return self.like.sizes[self.like.cut]
 
     @property
@@ -77,24 +77,24 @@ class Call:
         return replace(self, kwargs={**self.kwargs, **named})
 
     def run(self, of: Callable[[Any], Any]) -> Any:
-        """The function of arguments that were changed."""
+        """Call the function with each argument changed by `of`."""
         return self.function(*torch_private.tree_map(of, self.args), **torch_private.tree_map(of, self.kwargs))
 
     @property
     def behind(self) -> int | None:
-        """Where all tensors of the batch have their samples, counted from behind; None where they differ."""
+        """The dimension of the samples in all tensors of the batch, counted from the last; None if they differ."""
         found = {(each.behind, each.sizes[each.cut]) for each in self.parts}
         return self.like.behind if len(found) == 1 else None
 
     def aligned(self, value: Any) -> Any:
-        """An argument that is broadcast with the others, as this rank has it."""
+        """This rank's part of an argument that is broadcast with the others."""
         if not isinstance(value, Tensor) or isinstance(value, Parts):
             return value.part if isinstance(value, Parts) else value
         return self.at(value, value.dim() - self.like.behind)
 
     def at(self, whole: Tensor, dim: int) -> Tensor:
-        """Of what all ranks have alike and that has samples in this dimension, or one for all, this rank's."""
-        if hasattr(whole, "full_tensor"):  # a parameter that is cut: torch says what it may meet
+        """This rank's part of a tensor that is the same on all ranks, with samples, or size 1, in this dimension."""
+        if hasattr(whole, "full_tensor"):  # a DTensor: torch says what it can be combined with
             return whole
         whole = plain(whole)
         if dim < 0 or whole.shape[dim] == 1:
@@ -110,13 +110,13 @@ class Call:
         return own_samples(whole, self.axis, dim)
 
     def part(self, value: Any) -> Any:
-        """Of the batch this rank's samples; other tensors are used by each rank."""
+        """This rank's samples of a tensor of the batch; any other tensor whole."""
         if isinstance(value, Parts):
             return value.part
         return self.at(value, -1) if isinstance(value, Tensor) else value
 
     def results(self, found: Any, behind: int) -> Any:
-        """Of a rank's samples, as the whole batch's."""
+        """Results of a rank's samples, as tensors of the whole batch."""
         return torch_private.tree_map(
             lambda each: self.like.like(each, each.dim() - behind) if isinstance(each, Tensor) else each, found
         )

@@ -1,4 +1,4 @@
-"""What a tensor of the whole batch is on a rank: its samples, and in which dimension they are."""
+"""A tensor of the whole batch as a rank stores it: its samples, and the dimension that they are in."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cubeloom.comm.batch.sums import Gathered
 
 
 class LooksWhole(Protocol):
-    """Parts of features, say, that are gathered where they are needed whole."""
+    """A tensor that is gathered if it is needed whole, such as logits whose classes are cut."""
 
     def whole(self) -> Tensor: ...
 
 
 class Parts(Tensor):
-    """`sizes` of the whole to look at; `part` is what this rank has: its share of dimension `cut`, over `axis`."""
+    """Its shape is `sizes`, that of the whole batch. `part` is what this rank stores: its samples, in dimension `cut`."""
 
     part: Tensor
     cut: int
@@ -40,19 +40,19 @@ class Parts(Tensor):
         refuse(f"{getattr(func, '__name__', func)} takes", "an operation that is hidden from torch's functions")
 
     def looking_again(self) -> Self:
-        """Whoever reaches it by another way than torch's functions would lose the gradient: then its backward is refused."""
+        """Refuse a backward that arrives by another way than torch's functions: its gradient would not reach the model."""
         with torch_private.without_subclasses():
             if self.part.requires_grad and not self.requires_grad:
                 self.requires_grad_().register_hook(_refuse_gradient)
         return self
 
     def like(self, part: Tensor, cut: int) -> Self:
-        """The same samples of something else."""
+        """The same samples of another tensor."""
         return type(self).of(part, cut, self.axis)
 
     @property
     def behind(self) -> int:
-        """Where the samples are, counted from behind, from 1 on."""
+        """The dimension of the samples, counted from the last, which is 1."""
         return len(self.sizes) - self.cut
 
     def own(self) -> Tensor:

@@ -1,7 +1,7 @@
-"""Between a rank's samples and numbers of the whole batch, with gradients.
+"""From a rank's samples to values of the whole batch and back, with gradients.
 
-The gradients that ranks compute of parameters are averaged over them. So what a rank sends back to its own samples is its
-gradient times the number of ranks; and a tensor that all ranks have alike gets the average of what they send back.
+The gradients that ranks compute for parameters of the model are averaged over ranks. The gradient of a rank's samples is
+therefore multiplied by the number of ranks. A tensor that is the same on all ranks gets the average of their gradients.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cubeloom.comm.axis import Axis
 
 
 class Sum(torch.autograd.Function):
-    """Of every rank's own sum: that of the whole batch, on every rank."""
+    """From the sums of ranks to the sum over the whole batch, on every rank."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, axis: Axis, origin: str) -> Tensor:
@@ -29,7 +29,7 @@ class Sum(torch.autograd.Function):
 
 
 class Average(torch.autograd.Function):
-    """Of the means of equal numbers of samples."""
+    """The mean of the ranks' means, which are of equal numbers of samples."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, axis: Axis, origin: str) -> Tensor:
@@ -64,7 +64,7 @@ class Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, axis: Axis, dim: int, origin: str) -> Tensor:
         ctx.axis, ctx.dim = axis, dim
-        # Not every backend knows truth values.
+        # Not every backend takes booleans.
         sent = (own.byte() if own.dtype is torch.bool else own).to(axis.device)
         return axis.all_gather(sent, dim, origin).wait().to(own)
 
@@ -104,14 +104,14 @@ def own_part(whole: Tensor, axis: Axis, dim: int) -> Tensor:
 
 
 def own_samples(whole: Tensor, axis: Axis, dim: int) -> Tensor:
-    """Of what all ranks have alike."""
+    """This rank's samples of a tensor that is the same on all ranks."""
     follows = whole.requires_grad and torch.is_grad_enabled()
     found: Tensor = _OwnPart.apply(whole, axis, dim) if follows else own_part(whole, axis, dim)
     return found
 
 
 def used_by_each(whole: Tensor, axis: Axis) -> Tensor:
-    """What all ranks have alike, and each uses with its own samples."""
+    """A tensor that is the same on all ranks, which each rank combines with its own samples."""
     follows = whole.requires_grad and torch.is_grad_enabled()
     found: Tensor = _UsedByEach.apply(whole, axis) if follows else whole
     return found

@@ -1,8 +1,8 @@
-"""Tensors of the whole batch, of which each rank has its samples: to a program they look as they do on one device.
+"""Tensors of the whole batch of which each rank stores its samples. To a program they look as on one device.
 
-What each sample's numbers can be computed of by themselves is computed of a rank's own. Sums and means over samples, and
-losses, are those of the whole batch. For any other function the samples of all ranks are gathered. So a program computes what
-it does on one device, and so do its gradients; all ranks must run it.
+Functions of one sample at a time run on the rank's own samples. Sums and means over samples, and losses, are summed over
+ranks. For any other function the samples of all ranks are gathered. So a program and its gradients compute what they do on
+one device. All ranks must run the same functions.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class BatchTensor(Parts):
 
 
 def followed(call: Call, operation: Operation) -> Any:
-    """What a rule makes of a rank's samples."""
+    """The result computed from a rank's own samples, if there is a rule for it."""
     rule = _RULES.get(call.name)
-    # What is drawn at random is drawn for the whole batch, as on one device.
+    # Random numbers are drawn for the whole batch, as on one device.
     if rule is None or is_random(operation, call.args, call.kwargs):
         return NOT_FOLLOWED
     found = rule(call)
@@ -99,7 +99,7 @@ def _in_place(call: Call) -> Any:
 
 
 def _backward(call: Call) -> None:
-    """With a gradient of its own, as on one device."""
+    """With a gradient that the caller passes, as on one device."""
     tensor, gradient = call.first, call.argument(1, "gradient")
     if not isinstance(tensor, Parts) or gradient is None:
         raise RuntimeError("grad can be implicitly created only for scalar outputs")
@@ -114,7 +114,7 @@ def _own_gradient(gradient: Tensor, tensor: Parts) -> Tensor:
 
 
 def _grad(call: Call) -> Any:
-    """`torch.autograd.grad`: what a rank sends back is its gradient times the number of ranks."""
+    """`torch.autograd.grad`. On a rank gradients of samples are multiplied by the number of ranks: see `sums`."""
     refuse_different(call.function, call.args, call.kwargs)
     given = dict(zip(("outputs", "inputs", "grad_outputs"), call.args, strict=False)) | call.kwargs
     outputs, inputs = (
@@ -164,12 +164,12 @@ _SPECIAL: dict[str, Callable[[Call], Any]] = {
 
 
 def part_of(value: Any) -> Any:
-    """What a model computes of it on this rank."""
+    """What a model on this rank gets of it."""
     return value.part if isinstance(value, Parts) else plain(value)
 
 
 def batch_tensor(part: Tensor, cut: int, axis: Axis) -> Tensor:
-    """Where one rank has all samples it is the part itself."""
+    """The part itself, if one rank has all samples."""
     return part if axis.size == 1 else BatchTensor.of(plain(part), cut, axis)
 
 

@@ -1,7 +1,7 @@
-"""A value of which every rank must have the same before it has a gradient.
+"""Values that must be the same on all ranks before gradients are computed of them.
 
-What is computed of samples of the whole batch is one number on all ranks. It is not where ranks compute it of samples, or with
-numbers, that each has of its own: then gradients would be the average of those of several losses.
+A loss of the whole batch is one number on all ranks. It differs if ranks compute it from their own samples, or with numbers
+of their own: then the average over ranks would be the gradient of no loss that the program wrote.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from cubeloom.comm.batch.parts import Parts
 
 
 class BatchValue(Tensor):
-    """A plain tensor but for its `backward`, which refuses what differs between the ranks of `axis`."""
+    """A plain tensor, except that `backward` refuses a value that differs between the ranks of `axis`."""
 
     axis: Axis
 
     @staticmethod
     def of(value: Tensor, axis: Axis) -> Tensor:
-        """Without a gradient it is the plain tensor."""
+        """The plain tensor, if it needs no gradient."""
         if type(value) is not Tensor or not value.requires_grad:
             return value
         with torch_private.without_subclasses():
@@ -57,7 +57,7 @@ class BatchValue(Tensor):
 
 
 def plain(value: Any) -> Any:
-    """The tensor itself, of torch's own class."""
+    """The same tensor, of torch's own class."""
     if not isinstance(value, BatchValue):
         return value
     with torch_private.without_subclasses():
@@ -65,17 +65,17 @@ def plain(value: Any) -> Any:
 
 
 def refuse_different(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """What a backward begins with."""
+    """Checks before a backward begins."""
     first = args[0] if args else kwargs.get("outputs", kwargs.get("self"))
     given = kwargs.get("gradient", args[1] if function is Tensor.backward and len(args) > 1 else None)
     for each in first if isinstance(first, list | tuple) else [first]:
-        # Of what is no number the caller gives the gradient, and answers for it.
+        # With a gradient of the caller's own there is no loss to compare.
         if isinstance(each, BatchValue) and given is None and each.numel() == 1:
             _refuse_value(each)
 
 
 def _refuse_value(value: BatchValue) -> None:
-    """On a GPU the device asserts it, so that the host does not wait."""
+    """On a GPU the device asserts it, and the host does not wait."""
     with torch.no_grad():
         own = (
             plain(value).detach().reshape(()).float() if value.dtype.itemsize < 4 else plain(value).detach().reshape(())
@@ -85,9 +85,9 @@ def _refuse_value(value: BatchValue) -> None:
         alike = ~((most + least).abs() > digits * torch.maximum(most.abs(), least.abs()))
         here = line()
         words = (
-            f"{here and here + ': '}ranks have different losses, and gradients would be those of none of them. Give the model"
-            " all tensors of the batch through mesh.shard(batch), or mesh.from_local(batch) where each rank loads samples of"
-            " its own; and use in the loss no number that a rank counted in its own samples"
+            f"{here and here + ': '}the loss differs between ranks, so that its gradients would not be those of one loss. Pass"
+            " all tensors of the batch through mesh.shard(batch), or through mesh.from_local(batch) if each rank loads its own"
+            " samples; and use no number in the loss that a rank computed from its own samples alone"
         )
         if not devices.assert_all(alike, words):
             raise UserError(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cubeloom.comm import Network
+from cubeloom.comm.batch import part_of
 from cubeloom.parallel.layers.edges import CubeSquaredLoss
 from cubeloom.parallel.layers.loss import CubeCrossEntropy
 from cubeloom.parallel.traced.loss import share_name
@@ -29,7 +30,7 @@ def cut_up(data: Mapping[str, Tensor], into: list[Portion]) -> dict[Portion, Dat
     """Cuts tensors by their first dimension. Scalars and other values go to every portion."""
     chunks = {
         name: each.chunk(len(into)) if isinstance(each, Tensor) and each.dim() else [each] * len(into)
-        for name, each in data.items()
+        for name, each in ((name, part_of(value)) for name, value in data.items())
     }
     return {portion: {name: parts[place] for name, parts in chunks.items()} for place, portion in enumerate(into)}
 
