@@ -242,6 +242,7 @@ def of_all(grid: Grid) -> tuple[list[str], list[str], list[str]]:
     return found, [entry.origin for entry in ledger.entries if entry.origin == "samples"], wrong(grid, GATHERED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", [Grid(z=3), pytest.param(Grid(data=2, z=3), marks=pytest.mark.long)])
 def test_whatever_is_computed_is_that_of_whole_tensors(grid: Grid, ranks: RankPool) -> None:
     for followed, gathered, other in ranks.run(grid.world, of_all, grid):

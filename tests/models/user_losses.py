@@ -14,7 +14,7 @@ Given = dict[str, Tensor]
 
 
 class Scorer(nn.Module):
-    """Gives logits and what they are made of."""
+    """Gives logits and what they are made of, and a mean of that."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Scorer(nn.Module):
     def forward(self, tokens: Tensor) -> dict[str, Tensor]:
         x = self.embed(tokens)
         x = x + self.down(functional.gelu(self.up(self.norm(x))))
-        return {"logits": self.head(x), "hidden": x.cumsum(1) / x.shape[1]}
+        return {"logits": self.head(x), "hidden": x.cumsum(1) / x.shape[1], "size": x.square().mean()}
 
 
 def batch_of() -> Given:
@@ -101,6 +101,12 @@ def root_of_a_mean(given: Given, batch: Given) -> Tensor:
     return given["hidden"].square().mean().sqrt() * (1 + functional.l1_loss(given["logits"], batch["teacher"]))
 
 
+def of_a_mean_inside(given: Given, batch: Given) -> Tensor:
+    """That the model took."""
+    size = given["size"] if "size" in given else given["hidden"].square().mean()
+    return size.log() * size + size.sqrt()
+
+
 def chosen_targets(given: Given, batch: Given) -> Tensor:
     """By a mask, of which each sample has another number."""
     return functional.cross_entropy(given["logits"][batch["mask"]], batch["tokens"][batch["mask"]])
@@ -164,7 +170,7 @@ LOSSES: dict[str, Callable[[Given, Given], Tensor]] = {
     for each in (
         *(cross_entropy, flat_cross_entropy, masked_mean, weighted_mean, mean_of_means, a_sum, sum_over_sizes),
         *(class_weights, distilled, root_of_a_mean, chosen_targets, contrastive, standardised, last_word, hardest),
-        *(by_steps, changed_in_place, with_metrics),
+        *(by_steps, changed_in_place, with_metrics, of_a_mean_inside),
     )
 }
 
