@@ -269,6 +269,9 @@ def others(grid: Grid) -> None:
     whole[:, 0] = 7
     whole[m] = -1
     assert torch.equal(mesh.gather(j), whole + 1)
+    buffer = torch.zeros(SAMPLES + 1, LENGTH, WIDTH, dtype=torch.float64)
+    buffer[1:] = z
+    assert torch.equal(buffer[1:], x.detach())
     # What is drawn is drawn for the whole batch.
     torch.manual_seed(1)
     drawn = mesh.gather(functional.dropout(y, 0.5))

@@ -84,12 +84,12 @@ def _metadata(call: Call) -> Any:
 
 def _in_place(call: Call) -> Any:
     tensor = call.first
-    if call.name == "setitem":
-        if not shapes.assigned(call):
-            refuse("an assignment changes or takes", "not every rank can do its part of it by itself")
-        return None
     if not isinstance(tensor, Parts):
         return of_all_samples(call)
+    if call.name == "setitem":
+        if not shapes.assigned(call):
+            refuse("an assignment changes", "not every rank can do its part of it by itself")
+        return None
     alike = call.behind is not None or call.name in ("requires_grad", "detach")
     drawn = is_random(_operation(call.function), call.args, call.kwargs)
     if _RULES.get(call.name) is not numbers.pointwise or not alike or drawn:
