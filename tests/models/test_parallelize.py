@@ -179,7 +179,7 @@ def in_strands(mesh: Network, serial: Any, kind: str) -> float:
     (batch,) = batches(kind, 1)
     with torch.no_grad():
         one = {name: each[:1] for name, each in batch.items()}
-        losses.append(mean_over_batch(loss_of(model, one), handle_of(model).state).item())  # type: ignore[arg-type]
+        losses.append(loss_of(model, one).item())
         wanted.append(loss_of(serial, one).item())
     copied = apart_of(train(mean, kind, mesh, 2)[0], train(their_mean, kind, None, 2)[0])
     return max(apart_of(losses, wanted), apart(model, serial, mesh), copied, apart(mean, their_mean, mesh))
