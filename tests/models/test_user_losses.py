@@ -60,19 +60,22 @@ def differences(model: nn.Module, serial: nn.Module, runs: Runs, mesh: Network, 
     return found
 
 
-def of_a_traced_model(grid: Grid) -> Found:
+def of_a_traced_model(grid: Grid, ways: int) -> Found:
     torch.manual_seed(0)
     serial, mesh = Scorer().double(), Network(grid)
     model = copy.deepcopy(serial)
-    cubeloom.parallelize(model, mesh)
+    cubeloom.parallelize(model, mesh, ways=ways)
     return differences(model, serial, scored, mesh, mesh.shard(batch_of()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("grid", rest_is_long(GRIDS, ["data=2", "x=2,z=2"]))
-def test_of_a_traced_model(grid: str, ranks: RankPool) -> None:
+@pytest.mark.parametrize(
+    "grid, ways",
+    rest_is_long([*((grid, 1) for grid in GRIDS), ("z=2", 2), ("x=2,y=2", 2)], [("data=2", 1), ("x=2,z=2", 1)]),
+)
+def test_of_a_traced_model(grid: str, ways: int, ranks: RankPool) -> None:
     where = Grid.parse(grid)
-    for found in ranks.run(where.world, of_a_traced_model, where):
+    for found in ranks.run(where.world, of_a_traced_model, where, ways):
         assert {name: each for name, each in found.items() if isinstance(each, str) or each > CLOSE} == {}
 
 
