@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,11 +14,16 @@ from cubeloom import Grid
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, OurModel, build, cut_of
-from cubeloom.parallel import Batch, ShardingPolicy, apply, initial_values
+from cubeloom.parallel import Batch, ShardingPolicy, apply, initial_values, weave
+from cubeloom.parallel.layers.linear import CubeLinear
 from cubeloom.parallel.parameter import local_of
 from cubeloom.parallel.recomputed import blocks_of, recompute_blocks
 from cubeloom.parallel.resolution import specs_of
+from cubeloom.parallel.specs import Budget
 from cubeloom.parallel.weave import Weave
+from cubeloom.pipeline import generate
+from cubeloom.pipeline.runtime import Pipeline
+from cubeloom.tools.rehearse.memory import Tracker
 from cubeloom.tools.verify import Experiment
 from parity import holds
 from serial_runs import Verified
@@ -108,4 +114,69 @@ def test_it_trains_as_the_serial_model_with_the_bytes_predicted(
     where = Grid.parse(grid)
     holds(
         verified(Experiment(model=OurModel(model), grid=where, batch=Batch(8, 12), steps=2, recompute=True, **changes))
+    )
+
+
+def saved(budget: int | bool) -> tuple[int, list[str]]:
+    """Bytes that are kept from a forward to its backward, and the products of the backward's recomputation."""
+    network = Network(Grid())
+    with torch.device("meta"):
+        model = build(LLAMA)
+    fill = initial_values(model, 0, torch.float64, network.device)
+    recompute = budget if isinstance(budget, bool) else Budget(budget)
+    pipeline = Pipeline(model, cut_of(model), network, Batch(8, 12), fill, generate("1f1b", 1, 1), recompute=recompute)
+    computed: list[str] = []
+    plain = CubeLinear.forward
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = plain(self, x)
+        if weave.replaying():
+            computed.append(self._name)
+        return y
+
+    tokens = torch.arange(96).view(8, 12)
+    with patch.object(CubeLinear, "forward", forward), Tracker() as tracker:
+        pipeline.step({"tokens": tokens, "targets": tokens})
+        tracker.begin()
+        pipeline.step({"tokens": tokens, "targets": tokens})
+    return tracker.memory().at_peak["activations"], computed
+
+
+def test_a_budget_keeps_the_results_that_take_longest_for_their_bytes(ranks: RankPool) -> None:
+    """Of one block the gates take 8 · 12 · 128 numbers; of a linear the inputs say how long a number takes, alike here."""
+    (everything, _), (nothing, again), (some, _), (all_of_them, _) = (
+        ranks.run(1, saved, budget)[0] for budget in (False, True, 3 * 96 * (96 + 32) * 8, 10**9)
+    )
+    assert nothing < some < all_of_them < everything
+    assert {name.split(".", 2)[2] for name in again} == {"attention.qkv", "attention.proj", "mlp.gate_up"}
+
+
+@pytest.mark.parametrize(
+    ("grid", "name", "changes"),
+    [
+        ("x=2,y=2", "1f1b", {}),
+        ("pipe=2,z=2", "chimera", {"ways": 2}),
+        ("y=2,z=2", "1f1b", {"rest": ShardingPolicy(inputs="regathered")}),
+    ],
+    ids=str,
+)
+@pytest.mark.slow
+def test_a_budget_trains_as_the_serial_model_with_the_bytes_predicted(
+    verified: Verified, grid: str, name: str, changes: dict[str, Any]
+) -> None:
+    where = Grid.parse(grid)
+    schedule = generate(name, where.pipe, 2)
+    budget = Budget(40_000)
+    holds(
+        verified(
+            Experiment(
+                model=OurModel(GPT),
+                grid=where,
+                batch=Batch(8, 12),
+                steps=2,
+                schedule=schedule,
+                recompute=budget,
+                **changes,
+            )
+        )
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from torch import nn
@@ -27,9 +27,15 @@ def layers_of(block: str, layers: Sequence[LayerSpec]) -> list[LayerSpec]:
     return [layer for layer in layers if layer.name == block or layer.name.startswith(f"{block}.")]
 
 
-def recompute_blocks(model: nn.Module, blocks: Collection[str], layers: Sequence[LayerSpec]) -> None:
+def recompute_blocks(
+    model: nn.Module,
+    blocks: Collection[str],
+    layers: Sequence[LayerSpec],
+    kept: Mapping[str, frozenset[str]] | None = None,
+) -> None:
     """Make these blocks of a model, whose layers have been replaced, recompute their forward, one by one."""
     for name in blocks:
         block = model.get_submodule(name)
         early_stop = last_linear(layers_of(name, layers)) is not None
-        block.forward = partial(recompute, block.forward, early_stop=early_stop)
+        keeps = (kept or {}).get(name, frozenset[str]())
+        block.forward = partial(recompute, block.forward, early_stop=early_stop, keeps=keeps)

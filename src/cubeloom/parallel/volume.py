@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from fractions import Fraction
 from math import prod
 from typing import Any
@@ -41,9 +41,9 @@ def layer_volume(layer: LayerSpec, c: ParallelConfig) -> Volume:
     )
 
 
-def repeated_volume(block: Sequence[LayerSpec], c: ParallelConfig) -> Iterator[Received]:
+def repeated_volume(block: Sequence[LayerSpec], c: ParallelConfig, kept: Collection[str] = ()) -> Iterator[Received]:
     """What a block receives more in a backward that computes its forward once more."""
-    for each, times in repeated(block, c):
+    for each, times in repeated(block, c, kept):
         yield each.axes, times * each.received
 
 

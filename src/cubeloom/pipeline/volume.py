@@ -17,7 +17,8 @@ from cubeloom.pipeline.workload import Workload, holders
 
 _DOUBLE = 8  # losses and counts are summed in float64
 Layers = Sequence[tuple[LayerSpec, int]]  # each with the number of such layers in the stage
-Block = tuple[Sequence[LayerSpec], int]  # the layers of a block, with the number of such blocks
+# The layers of a block, the number of such blocks, and the layers whose results its recomputation keeps.
+Block = tuple[Sequence[LayerSpec], int, frozenset[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +80,8 @@ def pipeline_volume(
         for layer, count in stages[held.stage]:
             for axes, nbytes in pass_volume(layer, c, held.gathers * c.size() / held.passes):
                 yield axes, count * held.passes * nbytes
-        for block, count in again[held.stage] if again else ():
-            for axes, nbytes in repeated_volume(block, c):
+        for block, count, kept in again[held.stage] if again else ():
+            for axes, nbytes in repeated_volume(block, c, kept):
                 yield axes, count * held.passes * nbytes
     own = {held.stage for held in work.held}
     updates = 1 + schedule.groups[-1]

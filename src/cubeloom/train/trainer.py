@@ -30,7 +30,6 @@ from cubeloom.train.evaluation import mean_loss
 from cubeloom.train.guard import Guard
 from cubeloom.train.job import Job
 from cubeloom.train.job.samples import samples_of
-from cubeloom.train.job.settings import RECOMPUTE
 from cubeloom.train.optimizers import optimizer_of
 from cubeloom.train.sharded_optimizer import ShardedOptimizer
 from cubeloom.train.step_times import StepTimes
@@ -202,7 +201,7 @@ def pipeline_of(job: Job, source: ModelSource, network: Network) -> Pipeline:
         source.fill(model, job.seed, job.numbers, network.device),
         job.schedule.schedule(job.grid.pipe),
         job.layout.rest(source),
-        recompute=RECOMPUTE[job.layout.recompute],
+        recompute=job.layout.recomputation,
         ways=job.layout.ways,
         compile=job.layout.compile,
         record=GraphRecord() if job.layout.record else None,

@@ -181,8 +181,12 @@ class CubeLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         kind, source = x.device.type, x
+        result = weave.kept(self._name)
         if torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))  # before it is communicated
+        if result is not None:
+            _Saved.apply(*((x, x.detach()) if self._regather else (self._start(x, source).finish(), None)), x)
+            return result
         started = self._start(x, source)
         # Created between the two nodes of the input's collective: in the backward the weight gradient is then computed
         # while the input gradient is communicated.
@@ -214,7 +218,9 @@ class CubeLinear(nn.Module):
         if self.bias is not None and not self._adds_bias:
             added = self._state.local(self.bias).to(y.dtype)
             y = y + self._product.bias(added if self._own_features is None else self._own_features(added))
-        return y if self._own_classes is None else y.narrow(-1, 0, self._own_classes)
+        y = y if self._own_classes is None else y.narrow(-1, 0, self._own_classes)
+        weave.keep(self._name, y)
+        return y
 
 
 @make_layer.register

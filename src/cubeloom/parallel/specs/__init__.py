@@ -3,6 +3,8 @@
 from cubeloom.parallel.specs.attention import AttentionSpec as AttentionSpec
 from cubeloom.parallel.specs.attention import PointwiseSpec as PointwiseSpec
 from cubeloom.parallel.specs.between import BetweenSpec as BetweenSpec
+from cubeloom.parallel.specs.block import Budget as Budget
+from cubeloom.parallel.specs.block import kept_results as kept_results
 from cubeloom.parallel.specs.block import last_linear as last_linear
 from cubeloom.parallel.specs.block import repeated as repeated
 from cubeloom.parallel.specs.left_whole import WholeParameter as WholeParameter

@@ -1,6 +1,8 @@
 """The weave: splits a micro-batch into strands, so that one computes while another waits for a collective."""
 
 from cubeloom.parallel.weave.loom import Weave as Weave
+from cubeloom.parallel.weave.loom import keep as keep
+from cubeloom.parallel.weave.loom import kept as kept
 from cubeloom.parallel.weave.loom import meet as meet
 from cubeloom.parallel.weave.loom import pause as pause
 from cubeloom.parallel.weave.loom import place as place

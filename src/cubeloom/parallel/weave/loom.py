@@ -30,6 +30,7 @@ from cubeloom.base.errors import UserError
 from cubeloom.base.limits import within
 from cubeloom.comm import devices
 from cubeloom.comm.batch import Parts
+from cubeloom.parallel.weave.kept import KeptResults
 from cubeloom.parallel.weave.thread_state import ThreadState
 
 
@@ -51,6 +52,7 @@ class Strand(greenlet):
         self.number = number
         self.loom = loom
         self.records: Records = []
+        self.keeping: list[KeptResults] = []
 
 
 class Weave:
@@ -208,13 +210,16 @@ def _columns(meeting: dict[int, tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]
 class Replay:
     """A recomputed forward of one strand: the strand, and what all strands agreed on in the first forward."""
 
-    def __init__(self, place: tuple[int, int], agreed: list[Tensor]) -> None:
+    def __init__(self, place: tuple[int, int], agreed: list[Tensor], kept: KeptResults) -> None:
         self.place = place
         self.agreed = iter(agreed)
+        self.kept = kept.again()
         self.records: Records = []
+        self.keeping: list[KeptResults] = []
 
 
 _replays: list[Replay] = []
+_keeping: list[KeptResults] = []  # of forwards outside of a weave, the innermost last
 
 
 def _records() -> Records:
@@ -222,21 +227,40 @@ def _records() -> Records:
     return [] if here is None else here.records
 
 
+def _keepers() -> list[KeptResults]:
+    here = strand() or (_replays[-1] if _replays else None)
+    return _keeping if here is None else here.keeping
+
+
 @contextmanager
-def recording(agreed: list[Tensor]) -> Iterator[None]:
-    """Record in this list what strands agree on in the forward inside."""
-    records = _records()
+def recording(agreed: list[Tensor], kept: KeptResults) -> Iterator[None]:
+    """Record what strands agree on in the forward inside, and the results that are to be kept."""
+    records, keepers = _records(), _keepers()
     records.append(agreed)
+    keepers.append(kept)
     try:
         yield
     finally:
         records.pop()
+        keepers.pop()
+
+
+def keep(layer: str, result: Tensor) -> None:
+    """A layer has computed this: keep it if the block's recomputation is to take it."""
+    for each in _keepers()[-1:]:
+        each.add(layer, result)
+
+
+def kept(layer: str) -> Tensor | None:
+    """In a recomputation, the result that the layer computed in the first forward, if it was kept."""
+    found = _replays[-1].kept.get(layer) if _replays else None
+    return None if found is None else next(found)
 
 
 @contextmanager
-def replaying_as(place: tuple[int, int], agreed: list[Tensor]) -> Iterator[None]:
+def replaying_as(place: tuple[int, int], agreed: list[Tensor], kept: KeptResults) -> Iterator[None]:
     """The forward inside is recomputed for the strand with this place."""
-    _replays.append(Replay(place, agreed))
+    _replays.append(Replay(place, agreed, kept))
     try:
         yield
     finally:

@@ -26,6 +26,7 @@ from cubeloom.parallel.layout import Axes
 from cubeloom.parallel.recomputed import blocks_of, layers_of, recompute_blocks
 from cubeloom.parallel.replace import Fill, replace_layers
 from cubeloom.parallel.specs import (
+    Budget,
     ImageNormSpec,
     LayerSpec,
     LossSpec,
@@ -33,6 +34,7 @@ from cubeloom.parallel.specs import (
     TracedLinearSpec,
     TracedLossSpec,
     collectives,
+    kept_results,
     parameters,
     shared_copies,
 )
@@ -41,6 +43,7 @@ from cubeloom.parallel.traced import Row
 from cubeloom.parallel.volume import Volume, named
 from cubeloom.parallel.weave import recompute as recomputed
 from cubeloom.pipeline import Schedule, Updates, check
+from cubeloom.pipeline.memory import in_flight
 from cubeloom.pipeline.runtime.microbatches import portions
 from cubeloom.pipeline.runtime.model_pieces import ModelPieces, Outputs
 from cubeloom.pipeline.runtime.partition import belongs, counted_costs, partition
@@ -53,7 +56,7 @@ from cubeloom.pipeline.workload import Workload
 Home = tuple[int, int]  # replica, stage
 # Completes a stage after its layers have been replaced.
 Finish = Callable[[nn.Module, CubeState, Fill], None]
-Recompute = bool | Collection[int] | Literal["attention"]
+Recompute = bool | Collection[int] | Literal["attention"] | Budget
 
 
 class MissingStage(nn.Module):
@@ -73,6 +76,7 @@ class StagePlan:
     blocks: tuple[str, ...] = ()  # the modules that recomputation runs once more
     row: Row | None = None  # of a model that does not list its pieces
     aliases: Mapping[str, str] = field(default_factory=dict)  # from a parameter's name in the model to its layer's
+    config: ParallelConfig | None = None  # of one portion, with numbers of one byte
     # A cache: read in every step, and slow to compute if a model has many layers.
     _holders: dict[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
@@ -94,9 +98,24 @@ class StagePlan:
 
     def blocks_of(self, stage: int, recompute: Recompute) -> list[str]:
         """The modules of a stage that are computed once more in its backward."""
+        if isinstance(recompute, Budget):
+            recompute = True
         whole = recompute if isinstance(recompute, bool) else recompute != "attention" and stage in recompute
         modules = self.modules_of(stage)
         return [name for name in self.blocks if whole and belongs(name, modules)]
+
+    def kept(self, worker: int, recompute: Recompute, item: int) -> dict[str, frozenset[str]]:
+        """Of each block that a worker recomputes, the layers whose results it keeps; with `item` bytes a number."""
+        if not isinstance(recompute, Budget) or self.config is None:
+            return {}
+        flying: dict[str, float] = {}
+        for replica, stage in self.schedule.held_by(worker):
+            row = (each for each in self.schedule.workers[worker] if (each.replica, each.stage) == (replica, stage))
+            most = in_flight(tuple(row)) * (2 if self.schedule.halved else 1)
+            for block in self.blocks_of(stage, recompute):
+                flying[block] = flying.get(block, 0.0) + most
+        blocks = {block: layers_of(block, self.specs) for block in flying}
+        return kept_results(blocks, flying, replace(self.config, item=item), recompute)
 
     def volume(self, c: ParallelConfig, worker: int, zero: bool = False, recompute: Recompute = False) -> Volume:
         """Bytes that a rank of a worker receives in a step of `c.samples` samples, by axis."""
@@ -109,8 +128,12 @@ class StagePlan:
         ]
         tied = {f"{owner}.weight" for spec in self.specs if (owner := shared_owner(spec))}
         losses = sum(isinstance(spec, LossSpec | SquaredLossSpec | TracedLossSpec) for spec, _ in stages[-1])
+        kept, nothing = self.kept(worker, recompute, int(c.item)), frozenset[str]()
         again = [
-            [(layers_of(block, self.specs_of(stage)), 1) for block in self.blocks_of(stage, recompute)]
+            [
+                (layers_of(block, self.specs_of(stage)), 1, kept.get(block, nothing))
+                for block in self.blocks_of(stage, recompute)
+            ]
             for stage in range(count)
         ]
         averaged = self.row is not None
@@ -200,7 +223,8 @@ def plan_stages(
     tokens = not hasattr(model, "example")
     aliases = {} if pieces.row is None else _aliases(model, specs, grid, rest)
     blocks = blocks_of(model, specs)
-    return StagePlan(schedule, chosen, modules, specs, pieces.outputs, tokens, blocks, pieces.row, aliases)
+    portion = ParallelConfig.exact(grid, rest, Batch(batch.samples // count, batch.sequence), item=1)
+    return StagePlan(schedule, chosen, modules, specs, pieces.outputs, tokens, blocks, pieces.row, aliases, portion)
 
 
 def _aliases(model: nn.Module, specs: Sequence[LayerSpec], grid: Grid, rest: ShardingPolicy) -> dict[str, str]:
@@ -278,21 +302,24 @@ def hold(
         under_way = layout.schedule.updates is not Updates.FLUSH
         state = CubeState(network, rest, gradients, clock=clock, updates_under_way=under_way, portioned=True)
         specs = layout.specs_of(stage)
+        in_parts = recompute == "attention" or isinstance(recompute, Budget)
         local = compile and layout.row is None  # else `finish` compiles
-        plain = whole_blocks(own, specs, network.grid) if local and recompute != "attention" else {}
+        plain = whole_blocks(own, specs, network.grid) if local and not in_parts else {}
         replace_layers(own, specs, state, fill, held.parameters, layout.holders)
         if local:
             compile_local(own, plain, state)
         again = layout.blocks_of(stage, recompute)
+        item = next(iter(held.parameters.values())).element_size()
+        kept = layout.kept(network.coordinates["pipe"], recompute, item)
         if layout.row is not None:
             like = next(iter(held.parameters.values()))
             leave_out(own, layout.row, layout.modules_of(stage), like, network.device)
             finish(own, state, fill)
-            recompute_blocks(own, again, specs)
+            recompute_blocks(own, again, specs, kept)
             of_row = RowStage(own, layout.row, layout.stages[stage], state, ways)
             runs: list[Run] = [of_row.run]
         else:
-            recompute_blocks(own, again, specs)
+            recompute_blocks(own, again, specs, kept)
             pieces: list[Piece] = own.pieces()  # type: ignore[operator]
             runs, of_row = [pieces[number].run for number in layout.stages[stage]], None
         if recompute == "attention":

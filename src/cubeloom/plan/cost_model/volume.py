@@ -10,7 +10,7 @@ from cubeloom.parallel.layout import Axes
 from cubeloom.parallel.specs import LayerSpec
 from cubeloom.parallel.volume import add, gradient_volume, pass_volume
 from cubeloom.pipeline import Schedule
-from cubeloom.pipeline.volume import StageOutput, pipeline_volume
+from cubeloom.pipeline.volume import Block, StageOutput, pipeline_volume
 from cubeloom.plan.cost_model.recompute import Recompute
 from cubeloom.plan.model import Model
 from cubeloom.plan.model.model import PlaneOutput
@@ -52,9 +52,10 @@ def output_numbers(outputs: Sequence[StageOutput | PlaneOutput], model: Model, c
     return sum(each.elements(model.tokens, c) for each in outputs)
 
 
-def _blocks(model: Model, counts: Sequence[int]) -> list[tuple[Sequence[LayerSpec], int]]:
+def _blocks(model: Model, counts: Sequence[int]) -> list[Block]:
     """Those of so many pieces of each kind."""
-    return [(kind.layers, count) for kind, count in zip(model.kinds, counts, strict=True) if kind.block and count]
+    some = zip(model.kinds, counts, strict=True)
+    return [(kind.layers, count, frozenset[str]()) for kind, count in some if kind.block and count]
 
 
 def _layers(model: Model, counts: Sequence[int]) -> list[tuple[LayerSpec, int]]:

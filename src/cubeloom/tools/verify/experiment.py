@@ -20,7 +20,6 @@ from cubeloom.pipeline import Schedule, Updates
 from cubeloom.pipeline.runtime.build import Recompute, StagePlan, plan_stages, shared_owner
 from cubeloom.pipeline.runtime.recorded import check_recordable
 from cubeloom.train.job import Job
-from cubeloom.train.job.settings import RECOMPUTE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +59,7 @@ class Experiment:
             zero=job.optimizer.zero,
             schedule=job.schedule.schedule(job.grid.pipe),
             ways=job.layout.ways,
-            recompute=RECOMPUTE[job.layout.recompute],
+            recompute=job.layout.recomputation,
             patience=patience,
         )
 
@@ -76,7 +75,7 @@ class Experiment:
         if self.schedule is None:
             if self.record:
                 raise UserError("what is recorded are the stages of a pipeline: give a schedule")
-            if self.recompute not in (True, False):
+            if not isinstance(self.recompute, bool):
                 raise UserError("without a schedule all blocks are recomputed, or none")
             return self._strand_specs()
         layout = self.layout(self.schedule)

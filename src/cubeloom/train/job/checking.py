@@ -11,7 +11,6 @@ from cubeloom.pipeline import Updates
 from cubeloom.pipeline.runtime.recorded import check_recordable
 from cubeloom.train.job.job import Job
 from cubeloom.train.job.samples import check_validation, samples_of
-from cubeloom.train.job.settings import RECOMPUTE
 
 
 def check(job: Job, device_here: bool = True) -> None:
@@ -38,7 +37,7 @@ def check(job: Job, device_here: bool = True) -> None:
             raise UserError(
                 "layout.record = true: stages are recorded on a GPU only; use device = 'cuda', or leave it out"
             )
-        check_recordable(layout.specs, layout.schedule, job.layout.ways, RECOMPUTE[job.layout.recompute] is not False)
+        check_recordable(layout.specs, layout.schedule, job.layout.ways, job.layout.recompute != "none")
     _check_folder(job.folder)
 
 

@@ -217,10 +217,29 @@ class LayoutSettings:
     """Activations that are recomputed in the backward: none, those inside attention, or all but the inputs of each
     block.
     """
+    recompute_budget: int | None = None
+    """For selective: all blocks are recomputed, except layer results of this many bytes on a rank, those that take the
+    longest to compute per byte. Without it, attention alone is recomputed.
+    """
     compile: bool = False
     """Let torch compile the code between collectives. The first steps then take longer."""
     record: bool = False
     """Record the actions of a stage as CUDA graphs and launch each as a whole: for a GPU that would wait for Python."""
+
+    def __post_init__(self) -> None:
+        if self.recompute_budget is not None:
+            within("layout.recompute_budget", self.recompute_budget, least=0)
+            if self.recompute != "selective":
+                raise UserError('layout.recompute_budget is for layout.recompute = "selective"')
+
+    @property
+    def recomputation(self) -> Recompute:
+        """As the runtime has it."""
+        if self.recompute_budget is None:
+            return RECOMPUTE[self.recompute]
+        from cubeloom.parallel.specs import Budget
+
+        return Budget(self.recompute_budget)
 
     def rest(self, source: ModelSource) -> ShardingPolicy:
         """The policy for this model. Raises UserError if the model does not support it."""
