@@ -1,43 +1,49 @@
-"""Text to tokens, tokens to a model on eight processes, and the model to text; each step a command that you can give yourself.
+"""Text to tokens, a plan, a model on eight processes, a check, and text by the model; each step is a command to use yourself.
 
     make demo                                  # or: python examples/demo.py
-    python examples/demo.py --steps=20         # any setting of examples/demo.toml
+    python examples/demo.py --steps 20         # any setting of examples/demo.toml
 
-The text is the source of Python's own standard library, so nothing is downloaded. What is written lies under runs/.
+The text is the Python language reference, which every Python has for `help("if")`, so nothing is downloaded. Everything is
+written under runs/.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
+from pydoc_data.topics import topics
 
 HERE = Path(__file__).parent
 COMMAND = [sys.executable, "-m", "cubeloom"]
+TEXT = Path("runs", "demo.txt")
 
 
-def cubeloom(*arguments: str, shown: str | None = None) -> None:
-    print(f"\n$ cubeloom {shown or ' '.join(arguments)}", flush=True)
+def cubeloom(*arguments: str) -> None:
+    print(f"\n$ cubeloom {' '.join(arguments)}", flush=True)
     done = subprocess.run([*COMMAND, *arguments])
     if done.returncode:
         sys.exit(done.returncode)
 
 
+def write_text() -> None:
+    """All topics of the language reference, one behind the other."""
+    TEXT.parent.mkdir(exist_ok=True)
+    TEXT.write_text("\n\n".join(topics.values()), encoding="utf-8")
+
+
 def main() -> None:
     settings = sys.argv[1:]
-    texts = sorted(map(str, Path(sysconfig.get_path("stdlib")).glob("*.py")))
-    Path("runs").mkdir(exist_ok=True)
-    tokens = ["-o", "runs/demo-tokens", "--validation", "0.05"]
-    cubeloom("data", "prepare", *texts, *tokens, shown=f"data prepare {Path(texts[0]).parent}/*.py {' '.join(tokens)}")
-    cubeloom("train", str(HERE / "demo.toml"), *settings)
-    cubeloom("sample", "runs/demo", "--prompt", "def ", "--tokens", "300")
-    print(
-        "\nruns/demo/report.html shows the run: its curves, and the measured timeline of a step beside the simulated one."
-    )
-    print(
-        "Next: `cubeloom train examples/demo.toml --grid.pipe=1 --steps=400` goes on with the same run on four processes."
-    )
+    job = str(HERE / "demo.toml")
+    tokens = ["--tokenizer", "bpe", "--vocab", "2048", "--validation", "0.05", "-o", "runs/demo-tokens"]
+    write_text()
+    cubeloom("data", "prepare", str(TEXT), *tokens)
+    cubeloom("plan", job, "--cluster", "dgx-h100", "--devices", "8", "--top", "1")
+    cubeloom("verify", job, "--steps", "1")
+    cubeloom("train", job, *settings)
+    cubeloom("sample", "runs/demo", "--prompt", "The", "--tokens", "120")
+    print("\nruns/demo/report.html shows the run: its curves, and the measured timeline of a step.")
+    print("`cubeloom train examples/demo.toml --grid z=2 --steps 500` continues the same run on two processes.")
 
 
 if __name__ == "__main__":

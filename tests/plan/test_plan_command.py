@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cubeloom import Grid
 from cubeloom.base.errors import UserError
 from cubeloom.base.settings import load, write
 from cubeloom.base.settings.convert import convert
 from cubeloom.cli.launch import Slurm
 from cubeloom.cli.plan import Plan
+from cubeloom.plan.search import different, search, usual
 from cubeloom.train.job import Job
 
 FIELDS = {
@@ -36,10 +40,41 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["plans"][0]["step_s"] <= found["plans"][1]["step_s"]
 
 
-def test_table_says_why_and_what_was_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_answer_is_one_sentence_then_strategies_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(model="gpt-5b", devices=64, global_batch=256, cluster="dgx-h100")() == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    first = out[: out.index("\n\n")].replace("\n", " ")
+    assert re.fullmatch(
+        r"\S+ under .+ is fastest: [\d.]+ m?s a step \(.+ to .+\), .+ tokens/s, MFU .+ GB a device\.", first
+    )
+    assert re.search(r"grid +schedule +step +MFU +memory", out)
+    for name in ("FSDP", "HSDP", "Megatron-LM, sequence parallel", "Megatron-LM", "1F1B and data parallel"):
+        assert any(line.strip().startswith(name) for line in lines), name
+    assert re.search(r"\+[\d.]+%: [\d.e-]+ s (more|less)", out)
+    assert "memory of the first" in out and "received by rank 0" in out and "refused:" in out
+
+
+def test_so_many_of_the_best_plans(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(top=2)() == 0
     out = capsys.readouterr().out
-    assert "the first beats the second by" in out and "refused:" in out and "its memory, GB" in out
+    assert "\n 2 " in out and "\n 3 " not in out and "FSDP" not in out
+
+
+def test_strategies_differ_and_the_usual_ones_are_what_they_are_called() -> None:
+    answer = search("gpt-5b", "dgx-h100", 64, 256)
+    some = different(answer)
+    kinds = [(tuple(a for a, size in plan.grid.sizes.items() if size > 1), plan.shape.name) for plan in some]
+    assert 2 <= len(set(kinds)) == len(kinds) and some[0] == answer.plans[0]
+    found = {each.name: each.plan for each in usual(answer)}
+    fsdp, hsdp, sharded, megatron, plain = found.values()
+    assert fsdp is not None and fsdp.grid == replace(Grid(z=64), placement=fsdp.grid.placement)
+    assert hsdp is not None and (hsdp.grid.data, hsdp.grid.z) == (8, 8)
+    assert sharded is not None and sharded.grid.y == 8 and sharded.sharded
+    assert megatron is not None and megatron.grid.y == 8 and not megatron.sharded
+    assert plain is not None and plain.grid.cube == 1 and plain.grid.pipe > 1 and plain.shape.name == "1f1b"
+    assert all(plan is not None and plan.seconds >= some[0].seconds for plan in found.values())
 
 
 def test_the_settings_file_is_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

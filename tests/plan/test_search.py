@@ -269,7 +269,7 @@ def test_explain_says_why_a_grid_lost(large: Answer) -> None:
 def test_why_names_the_terms(large: Answer) -> None:
     best = large.plans[0]
     worse = replace(best, exposed=best.exposed + 1.0, computed=best.computed - 0.1, seconds=best.seconds + 0.9)
-    assert why(best, worse) == "1 s less communication that shows, 0.1 s more computation"
+    assert why(best, worse) == "1 s less exposed communication, 0.1 s more computation"
 
 
 def test_bytes_of_a_plan_are_exact(large: Answer) -> None:

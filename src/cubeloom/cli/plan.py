@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
 from cubeloom.base.errors import UserError, counted
 from cubeloom.base.files import write_asked
 from cubeloom.base.grid import Grid
-from cubeloom.plan.cost_model.recompute import RECOMPUTE
 from cubeloom.plan.hardware import Dtype
 from cubeloom.plan.model import Model, names
 from cubeloom.plan.model.found import FoundModel, found_model
@@ -29,13 +26,14 @@ from cubeloom.plan.search import (
     on_devices,
     planned_dtype,
     search,
-    why,
 )
 
 if TYPE_CHECKING:
     from cubeloom.models import ModelSource
     from cubeloom.tools.rehearse import Rehearsed
     from cubeloom.train.job import Job
+
+_TOP = 10  # plans in JSON, where nobody says how many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +63,8 @@ class Plan:
     """The share of a device's memory that is left to what lies below tensors."""
     record: bool = False
     """Stages are recorded as CUDA graphs wherever they can be (layout.record), so that the host's time is no plan's concern."""
-    top: int = 10
-    """How many plans to show."""
+    top: int | None = None
+    """Show so many of the best plans, however alike; by default strategies that differ, and the usual ones beside them."""
     rehearse: int = 0
     """Run the true programs of so many of the best plans, without a network and values: what each moves and holds. A plan
     that needs more memory than a device has, or whose ranks do not fit together, is refused, and the next moves up."""
@@ -94,7 +92,7 @@ class Plan:
 
             write_asked(self.html, page(answer, [on_devices(answer, count) for count in self._counts(answer)]))
         if self.json:
-            print(json.dumps((answer if tried is None else tried).as_json(self.top)))
+            print(json.dumps((answer if tried is None else tried).as_json(self.top or _TOP)))
         elif explained is not None:
             print(explained.text)
         else:
@@ -120,7 +118,7 @@ class Plan:
 
         explained = [] if self.explain is None else [Grid.parse(self.explain)]
         planes = {(grid.x, grid.y) for grid in explained}
-        show = max(self.top, 5 * self.rehearse)
+        show = max(self.top or _TOP, 5 * self.rehearse)
         return search_found(model, *asked, show=show, planes=planes, **options)
 
     def _asked(self) -> tuple[Model | FoundModel | str, int, int, int | None]:
@@ -202,25 +200,11 @@ class Plan:
         return [count for count in around if 1 <= count <= answer.cluster.devices and count != devices]
 
     def _show(self, answer: Answer) -> None:
-        console = Console(width=None if Console().is_terminal else 160, soft_wrap=False)
-        what = "tokens" if answer.model.tokens else "samples"
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for name in ("grid", "innermost", "schedule", "micro", "rest", "ways", "again"):
-            table.add_column(name, no_wrap=True)
-        for name in ("step, s", "±", f"{what}/s", "MFU", "GB", "bubble", "exposed"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for plan in answer.plans[: self.top]:
-            wide = [axis for axis in reversed(plan.grid.placement) if plan.grid.size(axis) > 1]
-            table.add_row(
-                str(plan.grid), wide[0] if wide else "-", plan.shape.title, f"{plan.microbatches}×{plan.microbatch}",
-                plan.rest, str(plan.ways), RECOMPUTE[plan.recompute], f"{plan.seconds:.4g}",
-                f"{plan.error:.0%}", f"{answer.per_second(plan):,.0f}", f"{answer.mfu(plan):.1%}",
-                f"{plan.total_memory / 1e9:.1f}", f"{plan.bubble / plan.seconds:.1%}",
-                f"{plan.exposed / plan.seconds:.1%}",
-            )  # fmt: skip
-        console.print(table)
-        for line in _words(answer):
-            console.print(line, highlight=False, soft_wrap=True)
+        from cubeloom.plan.report import words
+
+        print("\n".join(words(answer, self.top)))
+        if not answer.plans:
+            print(_none_can_run(answer))
 
 
 class _Told:
@@ -258,19 +242,6 @@ def _compared(found: Rehearsed) -> list[str]:
         )
         lines += [f"  {problem}" for problem in ran.problems]
     return lines
-
-
-def _words(answer: Answer) -> list[str]:
-    refused = ", ".join(f"{count:,} {reason}" for reason, count in answer.refused.items())
-    lines = [f"{answer.considered:,} decompositions in {answer.seconds:.2f} s; refused: {refused or 'none'}"]
-    if not answer.plans:
-        return [*lines, _none_can_run(answer)]
-    best = answer.plans[0]
-    room = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in best.memory.items())
-    moved = ", ".join(f"{axis} {float(size) / 1e9:.3g}" for axis, size in sorted(answer.bytes(best).items()))
-    if len(answer.plans) > 1:
-        lines.append(f"the first beats the second by {why(best, answer.plans[1])}")
-    return [*lines, f"its memory, GB: {room}", f"its bytes received by rank 0, GB: {moved}"]
 
 
 def _none_can_run(answer: Answer) -> str:

@@ -56,9 +56,7 @@ def _name(plan: Plan) -> str:
 
 
 def _time(plan: Plan) -> Bar:
-    return Bar(
-        _name(plan), {"computed": plan.computed, "bubble": plan.bubble, "communication that shows": plan.exposed}
-    )
+    return Bar(_name(plan), {"computed": plan.computed, "bubble": plan.bubble, "exposed communication": plan.exposed})
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

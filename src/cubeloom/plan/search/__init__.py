@@ -9,3 +9,6 @@ from cubeloom.plan.search.configuration import planned_dtype as planned_dtype
 from cubeloom.plan.search.explain import explain as explain
 from cubeloom.plan.search.explain import why as why
 from cubeloom.plan.search.found import Plan as Plan
+from cubeloom.plan.search.strategies import Strategy as Strategy
+from cubeloom.plan.search.strategies import different as different
+from cubeloom.plan.search.strategies import usual as usual

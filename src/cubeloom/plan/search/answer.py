@@ -113,15 +113,15 @@ def search(
     _check(model, machine, devices, samples, sequence, reserve)
     item = SIZES[dtype]
     task = Task(samples, sequence or model.sequence, devices, item, reserve, record, gradients)
-    found, tally = _best(model, machine, task, dtype, only, keep)
+    found, tally = candidates(model, machine, task, dtype, only, keep)
     plans = refined(model, machine, task, dtype, found, keep)
     refused = {reason: count for reason, count in tally.refused.most_common() if count}
     took = time.perf_counter() - began
     return Answer(model, machine, task, dtype, tally.considered, refused, tuple(plans), took)
 
 
-def _best(
-    model: Model, machine: Cluster, task: Task, dtype: Dtype, only: Grid | None, keep: int
+def candidates(
+    model: Model, machine: Cluster, task: Task, dtype: Dtype, only: Grid | None, keep: int = KEEP
 ) -> tuple[list[Plan], Tally]:
     """The best plans by the closed form in their best placement, the best first: of as many decompositions as it takes.
 

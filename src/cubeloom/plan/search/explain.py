@@ -9,7 +9,7 @@ from cubeloom.base.grid import Grid
 from cubeloom.plan.search.answer import Answer, search
 from cubeloom.plan.search.found import Plan
 
-_TERMS = (("computed", "computation"), ("bubble", "bubble"), ("exposed", "communication that shows"))
+_TERMS = (("computed", "computation"), ("bubble", "bubble"), ("exposed", "exposed communication"))
 
 
 def why(better: Plan, worse: Plan) -> str:

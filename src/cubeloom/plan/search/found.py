@@ -76,7 +76,7 @@ class Plan:
         )
 
     def timed(self, seconds: float, bubble: float) -> Plan:
-        """With the simulator's times: what is neither computed nor bubble is communication that shows."""
+        """With the simulator's times: what is neither computed nor bubble is exposed communication."""
         exposed = max(0.0, seconds - self.computed - bubble)
         # On one device it is nothing but the rounding of the three.
         exposed = 0.0 if exposed < 1e-9 * seconds else exposed
