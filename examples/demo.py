@@ -39,9 +39,9 @@ def main() -> None:
     write_text()
     cubeloom("data", "prepare", str(TEXT), *tokens)
     cubeloom("plan", job, "--cluster", "dgx-h100", "--devices", "8", "--top", "1")
-    cubeloom("verify", job, "--steps", "1")
+    cubeloom("verify", job, "--steps", "1", "--batch.sequence", "32")
     cubeloom("train", job, *settings)
-    cubeloom("sample", "runs/demo", "--prompt", "The", "--tokens", "120")
+    cubeloom("sample", "runs/demo", "--prompt", "The", "--tokens", "120", "--temperature", "0.6")
     print("\nruns/demo/report.html shows the run: its curves, and the measured timeline of a step.")
     print("`cubeloom train examples/demo.toml --grid z=2 --steps 500` continues the same run on two processes.")
 
