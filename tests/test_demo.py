@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import json
+import keyword
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,19 @@ def test_the_demo_prepares_trains_samples_and_leaves_a_report(tmp_path: Path) ->
     losses = [json.loads(line).get("loss") for line in log.splitlines()]
     assert len([each for each in losses if each is not None]) == 4
     assert "chimera, measured" in (tmp_path / "runs/demo/report.html").read_text()
+
+
+@pytest.mark.long
+def test_the_demo_writes_words(tmp_path: Path) -> None:
+    """At least half of what it writes. The dictionary: words that the training text has twice or more, and Python's own."""
+    done = run_script(EXAMPLES / "demo.py", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "runs/demo.txt").read_text()
+    known = {word for word, count in Counter(re.findall(r"[A-Za-z]+", text)).items() if count > 1}
+    known |= {*keyword.kwlist, *dir(builtins)}
+    written = re.findall(r"[A-Za-z]+", done.stdout.partition("$ cubeloom sample")[2].partition("runs/demo/report")[0])
+    longer = [word for word in written if len(word) > 1]
+    assert len(longer) > 30 and sum(word in known for word in longer) >= len(longer) / 2, longer
 
 
 @pytest.fixture(scope="module")

@@ -90,6 +90,8 @@ def links_table(facts: Facts) -> Table:
         "all-reduce",
         "clocks apart",
         title="Ranks of this machine",
+        box=None,
+        pad_edge=False,
     )
     for link in facts.links:
         measured = (seconds(link.latency), rate(link.bandwidth), rate(link.all_reduce))

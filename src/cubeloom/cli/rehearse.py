@@ -15,6 +15,7 @@ from rich.table import Table
 
 from cubeloom.base.errors import UserError
 from cubeloom.base.settings import load
+from cubeloom.base.units import bytes_
 from cubeloom.cli.verify import Verify
 from cubeloom.parallel import Batch
 from cubeloom.train.job.job import Job
@@ -82,13 +83,13 @@ def memory_table(found: Rehearsal) -> Table:
     from cubeloom.tools.rehearse.memory import KINDS
 
     timed = any(run.compute_s is not None for run in found.runs)
-    table = Table(
-        "rank", "peak", *KINDS, *(["compute"] if timed else []), title="Bytes of tensors, and what the peak is"
-    )
+    table = Table(title="Memory of tensors, and what the peak is", box=None, pad_edge=False)
+    for name in ("rank", "peak", *KINDS, *(["compute"] if timed else [])):
+        table.add_column(name, justify="right")
     for run in found.runs:
         sizes = (run.memory.peak, *(run.memory.at_peak[kind] for kind in KINDS))
         compute = [] if run.compute_s is None else [f"{run.compute_s * 1000:.1f} ms"]
-        table.add_row(str(run.rank), *(f"{size:,}" for size in sizes), *compute)
+        table.add_row(str(run.rank), *map(bytes_, sizes), *compute)
     return table
 
 

@@ -5,7 +5,6 @@ ones.
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -39,7 +38,7 @@ class Reproduce:
         report = reproduce(self.paper)
         if self.svg is not None:
             write_asked(self.svg, to_svg(report))
-        console = Console(stderr=self.json, width=None if sys.stdout.isatty() else 140)
+        console = Console(stderr=self.json)
         console.print(rows_table(report), seconds_table(report), sep="\n")
         for line in report.words:
             console.print(line, highlight=False, soft_wrap=True)
@@ -49,11 +48,11 @@ class Reproduce:
 
 
 def rows_table(report: Report) -> Table:
-    table = Table(title=report.title)
-    table.add_column("figure", no_wrap=True)
+    table = Table(title=report.title, box=None, pad_edge=False)
+    table.add_column("figure")
     for name in ("published", "ours", "difference"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("source", no_wrap=True)
+    table.add_column("source")
     for row in report.rows:
         table.add_row(row.point.name, _number(row.point.value), _number(row.ours), _difference(row), row.point.source)
     return table
@@ -62,10 +61,10 @@ def rows_table(report: Report) -> Table:
 def seconds_table(report: Report) -> Table:
     """Where the time of our runs goes."""
     kinds = list(dict.fromkeys(kind for share in report.shares for kind in share.seconds))
-    table = Table(title="Seconds of a step, as simulated")
-    table.add_column("run", no_wrap=True)
+    table = Table(title="Seconds of a step, as simulated", box=None, pad_edge=False)
+    table.add_column("run")
     for name in (*kinds, "in all"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right")
     for share in report.shares:
         table.add_row(share.name, *(f"{share.seconds.get(kind, 0.0):.3f}" for kind in kinds), f"{share.total:.3f}")
     return table
