@@ -33,7 +33,8 @@ def test_what_is_chosen_is_set_and_all_else_is_a_comment(here: Path) -> None:
     text = (here / "job.toml").read_text()
     names = [each.name.rpartition(".")[2] for each in all_settings(Job) if "[]" not in each.name]
     assert all(f"\n{name} = " in text or f"\n# {name} =" in text for name in names)
-    assert "# Steps between two; never by default." in text
+    meaning = {each.name: each.meaning for each in all_settings(Job)}
+    assert f"# {meaning['evaluation.every']}"[:60] in text
     assert max(map(len, text.splitlines())) <= 100
 
 
