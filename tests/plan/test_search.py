@@ -169,6 +169,12 @@ def test_recomputation_is_weighed_only_where_it_is_needed() -> None:
     assert tally.considered == len(found) + sum(tally.refused.values())
 
 
+def test_a_large_model_without_a_pipeline_fits_where_blocks_are_recomputed() -> None:
+    """FSDP of Llama-70B on 64 A100, as others train it."""
+    (plan,) = search("llama-70b", "dgx-a100", 64, 64, only=Grid(z=64)).plans
+    assert plan.recompute is True and plan.total_memory < 40e9
+
+
 def test_recomputation_is_no_communication() -> None:
     """One device has none: all of its step is computation, whether it keeps activations or not."""
     machine, task = cluster("dgx-h100"), Task(8, 1024, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,8 @@ from cubeloom.parallel.config import FREED, REPLICATED, ParallelConfig
 from cubeloom.plan import costs
 from cubeloom.plan.cost_model.compute import optimizer
 from cubeloom.plan.cost_model.schedules import ALONE, SHAPES
-from cubeloom.plan.cost_model.step import Step, step
-from cubeloom.plan.cost_model.worker_load import carry, loads
+from cubeloom.plan.cost_model.step import Step, behind, step
+from cubeloom.plan.cost_model.worker_load import BUCKET, carry, loads
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model import load
 from cubeloom.plan.search.find import cost
@@ -54,3 +56,19 @@ def test_weights_that_z_cuts_have_no_replicas() -> None:
     alone, numbers = timed(1)
     assert found.update[0] == pytest.approx(optimizer(numbers / 8, 2, MACHINE.device), rel=0.05)
     assert found.update[0] < alone.update[0] / 6
+
+
+def test_a_reduction_runs_behind_the_last_backward_but_for_its_last_bucket() -> None:
+    one = np.ones(1)
+    s = ParallelConfig(
+        data=4 * one, z=one, y=one, x=one, samples=32 * one, sequence=512, weights=np.array([FREED]), sharded=one > 0,
+        regathered=one < 0, ways=one, rank_stride=dict.fromkeys(("x", "y", "z", "data", "pipe"), one),
+    )  # fmt: skip
+    drag = MACHINE.nic_drag
+    whole, nbytes = 1.0 * one, 100.0 * BUCKET
+    assert behind(whole, nbytes, 10.0, s, MACHINE) == pytest.approx(max(0.01, drag))
+    assert behind(whole, nbytes, 0.25, s, MACHINE) == pytest.approx(0.75)
+    assert behind(whole, nbytes, 0.0, s, MACHINE) == pytest.approx(1.0)
+    assert behind(0 * whole, nbytes, 10.0, s, MACHINE) == 0
+    # The backward of a recorded stage is launched as a whole.
+    assert behind(whole, nbytes, 10.0, replace(s, record=True), MACHINE) == pytest.approx(1.0)
