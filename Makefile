@@ -47,6 +47,8 @@ format: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	# For the zoo alone, where nothing else finds them: PyPI's torchvision cannot be imported beside a torch for CPUs.
+	$(BIN)/pip install --quiet --no-deps --upgrade --constraint constraints.txt --target $(VENV)/vision timm torchvision
 	touch $(READY)
 
 clean:

@@ -9,6 +9,7 @@ import os
 import signal
 import weakref
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.tensor import DTensor, Replicate
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from cubeloom.base import torch_private as private
@@ -342,6 +344,25 @@ def test_functions_of_a_subclass_need_not_give_its_members() -> None:
 
 def test_blocks_of_distributed_tensors_are_reached_and_made(ranks: RankPool) -> None:
     ranks.run(1, _distributed)
+
+
+def test_what_a_function_of_torch_calls_is_seen_by_a_mode() -> None:
+    class Names(TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(function.__name__)
+            return function(*args, **(kwargs or {}))
+
+    x = torch.rand(3, 4, 5)
+    with Names() as names:
+        function = functional.local_response_norm
+        assert isinstance(function, FunctionType)
+        found = private.undispatched(function)(x, 3, beta=0.5)
+    assert "avg_pool2d" in names.names and "local_response_norm" not in names.names
+    assert torch.equal(found, functional.local_response_norm(x, 3, beta=0.5))
 
 
 def test_a_recording_group_hears_of_collectives_by_one_of_these_names() -> None:

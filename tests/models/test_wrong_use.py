@@ -40,6 +40,25 @@ class Dropping(Pair):
         return functional.dropout(x, 0.1, self.training)
 
 
+class Drawing(Pair):
+    """Numbers that depend on nothing but chance."""
+
+    def between(self, x: Tensor) -> Tensor:
+        return torch.where(torch.rand(x.shape[0], 1, 1) < 0.5, x, 0.0)
+
+
+class Deciding(Pair):
+    def between(self, x: Tensor) -> Tensor:
+        return x if torch.rand([]) < 0.5 else x.relu()
+
+
+class Never(Pair):
+    """A probability of 0, as models have it that may leave layers out."""
+
+    def between(self, x: Tensor) -> Tensor:
+        return x.relu() if torch.rand([]) < 0.0 else x
+
+
 class Looking(Pair):
     def between(self, x: Tensor) -> Tensor:
         return x.relu() if x.sum() > 0 else x
@@ -58,10 +77,10 @@ class Summing(Pair):
 class Images(Pair):
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(4)
+        self.norm = nn.BatchNorm1d(16)
 
     def between(self, x: Tensor) -> Tensor:
-        return self.norm(x)
+        return self.norm(x.transpose(1, 2)).transpose(1, 2)
 
 
 class Recurrent(Pair):
@@ -94,7 +113,8 @@ class Recurrent(Pair):
             "data=2",
             r"something else of some samples than of all: .*test_wrong_use.py:\d+: sum over dimension 0",
         ),
-        (Images(), "z=2", r"norm, .* would have the statistics of its own samples"),
+        (Drawing(), "x=2", "rand draws random numbers"),
+        (Deciding(), "x=2", "rand draws random numbers"),
         (
             Recurrent(),
             "x=2",
@@ -106,6 +126,10 @@ class Recurrent(Pair):
 def test_models_that_would_compute_something_else(model: nn.Module, grid: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         trace(model, Grid.parse(grid), EXAMPLE)
+
+
+def test_a_chance_of_nothing_is_no_chance() -> None:
+    assert trace(Never(), Grid.parse("x=2"), EXAMPLE).cut_share > 0.9
 
 
 def test_batch_norm_in_evaluation_is_cut() -> None:

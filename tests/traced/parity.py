@@ -23,6 +23,7 @@ class Difference:
     loss: float
     gradients: float
     missing: set[str]  # gradients that one of the two has
+    buffers: float  # after as many passes
     counted: dict[str, Fraction]
     predicted: dict[str, Fraction]
 
@@ -57,9 +58,17 @@ def compare(
         abs(loss.item() - expected.item()),
         largest_difference(model, found, wanted, network),
         {key for key in wanted if (wanted[key] is None) != (found[key] is None)},
+        largest_of_buffers(model, serial),
         {axis: size for axis, size in ledger.by_axis().items() if size},
         report.volume(),
     )
+
+
+def largest_of_buffers(model: nn.Module, serial: nn.Module) -> float:
+    """Of those that are stored: others may be cut."""
+    buffers = dict(model.named_buffers())
+    pairs = [(each, buffers[name]) for name, each in serial.named_buffers() if name in serial.state_dict()]
+    return max(((one - two).abs().max().item() for one, two in pairs), default=0.0)
 
 
 def largest_difference(

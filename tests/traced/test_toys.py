@@ -11,6 +11,7 @@ from cubeloom import Grid, UserError
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.parallel.parameter import Block, local_of
+from cubeloom.parallel.specs import TracedLinearSpec
 from cubeloom.parallel.traced import trace
 from grids import rest_is_long
 
@@ -31,6 +32,7 @@ KINDS = [
         "Functions",
         "TorchLayers",
     ),
+    *("Repeated", "Buffered"),
 ]
 
 
@@ -86,6 +88,15 @@ def test_toys_on_a_grid(grid: str, ranks: RankPool) -> None:
 def test_torch_s_own_attention_of_samples_that_are_cut(ranks: RankPool) -> None:
     for found in ranks.run(2, steps, Grid(data=2), ["TorchLayers"]):
         found["TorchLayers"].check("TorchLayers")
+
+
+@pytest.mark.parametrize("kind, layer", [("Repeated", "inner.q"), ("Buffered", "inner.up")])
+def test_what_stays_cut(kind: str, layer: str) -> None:
+    """Queries of keys that several ranks share; features that a table is added to."""
+    rows = torch.zeros(4, 3, 8, dtype=torch.float64)
+    specs = {each.name: each for each in trace(Squared(build(kind)), Grid(x=2, y=2), {"x": rows}).specs}
+    linear = specs[layer]
+    assert isinstance(linear, TracedLinearSpec) and linear.given == "both"
 
 
 def late_gradient(grid: Grid) -> float:

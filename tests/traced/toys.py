@@ -242,6 +242,50 @@ class Grouped(nn.Module):
         return self.out(y.transpose(1, 2).reshape(batch, length, -1))
 
 
+class Repeated(Grouped):
+    """As models of Hugging Face share keys: where there is one query of each, nothing is repeated and nothing is said of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        groups = self.num_key_value_groups
+        q, k, v = (
+            each(x).view(batch, length, heads, self.head_dim).transpose(1, 2)
+            for each, heads in (
+                (self.q, self.num_heads),
+                (self.k, self.num_key_value_heads),
+                (self.v, self.num_key_value_heads),
+            )
+        )
+        if groups > 1:
+            y = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        else:
+            y = functional.scaled_dot_product_attention(q, k, v)
+        k, v = (self.repeated(each, groups) for each in (k, v))
+        y = y + (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        return self.out(y.transpose(1, 2).reshape(batch, length, -1))
+
+    @staticmethod
+    def repeated(heads: Tensor, groups: int) -> Tensor:
+        batch, count, length, width = heads.shape
+        if groups == 1:
+            return heads
+        wide = heads[:, :, None, :, :].expand(batch, count, groups, length, width)
+        return wide.reshape(batch, count * groups, length, width)
+
+
+class Buffered(Toy):
+    """A table that is computed, and added to features that are cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = torch.linspace(-1, 1, 5 * INNER).view(5, INNER).sin()
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1], device=x.device) + 1
+        return self.down(self.up(x) + self.get_buffer("table")[places])
+
+
 class Biased(Attention):
     """With a trained table of positions that is added to the stream, and a constant bias for each head."""
 

@@ -61,21 +61,22 @@ def _of(family: Family, **models: str) -> dict[str, Architecture]:
     return {kind: Architecture(kind, model, family) for kind, model in models.items()}
 
 
-_LATENT = {
+_ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1}
+_LATENT_HEADS = {
     "kv_lora_rank": 8,
     "q_lora_rank": 8,
     "qk_rope_head_dim": 4,
     "qk_nope_head_dim": 4,
     "v_head_dim": 8,
-    "n_routed_experts": 4,
-    "n_group": 2,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "n_shared_experts": 1,
     "num_key_value_heads": HEADS,
-    "head_dim": None,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
+}
+_LATENT = {**_ROUTED, **_LATENT_HEADS, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "head_dim": None}
+_LINEAR = {  # attention whose state is of one size, in each other block
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
 }
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -120,6 +121,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         codegen="CodeGenForCausalLM",
         diffllama="DiffLlamaForCausalLM",
         hunyuan_v1_dense="HunYuanDenseV1ForCausalLM",
+        cwm="CwmForCausalLM",
+        granite_swa="GraniteSWAForCausalLM",
+        jais2="Jais2ForCausalLM",
+        hyperclovax="HyperCLOVAXForCausalLM",
+        nanochat="NanoChatForCausalLM",
+        ministral="MinistralForCausalLM",
+        vaultgemma="VaultGemmaForCausalLM",
+        bitnet="BitNetForCausalLM",
+        lfm2="Lfm2ForCausalLM",
     ),
     "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", "decoder", {"query_pre_attn_scalar": 8}),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", "decoder", {"query_pre_attn_scalar": 8}),
@@ -140,6 +150,39 @@ ARCHITECTURES: dict[str, Architecture] = {
         "gpt_oss", "GptOssForCausalLM", "experts", {"num_local_experts": 4, "num_experts_per_tok": 2}
     ),
     "deepseek_v3": Architecture("deepseek_v3", "DeepseekV3ForCausalLM", "experts", _LATENT),
+    "qwen3_next": Architecture(
+        "qwen3_next", "Qwen3NextForCausalLM", "experts", {**_EXPERTS, **_LINEAR, "shared_expert_intermediate_size": 16}
+    ),
+    "glm4_moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", "experts", {**_ROUTED, "first_k_dense_replace": 1}),
+    "ernie4_5_moe": Architecture(
+        "ernie4_5_moe",
+        "Ernie4_5_MoeForCausalLM",
+        "experts",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
+    ),
+    "granitemoe": Architecture(
+        "granitemoe", "GraniteMoeForCausalLM", "experts", {"num_local_experts": 4, "num_experts_per_tok": 2}
+    ),
+    "deepseek_v2": Architecture(
+        "deepseek_v2", "DeepseekV2ForCausalLM", "experts", {**_ROUTED, **_LATENT_HEADS, "first_k_dense_replace": 1}
+    ),
+    "jamba": Architecture(
+        "jamba",
+        "JambaForCausalLM",
+        "other",
+        {
+            "num_experts": 2,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "use_mamba_kernels": False,
+        },
+    ),
+    "qwen3_5": Architecture("qwen3_5_text", "Qwen3_5ForCausalLM", "other", _LINEAR),
+    "minicpm3": Architecture("minicpm3", "MiniCPM3ForCausalLM", "other", _LATENT_HEADS),
+    "youtu": Architecture("youtu", "YoutuForCausalLM", "other", {**_LATENT_HEADS, "head_dim": 4}),
+    "xlm": Architecture("xlm", "XLMWithLMHeadModel", "encoder"),
     "mamba": Architecture("mamba", "MambaForCausalLM", "other", {"state_size": 4}),
     **_of(
         "encoder",
@@ -194,8 +237,38 @@ SHORT = ("llama", "gpt2", "falcon", "mixtral", "bert", "t5", "vit")
 FUNCTIONS = {
     "a user's GPT": "nano.py:nano_gpt",
     "UNet2DModel of diffusers": "diffusion.py:unet",
+    "UNet2DConditionModel of diffusers": "diffusion.py:unet_with_text",
     "DiTTransformer2DModel of diffusers": "diffusion.py:dit",
+    "SD3Transformer2DModel of diffusers": "diffusion.py:stable_diffusion_3",
+    "PixArtTransformer2DModel of diffusers": "diffusion.py:pixart",
+    "AutoencoderKL of diffusers": "diffusion.py:autoencoder",
+    "ViT of timm": "vision.py:timm_vit",
+    "DeiT III of timm": "vision.py:timm_deit",
+    "DeiT, distilled, of timm": "vision.py:timm_deit_distilled",
+    "BEiT of timm": "vision.py:timm_beit",
+    "EVA-02 of timm": "vision.py:timm_eva",
+    "Swin of timm": "vision.py:timm_swin",
+    "MLP-Mixer of timm": "vision.py:timm_mixer",
+    "ConvNeXt of timm": "vision.py:timm_convnext",
+    "ResNet of timm": "vision.py:timm_resnet",
+    "EfficientNet of timm": "vision.py:timm_efficientnet",
+    "MobileNetV3 of timm": "vision.py:timm_mobilenet",
+    "NFNet of timm": "vision.py:timm_nfnet",
+    "ResNet of torchvision": "vision.py:resnet",
+    "ResNeXt of torchvision": "vision.py:resnext",
+    "VGG of torchvision": "vision.py:vgg",
+    "MobileNetV2 of torchvision": "vision.py:mobilenet",
+    "DenseNet of torchvision": "vision.py:densenet",
+    "EfficientNet of torchvision": "vision.py:efficientnet",
+    "SqueezeNet of torchvision": "vision.py:squeezenet",
+    "ConvNeXt of torchvision": "vision.py:convnext",
+    "ViT of torchvision": "vision.py:vit",
+    "Swin of torchvision": "vision.py:swin",
+    "MaxVit of torchvision": "vision.py:maxvit",
 }
+
+
+SHORT_FUNCTIONS = ("a user's GPT", "ResNet of timm", "MobileNetV2 of torchvision", "DiTTransformer2DModel of diffusers")
 
 
 def name_of(architecture: str, folder: Path) -> str:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -308,6 +309,18 @@ class FlopCounter(TorchDispatchMode):
         if count is not None:
             self.total += int(count(*args, **(kwargs or {}), out_val=found))
         return found
+
+
+# --- functions that modes of torch see ---
+
+
+def undispatched(function: FunctionType) -> FunctionType:
+    """One of torch.nn.functional that does not ask whether a mode wants to handle it: a mode then sees what it calls."""
+    names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    own = function.__globals__ | {name: lambda *_: False for name in names}
+    made = FunctionType(function.__code__, own, function.__name__, function.__defaults__, function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 # --- the elastic agent ---

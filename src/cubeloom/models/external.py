@@ -17,7 +17,7 @@ from cubeloom.models.example import example_of
 from cubeloom.parallel import Batch
 from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.replace import Fill
-from cubeloom.parallel.traced.known import Norm, known
+from cubeloom.parallel.traced.known import ChannelNorm, Norm, known
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _STD = 0.02
@@ -126,6 +126,8 @@ def _initial(model: nn.Module) -> dict[str, Initial]:
                 found[full] = Constant(0.0)
             elif isinstance(kind, Norm):
                 found[full] = Constant(1.0 - kind.offset)
+            elif isinstance(kind, ChannelNorm):
+                found[full] = Constant(1.0)
             else:
                 found[full] = Normal(std)
     return found

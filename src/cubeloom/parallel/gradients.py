@@ -379,7 +379,8 @@ class Gradients:
         if scale and ranks > 1:
             whole.mul_(1 / ranks)
         if parameter.grad is None:
-            parameter.grad = like(parameter, whole)
+            # In the order of the parameter's own memory: fused optimizers read both as they lie.
+            parameter.grad = like(parameter, whole.contiguous())
         else:
             local_of(parameter.grad).add_(whole)
 

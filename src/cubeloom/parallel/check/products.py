@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cubeloom.parallel.check.pointwise import joined
-from cubeloom.parallel.check.step import Refused, Rule, Step, parts_in_words, refuse_cut
+from cubeloom.parallel.check.step import Refused, Rule, Step, alike, parts_in_words, refuse_cut
 from cubeloom.parallel.check.tracked import Dim, Dims, Factor, Tracked, common, is_cut, normal, parts_of, size_of, uncut
 
 
@@ -88,7 +88,8 @@ def einsum(step: Step) -> list[Dims]:
 def attention(step: Step) -> list[Dims]:
     """`[..., heads, sequence, features]`: sequences and features are whole; several queries may share a key."""
     query, key, value, *mask = step.inputs
-    step.refuse_other_numbers()
+    if not _shares_no_key(step):
+        step.refuse_other_numbers()
     for tracked in (query, key, value):
         for place in (-2, -1):
             dim = tracked.dims[place]
@@ -123,6 +124,14 @@ def multi_head_attention(step: Step) -> list[Dims]:
 
 
 _PROJECT = "project and attend to its own part"
+
+
+def _shares_no_key(step: Step) -> bool:
+    """Queries share keys in the serial model (`enable_gqa`); a rank that has one query of each key may leave that out."""
+    *numbers, groups = step.whole_numbers or [None]
+    own = list(step.numbers)
+    heads = [step.argument(place, name).shape[-3:-2] for place, name in enumerate(("query", "key"))]
+    return groups is True and step.kwargs.get("enable_gqa") is None and alike(numbers, own) and heads[0] == heads[1]
 
 
 def _shared(tracked: Tracked, query: Tracked) -> Tracked:

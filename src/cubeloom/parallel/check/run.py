@@ -194,8 +194,8 @@ _OF_ONE_SHAPE = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, torch_private.AnyBatchN
 
 def _like_its_input(module: nn.Module, x: Tensor) -> Tensor:
     trained = x.requires_grad or any(each.requires_grad for each in module.parameters())
-    y = torch.empty_like(x).requires_grad_(trained)
-    return y.view_as(y)
+    y = torch.empty_like(x)
+    return y.requires_grad_().clone() if trained else y  # no leaf: it may be changed in its place
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:

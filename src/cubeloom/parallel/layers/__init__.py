@@ -1,5 +1,6 @@
 """The layers of the cube, one file per kind: its declaration in a cut, and the module that computes it on a rank."""
 
+from cubeloom.parallel.layers import traced_norms as traced_norms
 from cubeloom.parallel.layers.attention import Attention as Attention
 from cubeloom.parallel.layers.declared import AnyCut as AnyCut
 from cubeloom.parallel.layers.declared import Cut as Cut

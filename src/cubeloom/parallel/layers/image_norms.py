@@ -6,6 +6,9 @@ batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -47,27 +50,44 @@ class CubeGroupNorm(nn.Module):
         weight, bias = (None if each is None else self._state.local(each) for each in (self.weight, self.bias))
         if self._group_of is None:
             return functional.group_norm(x, self._groups // self._axis.size, weight, bias, self._eps)
-        y = self._normalised(at_least_float32(x), self._group_of.to(x.device)).to(x.dtype)
-        shape = (-1, *[1] * (x.dim() - 2))
-        if weight is not None:
-            y = y * weight.view(shape)
-        return y if bias is None else y + bias.view(shape)
+        y = normalised_groups(
+            at_least_float32(x), self._group_of.to(x.device), self._groups, self._size, self._sum, self._eps
+        ).to(x.dtype)
+        return scaled(y, weight, bias)
 
-    def _normalised(self, x: Tensor, group_of: Tensor) -> Tensor:
-        # Autocast would treat the sums over groups as a linear's matmuls and round their operands.
-        with torch.autocast(x.device.type, enabled=False):
-            return self._in_full(x, group_of)
 
-    def _in_full(self, x: Tensor, group_of: Tensor) -> Tensor:
+def scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Features are the second dimension."""
+    shape = (-1, *[1] * (y.dim() - 2))
+    if weight is not None:
+        y = y * weight.view(shape)
+    return y if bias is None else y + bias.view(shape)
+
+
+def normalised_groups(
+    x: Tensor, group_of: Tensor, groups: int, size: int, total: Callable[[Tensor], Tensor], eps: float
+) -> Tensor:
+    """`groups` of `size` features each; `total` sums over the ranks that have other features of them."""
+    # Autocast would take the sums over groups for products of a linear, and round what goes into them.
+    with torch.autocast(x.device.type, enabled=False):
         rows = x.flatten(2)  # [samples, own features, pixels]
-        count = self._size * rows.shape[2]
-        # [own features, groups]. A matmul adds in a fixed order; index_add on a GPU does not.
-        member = functional.one_hot(group_of, self._groups).to(x.dtype)
-        mean = self._sum(rows.sum(2) @ member) / count  # [samples, groups]
+        count = size * rows.shape[2]
+        # [own features, groups]. A product adds in a fixed order, where adding at an index on a GPU does not.
+        member = functional.one_hot(group_of, groups).to(x.dtype)
+        mean = total(rows.sum(2) @ member) / count  # [samples, groups]
         centred = rows - (mean @ member.t()).unsqueeze(2)
-        spread = self._sum(centred.square().sum(2) @ member) / count
-        scale = torch.rsqrt(spread + self._eps) @ member.t()
+        spread = total(centred.square().sum(2) @ member) / count
+        scale = torch.rsqrt(spread + eps) @ member.t()
         return (centred * scale.unsqueeze(2)).view_as(x)
+
+
+def centred_batch(x: Tensor, ranks: int, total: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor, int]:
+    """What lies around the mean of each feature; mean, spread and of how many numbers. `total` sums over so many ranks."""
+    others = [dim for dim in range(x.dim()) if dim != 1]
+    count = ranks * (x.numel() // x.shape[1])
+    mean = total(x.sum(others)) / count
+    centred = x - mean.view(-1, *[1] * (x.dim() - 2))
+    return centred, mean, total(centred.square().sum(others)) / count, count
 
 
 class CubeBatchNorm(nn.Module):
@@ -103,22 +123,18 @@ class CubeBatchNorm(nn.Module):
         shape = (-1, *[1] * (x.dim() - 2))
         wide = at_least_float32(x)
         if self.training or self.running_mean is None or self.running_var is None:
-            others = [dim for dim in range(x.dim()) if dim != 1]
             _, ways = weave.place()
             self._woven |= ways > 1
             weave.refuse_to_guess(self._name, self._woven)
-            count = ways * self._rows.size * (x.numel() // x.shape[1])
-            mean = weave.meet(self._sum, wide.sum(others)) / count
-            centred = wide - mean.view(shape)
-            spread = weave.meet(self._sum, centred.square().sum(others)) / count
+            total = partial(weave.meet, self._sum)
+            centred, mean, spread, count = centred_batch(wide, ways * self._rows.size, total)
             self._remember(mean.detach(), spread.detach(), count)
         else:
             mean, spread = local_of(self.running_mean), local_of(self.running_var)
             centred = wide - mean.view(shape)
         y = (centred * torch.rsqrt(spread + self._eps).view(shape)).to(x.dtype)
-        if self.weight is not None:
-            y = y * self._state.local(self.weight).view(shape)
-        return y if self.bias is None else y + self._state.local(self.bias).view(shape)
+        weight, bias = (None if each is None else self._state.local(each) for each in (self.weight, self.bias))
+        return scaled(y, weight, bias)
 
     def _remember(self, mean: Tensor, spread: Tensor, count: int) -> None:
         """Once for all strands, and not in a recomputed forward."""

@@ -251,6 +251,9 @@ class _Reads:
         if name not in self.weights:
             return self.state.local(parameter)
         weight = self.weights[name]
+        if self.state.counting is not None:  # of a forward whose targets alone are counted
+            local = local_of(parameter)
+            return local.new_zeros(()).expand(len(local) * weight.parts, *local.shape[1:])
         whole, ways = weight.forward(f"{self.layer}.{name}", backward_needs_it=False), weave.place()[1]
         weight.read("forward", ways)
         return _Gathered.apply(parameter, whole, weight, self.state, ways)

@@ -39,6 +39,7 @@ from cubeloom.parallel.specs.traced import TracedEmbeddingSpec as TracedEmbeddin
 from cubeloom.parallel.specs.traced import TracedLinearSpec as TracedLinearSpec
 from cubeloom.parallel.specs.traced import TracedLossSpec as TracedLossSpec
 from cubeloom.parallel.specs.traced import TracedNormSpec as TracedNormSpec
+from cubeloom.parallel.specs.traced_norm import TracedChannelNormSpec as TracedChannelNormSpec
 from cubeloom.parallel.specs.whole import ConcatSpec as ConcatSpec
 from cubeloom.parallel.specs.whole import CopyToRegionSpec as CopyToRegionSpec
 from cubeloom.parallel.specs.whole import DropoutSpec as DropoutSpec

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any
 
 from cubeloom.parallel.arrangement import Arrangement, exchanged
@@ -19,7 +20,7 @@ from cubeloom.parallel.specs.traced import PLANE
 class WholeParameter:
     """A parameter that is used whole. `differing`: axes whose ranks use it for other features, with partial gradients.
 
-    `cutting` axes cut its dimension `dim`.
+    `cutting` axes cut its dimension `dim`. A forward of the model gathers it `times`, where it rests cut.
     """
 
     name: str
@@ -28,11 +29,17 @@ class WholeParameter:
     trained: bool = True
     dim: int = 0
     cutting: Axes = ()
+    times: int = 1
 
     @property
     def plane(self) -> Axes:
         """Axes of the plane whose ranks use the same part of the parameter."""
         return tuple(axis for axis in PLANE if axis not in self.cutting)
+
+    def part(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of what a rank uses, where axes have so many ranks."""
+        parts = prod(sizes[axis] for axis in self.cutting)
+        return tuple(size // parts if place == self.dim else size for place, size in enumerate(self.shape))
 
     def layout(self, rest: Axes = (), partial_gradient: Axes = ()) -> Layout:
         """The layout. `rest`: axes that also cut its first dimension in storage."""
@@ -45,8 +52,7 @@ class WholeParameter:
 
 @dataclass(frozen=True, kw_only=True)
 class WholeSpec(LayerSpec):
-    """A module whose parameters each rank of the plane uses whole, or of which it uses its part. A forward all-gathers
-    them.
+    """A module whose parameters each rank of the plane uses whole, or of which it uses its part.
 
     `times`: forwards in a step. In storage, all axes that divide a parameter cut it. This moves as many bytes as an
     all-reduce of replicated gradients.
@@ -55,7 +61,6 @@ class WholeSpec(LayerSpec):
     kind: str
     why: str
     own: tuple[WholeParameter, ...]
-    times: int = 1
     forward_flops: float = 0.0  # of one rank's samples
 
     def rests(self, each: WholeParameter, c: ParallelConfig) -> Iterator[tuple[Axes, Any]]:
@@ -80,7 +85,7 @@ class WholeSpec(LayerSpec):
             for axes, when in self.rests(each, c):
                 rest, used = each.layout(axes), each.layout((), (*ROWS, *each.plane))
                 still = tuple(axis for axis in ("data", *each.plane) if axis not in axes)
-                for _ in range(self.times):
+                for _ in range(each.times):
                     yield Transfer("F", rest, used, elements, when=when, of_weight=True)
                     if each.trained:
                         yield gradient_scatter(rest, used, elements, when, still)

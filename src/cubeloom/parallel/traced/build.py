@@ -14,6 +14,7 @@ from cubeloom.parallel.specs import (
     Call,
     LayerSpec,
     Side,
+    TracedChannelNormSpec,
     TracedEmbeddingSpec,
     TracedLinearSpec,
     TracedLossSpec,
@@ -21,7 +22,7 @@ from cubeloom.parallel.specs import (
     WholeParameter,
     WholeSpec,
 )
-from cubeloom.parallel.traced.known import Linear, Norm, Table
+from cubeloom.parallel.traced.known import ChannelNorm, Linear, Norm, Table
 from cubeloom.parallel.traced.placing import Placed, Use
 from cubeloom.parallel.traced.search import Found
 
@@ -89,21 +90,42 @@ def _layers(model: nn.Module, cut: dict[str, Placed], tied: dict[str, str], samp
                     padding=table.padding,
                     shares=tied.get(name),
                 )
-            case Norm() as norm:
-                both: tuple[Side, ...] = ("y", "x") if placed.side == "y" else ("x", "y")
-                yield TracedNormSpec(
-                    name=name,
-                    axes=both if placed.given == "both" else both[:1],
-                    features=norm.features,
-                    centred=norm.centred,
-                    weight=norm.weight,
-                    bias=norm.bias,
-                    eps=norm.eps,
-                    offset=norm.offset,
-                    differing=placed.differing,
-                    calls=calls,
-                    trained=trained,
-                )
+            case Norm() | ChannelNorm():
+                yield _norm(name, placed, calls, trained)
+
+
+def _norm(name: str, placed: Placed, calls: tuple[Call, ...], trained: tuple[str, ...]) -> LayerSpec:
+    norm = placed.known
+    both: tuple[Side, ...] = ("y", "x") if placed.side == "y" else ("x", "y")
+    axes = both[: ("whole", "one", "both").index(placed.given)]
+    if isinstance(norm, ChannelNorm):
+        return TracedChannelNormSpec(
+            name=name,
+            axes=axes,
+            features=norm.features,
+            weight=norm.weight,
+            bias=norm.bias,
+            calls=calls,
+            groups=norm.groups,
+            of_batch=norm.of_batch,
+            remembers=norm.remembers,
+            differing=placed.differing,
+            trained=trained,
+        )
+    assert isinstance(norm, Norm)
+    return TracedNormSpec(
+        name=name,
+        axes=axes,
+        features=norm.features,
+        centred=norm.centred,
+        weight=norm.weight,
+        bias=norm.bias,
+        eps=norm.eps,
+        offset=norm.offset,
+        differing=placed.differing,
+        calls=calls,
+        trained=trained,
+    )
 
 
 def _losses(found: Found, samples: int, item: int) -> Iterator[LayerSpec]:
@@ -139,7 +161,6 @@ def _whole(model: nn.Module, found: Found, cut: set[str], samples: int) -> Itera
             kind=type(module).__name__,
             why=_why(name, module, found),
             own=tuple(_parameter(kind, each, names[id(each)], found, placed) for kind, each in own.items()),
-            times=found.calls.get(name, 0),
             forward_flops=_flops(placed, samples),
         )
 
@@ -154,6 +175,7 @@ def _parameter(kind: str, parameter: nn.Parameter, name: str, found: Found, plac
         parameter.requires_grad and name in found.live,
         dim=0 if cut is None else cut.place,
         cutting=() if cut is None else tuple(axis for axis, _ in cut.cutting),
+        times=found.calls.get(name.rpartition(".")[0], 0) + found.reads.get(name, 0),
     )
 
 
@@ -166,7 +188,8 @@ def _flops(placed: Placed | None, samples: int) -> float:
 
 def _why(name: str, module: nn.Module, found: Found) -> str:
     placed = found.placed.get(name)
-    if placed is None and name and not found.calls.get(name):
+    used = found.calls.get(name) or any(each.rpartition(".")[0] == name for each in found.reads)
+    if placed is None and name and not used:
         return "the model does not call it"
     if placed is None:
         return (

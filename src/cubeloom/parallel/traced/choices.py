@@ -36,7 +36,7 @@ class Sliced:
 
 @dataclass(frozen=True)
 class CutParameter:
-    """A parameter that is used outside of layers and is cut by these axes."""
+    """A parameter that is used outside of layers, or a buffer, that these axes cut."""
 
     place: int
     cutting: Cutting

@@ -10,11 +10,12 @@ from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from cubeloom.base import torch_private
 from cubeloom.parallel.cut import CutError
@@ -22,6 +23,7 @@ from cubeloom.parallel.products import Convolution, Convolve, is_conv1d
 
 # These exact types: a subclass may compute something else.
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _Module = TypeVar("_Module", bound=nn.Module)
 _LARGEST_EPS = 1e-2
 _CLOSE = 1e-5  # most norms compute in float32
@@ -62,12 +64,28 @@ class Norm:
     offset: float = 0.0
 
 
-Known = Linear | Table | Norm
+@dataclass(frozen=True)
+class ChannelNorm:
+    """GroupNorm, or BatchNorm where there are no groups, of the second dimension; and what its module does with each number."""
+
+    features: int
+    weight: bool
+    bias: bool
+    groups: int | None = None
+    of_batch: bool = False  # it normalises with the statistics of the batch
+    remembers: bool = False  # and adds them to running ones
+
+
+Known = Linear | Table | Norm | ChannelNorm
 
 
 def known(module: nn.Module) -> Known | None:
     """The kind of layer, if it can be sharded."""
-    if torch_private.has_backward_hooks(module) or any(buffer.is_meta for buffer in module.buffers(recurse=False)):
+    if torch_private.has_backward_hooks(module):
+        return None
+    if isinstance(module, nn.GroupNorm | torch_private.AnyBatchNorm):
+        return _channel_norm(module)
+    if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
         return None
     return _linear(module) or _table(module) or _norm(module)
 
@@ -159,6 +177,58 @@ def _of(norm: Norm, x: Tensor, values: dict[str, nn.Parameter]) -> Tensor:
         return functional.layer_norm(x, x.shape[-1:], weight, values["bias"].detach() if norm.bias else None, norm.eps)
     y = functional.rms_norm(x, x.shape[-1:], weight, norm.eps)
     return y + values["bias"].detach() if norm.bias else y
+
+
+def _channel_norm(module: nn.GroupNorm | torch_private.AnyBatchNorm) -> ChannelNorm | None:
+    plain = (nn.GroupNorm.forward, torch_private.AnyBatchNorm.forward)
+    if set(dict(module.named_parameters())) - {"weight", "bias"}:
+        return None
+    if type(module).forward not in plain and not _normalises_and_acts(module):
+        return None
+    weight, bias = (getattr(module, kind) is not None for kind in ("weight", "bias"))
+    if isinstance(module, nn.GroupNorm):
+        return ChannelNorm(module.num_channels, weight, bias, groups=module.num_groups)
+    of_batch = module.training or module.running_mean is None
+    remembers = module.training and module.running_mean is not None
+    return ChannelNorm(module.num_features, weight, bias, of_batch=of_batch, remembers=remembers)
+
+
+class _Passing(TorchFunctionMode):
+    """Norms of channels give what they take; how often they are called with what the module was given."""
+
+    def __init__(self, given: Tensor) -> None:
+        super().__init__()
+        self.given, self.calls = given, 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function not in (functional.batch_norm, functional.group_norm):
+            return function(*args, **(kwargs or {}))
+        self.calls += 1 if args and args[0] is self.given else 2
+        return args[0].clone()
+
+
+def _normalises_and_acts(module: nn.Module) -> bool:
+    """A norm of somebody's own calls torch's once, and what it does behind it is done with each number for itself: tried."""
+    if any(isinstance(each, _DROPOUTS) and each.training and each.p for each in module.modules()):
+        return False
+    tried = _with_values(module)
+    features = int(getattr(module, "num_features", 0) or getattr(module, "num_channels", 0))
+    shape = (2, features, *[3] * (3 if isinstance(module, nn.BatchNorm3d) else 2))
+    x = torch.linspace(-3, 3, prod(shape), dtype=torch.float64).sin().view(shape) * 3
+    other = x.clone()
+    other[0, 0, 0] += 1.5
+    found = []
+    for each in (x, x.flip(list(range(x.dim()))), other):
+        with _Passing(each) as norms:
+            found.append(_computed(tried, each))
+        if norms.calls != 1:
+            return False
+    first, flipped, changed = found
+    if first is None or flipped is None or changed is None or first.shape != x.shape:
+        return False
+    same = changed == first
+    same[0, 0, 0] = True
+    return torch.equal(flipped.flip(list(range(x.dim()))), first) and bool(same.all())
 
 
 def _features(module: nn.Module, own: dict[str, nn.Parameter]) -> int | None:

@@ -11,6 +11,8 @@ from cubeloom.parallel.check.tracked import Dims, Tracked
 from cubeloom.parallel.cut import CutError
 
 _FEW = 4  # the most sections into which a view splits the outputs of a layer
+# The operations that repeat keys, [samples, heads, tokens, features]: each head once for each query that shares it.
+REPEATS = ("getitem", "expand", "reshape")
 _VIEWS = ("view", "reshape", "unflatten")
 
 
@@ -81,3 +83,15 @@ def sections_of(entry: Entry) -> tuple[int, ...]:
         first = entry.shapes[0][len(entry.input_shapes[0]) - 1]
         return (size // first,) * first if 1 < first <= _FEW and size % first == 0 else ()
     return ()
+
+
+def repeated(entries: Sequence[Entry]) -> int:
+    """How often these operations repeat each head of keys; 0 where they do something else."""
+    if tuple(each.name for each in entries) != REPEATS:
+        return 0
+    before, wide, after = entries[0].input_shapes[0], entries[1].shapes[0], entries[2].shapes[0]
+    if len(before) != 4 or len(wide) != 5:
+        return 0
+    samples, heads, *rest = before
+    times = wide[2]
+    return times if (wide, after) == ((samples, heads, times, *rest), (samples, heads * times, *rest)) else 0

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid
 from cubeloom.comm import Network
 from cubeloom.parallel.boundary import Boundary, at_boundary
+from cubeloom.parallel.check.tracked import Factor
 from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.cut import CutError, pattern_of
 from cubeloom.parallel.outputs import Outputs
@@ -26,10 +28,11 @@ from cubeloom.parallel.traced.choices import Choices
 from cubeloom.parallel.traced.compiling import compile_blocks
 from cubeloom.parallel.traced.known import held_elsewhere, known
 from cubeloom.parallel.traced.loss import average_losses
+from cubeloom.parallel.traced.parts import buffers_to_cut
 from cubeloom.parallel.traced.report import table
 from cubeloom.parallel.traced.row import Row, watched_row
 from cubeloom.parallel.traced.search import Search, Watch, cut_samples, some_samples
-from cubeloom.parallel.traced.slices import OwnParts
+from cubeloom.parallel.traced.slices import OwnParts, part_of
 from cubeloom.parallel.traced.styles import Origin, Plan, origin, planned
 from cubeloom.parallel.traced.values import own_values, place_buffers, refuse_different_values
 from cubeloom.parallel.traced.without_values import asking_no_values
@@ -137,9 +140,19 @@ class Traced:
                 own = OwnParts(slices, state.network.coordinates)
                 module.register_forward_pre_hook(own, with_kwargs=True)
         place_buffers(model, state.network, fill)
+        self._cut_buffers(model, state.network)
         if compile:
             compile_blocks(model, self.specs)
         average_losses(model, state, self.averaged)
+
+    def _cut_buffers(self, model: nn.Module, network: Network) -> None:
+        for name, buffer in buffers_to_cut(model).items():
+            cut = self.choices.parameters.get(pattern_of(name))
+            if cut is not None:
+                owner, _, attribute = name.rpartition(".")
+                dim = (Factor(buffer.shape[cut.place], cut.cutting),)
+                own = part_of(buffer, cut.place, dim, network.coordinates).clone()
+                torch_private.buffers_of(model.get_submodule(owner))[attribute] = own
 
     def __str__(self) -> str:
         lines = table(

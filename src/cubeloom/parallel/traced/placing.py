@@ -25,7 +25,7 @@ from cubeloom.parallel.cut import pattern_of
 from cubeloom.parallel.specs import Call, Side, other
 from cubeloom.parallel.specs.traced import FeatureRest
 from cubeloom.parallel.traced.choices import Choices
-from cubeloom.parallel.traced.known import Known, Linear, Norm, Table
+from cubeloom.parallel.traced.known import ChannelNorm, Known, Linear, Norm, Table
 from cubeloom.parallel.traced.styles import Planned
 
 Shape = tuple[int, ...]
@@ -101,8 +101,10 @@ class Placing:
                 placed, dims = self._table(name, table, tracked, shape)
             case Norm() as norm:
                 placed, dims = _norm(name, norm, tracked, shape, self.choices.planned.get(pattern_of(name)))
+            case ChannelNorm() as channels:
+                placed, dims = _channel_norm(name, channels, tracked)
         self._keep(name, placed, tracked, needed[0], shape)
-        if isinstance(placed.known, Norm):
+        if isinstance(placed.known, Norm | ChannelNorm):
             return Tracked(dims, tracked.summands, tracked.makers)
         if tracked.summands and needed[0]:
             raise Refused(
@@ -170,7 +172,7 @@ class Placing:
 
         If a plan gathers outputs, their loss may not need that, and other uses may accept cut outputs.
         """
-        if len(dim) > 1:
+        if len(dim) > 1 or any(factor.sections for factor in dim):
             raise Refused(f"it gets features that lie as {described((dim,))}")
         sources: dict[tuple[str, ...], list[tuple[Side, FeatureRest]]] = {
             ("x",): [("x", "one")],
@@ -243,7 +245,7 @@ class Placing:
 def _norm(name: str, norm: Norm, tracked: Tracked, shape: Shape, planned: Planned | None) -> tuple[Placed, Dims]:
     last = tracked.dims[-1]
     axes = _axes([last])
-    if norm.features != shape[-1] or len(last) > 1:
+    if norm.features != shape[-1] or len(last) > 1 or (axes and any(factor.sections for factor in last)):
         raise Refused(f"layer {name} normalises {norm.features} features of {tracked}")
     if not axes:  # replicated on all ranks, or consisting of whole heads
         differing = tuple(sorted({*_axes(tracked.dims), *tracked.summands}))
@@ -256,13 +258,32 @@ def _norm(name: str, norm: Norm, tracked: Tracked, shape: Shape, planned: Planne
     return Placed(norm, "x" if axes[0] == "x" else "y", rest, rest, differing=differing), tracked.dims
 
 
+def _channel_norm(name: str, norm: ChannelNorm, tracked: Tracked) -> tuple[Placed, Dims]:
+    features = tracked.dims[1]
+    axes = _axes([features])
+    _refuse_sections(name, tracked, features)
+    _refuse_cut_rows(name, tracked, 1)
+    differing = tuple(sorted(tracked.summands))
+    rest: FeatureRest = ("whole", "one", "both")[len(axes)]
+    left_whole = not axes and norm.groups is not None
+    side: Side = "x" if axes[:1] != ("y",) else "y"
+    return Placed(norm, side, rest, rest, left_whole=left_whole, differing=differing), tracked.dims
+
+
+def _refuse_sections(name: str, tracked: Tracked, features: Dim) -> None:
+    """A weight is cut into one block."""
+    if len(features) > 1 or any(factor.sections for factor in features):
+        raise Refused(f"layer {name} gets features that lie as {tracked}")
+
+
 def _axes(dims: Sequence[Dim]) -> tuple[str, ...]:
     """The axes of the plane; samples may be cut in any case."""
     return tuple(axis for dim in dims for factor in dim for axis, _ in factor.cutting if axis in ("x", "y"))
 
 
 def _feature_place(known: Known, count: int) -> int:
-    return 1 if isinstance(known, Linear) and known.dim == 1 else count - 1
+    second = isinstance(known, ChannelNorm) or (isinstance(known, Linear) and known.dim == 1)
+    return 1 if second else count - 1
 
 
 def _refuse_cut_rows(name: str, tracked: Tracked, features: int) -> None:

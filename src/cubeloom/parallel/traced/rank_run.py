@@ -8,7 +8,6 @@ from functools import partial
 from math import prod
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor, nn
 
 from cubeloom.base import torch_private
@@ -16,27 +15,23 @@ from cubeloom.base.operations import Operation, is_random
 from cubeloom.parallel.check import pointwise, where
 from cubeloom.parallel.check.functions import Function as AutogradFunction
 from cubeloom.parallel.check.gradient import summands
-from cubeloom.parallel.check.replay import Replay
 from cubeloom.parallel.check.results import output_of, tensors_in
-from cubeloom.parallel.check.run import META, Function, leaves
+from cubeloom.parallel.check.run import Function, leaves
 from cubeloom.parallel.check.step import Refused, Step
 from cubeloom.parallel.check.tracked import (
-    Dim,
     Dims,
     Factor,
     Tracked,
     common,
-    in_sections,
     is_cut,
-    local_shape,
+    normal,
     uncut,
 )
 from cubeloom.parallel.cut import CutError, pattern_of
 from cubeloom.parallel.outputs import Output
-from cubeloom.parallel.traced.choices import Sliced
-from cubeloom.parallel.traced.constants import RunWithConstants
 from cubeloom.parallel.traced.loss import MEANS
-from cubeloom.parallel.traced.misplaced import LossUse, Misplaced, sections_of, split_of
+from cubeloom.parallel.traced.misplaced import REPEATS, LossUse, Misplaced, repeated, sections_of, split_of
+from cubeloom.parallel.traced.parts import RunOfParts
 from cubeloom.parallel.traced.placing import PLANE, Placing, kept_along, of_plane, samples_cut
 from cubeloom.parallel.traced.whole_run import WholeRun
 
@@ -61,15 +56,12 @@ _TAKES_SIZES = {"view", "reshape", "unflatten", "split", "chunk", "getitem", "ex
 _PRODUCTS = {"matmul", "bmm", "baddbmm", "scaled_dot_product_attention"}
 
 
-class RankRun(RunWithConstants, Replay):
-    """Runs the model as one rank, with the choices so far."""
+class RankRun(RunOfParts):
+    """As one rank runs the model, with what was chosen so far."""
 
     def __init__(self, record: WholeRun, placing: Placing, inputs: Mapping[str, tuple[Tensor, Tracked]]) -> None:
-        super().__init__(record, placing, inputs)
-        self.placing, self._whole = placing, record
-        self._choices = placing.choices
-        self.slices = placing.choices.slices
-        self._parts: dict[int, Tensor] = {}  # a rank's part of each cut parameter, by its id
+        super().__init__(record, placing, placing.choices, inputs)
+        self.placing = placing
         self._lazy: dict[int, str] = {}
         self._averaged: set[int] = set()
         self._own_means: set[int] = set()  # of them, those that are the mean of a rank's own samples still
@@ -82,62 +74,10 @@ class RankRun(RunWithConstants, Replay):
             str, frozenset[str]
         ] = {}  # for parameters used between layers: axes whose ranks have partial gradients
 
-    def of(self, tensor: Tensor) -> Tracked:
-        if id(tensor) in self._tracked:
-            return self._tracked[id(tensor)]
-        if (constant := self.known_constant(tensor)) is not None:
-            self._keep(tensor, constant, Tracked(self._dims_of_constant(constant[1], self.twins[id(tensor)])))
-        tracked = super().of(tensor)
-        if (name := self.name_of(tensor)) is not None:
-            tracked = self._tracked[id(tensor)] = Tracked(tracked.dims, parameters=frozenset({name}))
-        return tracked
-
-    def __torch_function__(self, function: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._choices.parameters and not self._paused:
-            args, kwargs = torch_private.tree_map(self._own_part, (args, kwargs or {}))
-        return super().__torch_function__(function, types, args, kwargs)
-
-    def _own_part(self, value: Any) -> Any:
-        """A rank's part of a parameter that is chosen to be cut."""
-        if not isinstance(value, nn.Parameter):
-            return value
-        name = self.owners.get(id(value))
-        cut = None if name is None else self._choices.parameters.get(pattern_of(name))
-        if name is None or cut is None:
-            return value
-        if id(value) not in self._parts:
-            dims = list(uncut(value.shape))
-            dims[cut.place] = in_sections([value.shape[cut.place]], cut.cutting)
-            with self.paused():
-                part = torch.empty(local_shape(tuple(dims)), dtype=value.dtype, device=META)
-                self._parts[id(value)] = part.requires_grad_(value.requires_grad)
-            twin = value if value.is_meta else self._whole.outside[id(value)][1]
-            self._keep(part, self._whole.kept[id(twin)][0], Tracked(tuple(dims), parameters=frozenset({name})))
-        return self._parts[id(value)]
-
     @property
     def reached(self) -> int:
         """The number of correct operations so far."""
         return self._place
-
-    def sliced(self, name: str, each: Sliced, whole: Tensor) -> Tensor:
-        with self.paused():
-            lying = self.of(self._on_meta(whole)).dims
-        dims, (first, *rest) = lying, each.dim
-        times = whole.shape[each.place] // prod(factor.size for factor in rest)
-        if not first.cutting and 0 < times < first.size:  # one for each sample, of which this rank has some
-            first = Factor(first.size, (), first.size // times)
-        dims = (*dims[: each.place], (first, *rest), *dims[each.place + 1 :])
-        with self.paused():
-            part = torch.empty(local_shape(dims), dtype=whole.dtype, device=META)
-        self._keep(part, ("argument", name, each.argument), Tracked(dims))
-        return part
-
-    def _refuse_random(self, name: str) -> NoReturn:
-        raise CutError(
-            f"{where.here(self.names)}: {name} draws random numbers, and each rank would draw its own for its part: set the"
-            " model's dropout to 0, or call model.eval() before it is parallelized"
-        )
 
     def lies(self, tensor: Tensor) -> Tracked:
         """As `of`, also for a tensor created from constants."""
@@ -145,25 +85,6 @@ class RankRun(RunWithConstants, Replay):
             with self.paused():
                 return Tracked(self._dims_of_constant(self.constants[id(tensor)][0], tensor))
         return self.of(tensor)
-
-    def _dims_of_constant(self, number: int, own: Tensor) -> Dims:
-        """A constant with the size of a rank's samples must be equal for all of them; otherwise it is something else."""
-        whole = next((tensor for place, tensor in self._whole.constants.values() if place == number), own)
-        if whole.shape == own.shape:
-            return uncut(own.shape)
-        dims: list[Dim] = []
-        for size, local in zip(whole.shape, own.shape, strict=True):
-            if local == 0 or size % local:
-                raise Refused(
-                    f"a tensor of {list(own.shape)} is made on a rank, and of {list(whole.shape)} in the serial model"
-                )
-            dims.append((Factor(size, (), size // local),) if size != local else uncut([size])[0])
-        times = [size // local for size, local in zip(whole.shape, own.shape, strict=True)]
-        with self.paused():
-            alike = torch.equal(own.repeat(times), whole)
-        if not alike:
-            raise Refused(f"a tensor of {list(whole.shape)} is made that is not alike for all samples")
-        return tuple(dims)
 
     def step(
         self,
@@ -176,7 +97,7 @@ class RankRun(RunWithConstants, Replay):
     ) -> Any:
         self._operation = operation.name
         if is_random(operation, args, kwargs):
-            self._refuse_random(operation.name)
+            self.refuse_random(operation.name)
         try:
             if operation.name in ("setitem", "copy") and len(tensors) > 1:
                 self._specialise(*tensors[:2])
@@ -296,7 +217,24 @@ class RankRun(RunWithConstants, Replay):
 
     def _next(self, name: str, tensors: Sequence[Tensor]) -> Any:
         self._now = tensors
+        while self._place < len(self._record.entries) and self._record.entries[self._place].name != name:
+            if not self._repeats_nothing():
+                break
         return super()._next(name, tensors)
+
+    def _repeats_nothing(self) -> bool:
+        """A rank leaves operations out with which the serial model repeats keys: what they take is what they give."""
+        entries = self._record.entries[self._place : self._place + len(REPEATS)]
+        times = repeated(entries)
+        taken = [tensor for known, tensor in self._kept.values() if times and known == entries[0].inputs[0]]
+        if not taken:
+            return False
+        tracked = self._tracked[id(taken[-1])]
+        heads = normal((*tracked.dims[1], Factor(times, (), times)))
+        self._place += len(REPEATS)
+        lying = replace(tracked, dims=(tracked.dims[0], heads, *tracked.dims[2:]))
+        self._keep(taken[-1], (self._place - 1, 0), lying)
+        return True
 
     def _misplaced(self, refused: Refused, tensors: Sequence[Tensor]) -> Any:
         """Describe a refused operation, so that the search can change something."""
@@ -320,6 +258,16 @@ class RankRun(RunWithConstants, Replay):
             [self._makers_of(args, kwargs) for _, args, kwargs in reversed(self.running)],
             split_of(entry) if entry is not None else None,
         ) from None
+
+    def failed(self, error: Exception) -> NoReturn:
+        """The model's own code refuses the sizes of parts, or numbers that were changed."""
+        module = self.running[-1][0] if self.running else None
+        around = [self._makers_of(args, kwargs) for _, args, kwargs in reversed(self.running)]
+        try:
+            super().failed(error)
+        except CutError as refused:
+            none = frozenset[str]()
+            raise Misplaced(str(refused), "", self.reached, none, none, module, (), False, (), {}, around) from error
 
     def _makers_of(self, args: Any, kwargs: Any) -> frozenset[str]:
         tensors = list[Tensor]()
@@ -349,7 +297,7 @@ class RankRun(RunWithConstants, Replay):
         ):  # taken from what every rank has whole and uses differently
             return sectioned - Tracked(dims).axes, frozenset()
         own = frozenset(name for each, needs in pairs if needs for name in each.parameters)
-        others = [(each, needs) for each, needs in pairs if not each.parameters]
+        others = [(each, needs) for each, needs in pairs if not each.parameters or not needs]
         # The gradients of all parameters are averaged over samples; for a parameter that is cut there is nothing to
         # sum.
         cutting = frozenset(axis for dim in dims for factor in dim for axis, _ in factor.cutting if axis in PLANE)

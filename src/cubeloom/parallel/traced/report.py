@@ -10,6 +10,7 @@ from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.cut import pattern_of
 from cubeloom.parallel.specs import (
     LayerSpec,
+    TracedChannelNormSpec,
     TracedEmbeddingSpec,
     TracedLinearSpec,
     TracedNormSpec,
@@ -64,6 +65,8 @@ def how(spec: LayerSpec) -> str | None:
             return f"entries over y, to {_RESTS[spec.given].format('x', 'y')}"
         case TracedNormSpec():
             return f"features over {'·'.join(spec.axes)}"
+        case TracedChannelNormSpec():
+            return f"channels over {'·'.join(spec.axes)}" if spec.axes else "whole channels"
         case WholeSpec():
             return "whole"
     return None

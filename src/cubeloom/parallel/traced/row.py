@@ -24,6 +24,7 @@ from cubeloom.parallel.traced.units import Units, units_of
 
 Source = tuple[int, int]
 """An output tensor of a module: the call, and the leaf of its output."""
+_OF_LAYER = "weight"  # stands for all parameters of a layer
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 # The results of these have the shape, dtype or device of a tensor, and none of its values.
 _OF_ITS_LOOKS = {"zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"}
@@ -113,8 +114,12 @@ def entry_name(leaf: int) -> str:
 class Watching(TorchFunctionMode):
     """Records which modules a run calls, and what their arguments depend on."""
 
-    def __init__(self, model: nn.Module, units: Units, handed: Callable[[Tensor], Handed]) -> None:
+    def __init__(
+        self, model: nn.Module, units: Units, layers: Iterable[str], handed: Callable[[Tensor], Handed]
+    ) -> None:
         super().__init__()
+        inner = {name for name in layers if any(name.startswith(f"{unit}.") for unit in units.units)}
+        self._layers = {id(each): name for name, each in model.named_modules() if name in inner}
         self._names = {id(model.get_submodule(name)): name for name in units.units}
         self._owners = {id(each): name for name, each in model.named_parameters()}
         self._handed = handed
@@ -166,6 +171,8 @@ class Watching(TorchFunctionMode):
             module = model.get_submodule(name)
             hooks.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
             hooks.append(module.register_forward_hook(self._after, with_kwargs=True))
+        for name in self._layers.values():
+            hooks.append(model.get_submodule(name).register_forward_hook(self._after_layer, with_kwargs=True))
         plain, own = model.forward, "forward" in vars(model)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -230,6 +237,13 @@ class Watching(TorchFunctionMode):
         call.gives = torch_private.tree_map(marked, output)
         call.floats = frozenset(floats)
 
+    def _after_layer(self, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Called outside of its unit, it makes use of the unit's parameters there."""
+        if not self._depth:
+            used = frozenset({f"{self._layers[id(layer)]}.{_OF_LAYER}"})
+            for each in torch_private.tree_leaves(output):
+                self._depends(each, self._union(torch_private.tree_leaves((args, kwargs))) | used)
+
     def row(self, units: Units) -> Row:
         for call, leaf, tensor, version in self._versions:
             if torch_private.version(tensor) != version:
@@ -249,7 +263,7 @@ def watched_row(model: nn.Module, layers: Iterable[str], again: Callable[[nn.Mod
             of_samples = of(tensor).of_samples
             return Handed(tensor.numel() // samples if of_samples else tensor.numel(), of_samples)
 
-        watching.append(Watching(model, units, handed))
+        watching.append(Watching(model, units, layers, handed))
         with watching[-1].on(model):
             yield
 
@@ -270,6 +284,8 @@ def made_row(units: Units, calls: tuple[Call, ...], result: frozenset[Source | s
         if lost:
             starts -= lost
             why = why or reason
+    if len(blocks) > 1 and not starts & set(blocks[1:]):
+        raise UserError(f"the model's row of blocks cannot be cut: {why}")
     ends = sorted(starts)
     pieces = [range(start, stop) for start, stop in zip(ends, [*ends[1:], len(calls)], strict=True)]
     modules = [list(dict.fromkeys(calls[number].unit for number in piece)) for piece in pieces]

@@ -23,6 +23,7 @@ from cubeloom.parallel.outputs import Outputs
 from cubeloom.parallel.traced.choices import Choices, CutParameter, Maker, Patched, Sliced
 from cubeloom.parallel.traced.known import Known, Linear
 from cubeloom.parallel.traced.misplaced import LossUse, Misplaced
+from cubeloom.parallel.traced.parts import buffers_to_cut
 from cubeloom.parallel.traced.patches import GROUPS, HEADS, WIDTHS, Patch, patch_of, patched
 from cubeloom.parallel.traced.placing import PLANE, Placed, Placing
 from cubeloom.parallel.traced.rank_run import RankRun
@@ -41,6 +42,7 @@ class Found:
     partial: Mapping[str, frozenset[str]]  # for parameters used between layers: axes whose ranks have partial gradients
     losses: list[LossUse]
     calls: Mapping[str, int]  # how often each module runs
+    reads: Mapping[str, int]  # how often code outside of its module uses each parameter
     live: set[str]  # parameters outside of cut layers that the loss depends on
     flops: tuple[float, float]  # of matmuls between layers: of the whole, and of a rank
     outputs: Outputs = field(default_factory=dict)  # the layouts of what the model gives
@@ -102,8 +104,9 @@ class Search:
             tried = self._try(less)
         run = tried.run
         flops = run.flops[0], run.flops[1]
+        record, live = self._record, self._live(run)
         return Found(
-            tried.placing.placed, tried.choices, run.partial, run.losses, self._record.forwards, self._live(run), flops
+            tried.placing.placed, tried.choices, run.partial, run.losses, record.forwards, record.reads, live, flops
         )
 
     def _live(self, run: RankRun) -> set[str]:
@@ -123,12 +126,6 @@ class Search:
             _run_as_rank(self._model, run, choices, {**self._inputs, **fresh})
         except Misplaced as refused:
             return _Tried(choices, placing, run, refused)
-        except CutError as error:
-            if not choices.patch_of or "draws random numbers" in str(error):
-                raise
-            # The model's own code refuses the changed numbers.
-            failed = Misplaced(str(error), "", run.reached, frozenset(), frozenset(), None, (), False, (), {})
-            return _Tried(choices, placing, run, failed)
         return _Tried(choices, placing, run, None)
 
     def _recorded(self, choices: Choices) -> WholeRun:
@@ -220,9 +217,10 @@ class Search:
         return changed
 
     def _parameters(self, tried: _Tried, refused: Misplaced) -> Iterator[Choices]:
-        """A parameter used outside of layers is cut like the tensor that it is combined with."""
+        """Cut a parameter that is used outside of layers, or a buffer, like the tensor that it meets."""
         names = {name for each in refused.tensors for name in each.parameters}
-        shapes = {name: each.shape for name, each in self._model.named_parameters() if name in names}
+        held = {**dict(self._model.named_parameters()), **buffers_to_cut(self._model)}
+        shapes = {name: each.shape for name, each in held.items() if name in names}
         for name, shape in shapes.items():
             for cutting in _cuttings(refused):
                 for place, size in enumerate(shape):

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from cubeloom.parallel.check.tracked import Dim
 from cubeloom.parallel.traced.choices import Sliced
 
 
@@ -38,15 +39,18 @@ class OwnParts:
         return args, kwargs
 
     def _of(self, each: Sliced, whole: Tensor) -> Tensor:
-        """Its dimension is split into factors, the first of which may have any size."""
-        place, factors = each.place, each.dim
-        sizes = [-1 if not number and not factor.cutting else factor.size for number, factor in enumerate(factors)]
-        part = whole.unflatten(place, sizes) if len(sizes) > 1 else whole
-        for number, factor in enumerate(factors):
-            start, size = 0, factor.size
-            for axis, count in factor.cutting:
-                size //= count
-                start += self.coordinates[axis] * size
-            if factor.cutting:
-                part = part.narrow(place + number, start, size)
-        return part.flatten(place, place + len(sizes) - 1) if len(sizes) > 1 else part
+        return part_of(whole, each.place, each.dim, self.coordinates)
+
+
+def part_of(whole: Tensor, place: int, factors: Dim, coordinates: Mapping[str, int]) -> Tensor:
+    """Its dimension is taken apart into factors, the first of which may have any size."""
+    sizes = [-1 if not number and not factor.cutting else factor.size for number, factor in enumerate(factors)]
+    part = whole.unflatten(place, sizes) if len(sizes) > 1 else whole
+    for number, factor in enumerate(factors):
+        start, size = 0, factor.size
+        for axis, count in factor.cutting:
+            size //= count
+            start += coordinates[axis] * size
+        if factor.cutting:
+            part = part.narrow(place + number, start, size)
+    return part.flatten(place, place + len(sizes) - 1) if len(sizes) > 1 else part

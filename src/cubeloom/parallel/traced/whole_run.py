@@ -33,13 +33,14 @@ class WholeRun(RunWithConstants, Record):
     live: set[int]
     live_parameters: set[str]
     forwards: Counter[str]  # of modules with their own parameters
+    reads: Counter[str]  # of parameters, outside of their modules' forwards
 
     def _refuse(self, operation: Operation, args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
         used = {name for tensor in tensors if (name := self.name_of(tensor)) is not None}
         self.between |= used
         running = {name for name, *_ in self.running}
-        # A layer that is left whole gathers its parameters at each use outside of its forward.
-        self.forwards.update(owner for name in used if (owner := name.rpartition(".")[0]) not in running)
+        # A parameter of a module that is left whole is gathered at each use outside of its module's forward.
+        self.reads.update(name for name in used if name.rpartition(".")[0] not in running)
         if needs_values(operation, tensors):
             self.refuse(f"{operation.name.strip('_')} asks for values of a tensor, which the model is traced without")
 
@@ -102,7 +103,7 @@ def recorded(
         owners.setdefault(id(parameter), set()).add(name.rpartition(".")[0])
     while True:
         record = WholeRun(model, list(known), {name: each for name, each in inputs.items() if _is_empty(each)})
-        record.between, record.slices = set(), slices
+        record.between, record.slices, record.reads = set(), slices, Counter()
         with _counting(model) as record.forwards:
             record.look_back(run_with(record, inputs))
         used = {owner for name in record.between for owner in owners[id(model.get_parameter(name))]}

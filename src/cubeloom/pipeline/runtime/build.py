@@ -31,8 +31,10 @@ from cubeloom.parallel.specs import (
     LayerSpec,
     LossSpec,
     SquaredLossSpec,
+    TracedChannelNormSpec,
     TracedLinearSpec,
     TracedLossSpec,
+    WholeSpec,
     collectives,
     kept_results,
     parameters,
@@ -90,6 +92,11 @@ class StagePlan:
     def output_of(self, stage: int) -> tuple[StageOutput | RankOutput, ...]:
         """The tensors that a stage sends to the next."""
         return self.outputs[self.stages[stage][-1]]
+
+    def used_shapes(self, grid: Grid) -> dict[str, tuple[int, ...]]:
+        """The shapes of parameters that code outside of layers uses, as one rank uses them."""
+        whole = [spec for spec in self.specs if isinstance(spec, WholeSpec)]
+        return {f"{spec.name}.{each.name}": each.part(grid.sizes) for spec in whole for each in spec.own}
 
     def check_options(self, recompute: Recompute) -> None:
         """Raises UserError for options that a model which does not list its pieces cannot have."""
@@ -206,7 +213,7 @@ def plan_stages(
         )
     part = Batch(batch.samples // (count * ways), batch.sequence)
     specs = resolve(model, cut, grid, rest, part, example, portions=count * ways)
-    norm = next((spec.name for spec in specs if isinstance(spec, ImageNormSpec) and spec.groups is None), None)
+    norm = next(filter(None, map(_batch_norm, specs)), None)
     if norm is not None and count > 1:
         raise UserError(
             f"layer {norm} is a batch norm, whose statistics would be those of each of {count} micro-batches and not of the "
@@ -225,6 +232,12 @@ def plan_stages(
     blocks = blocks_of(model, specs)
     portion = ParallelConfig.exact(grid, rest, Batch(batch.samples // count, batch.sequence), item=1)
     return StagePlan(schedule, chosen, modules, specs, pieces.outputs, tokens, blocks, pieces.row, aliases, portion)
+
+
+def _batch_norm(spec: LayerSpec) -> str | None:
+    """Its name, if it normalises with the statistics of a batch."""
+    ours = isinstance(spec, ImageNormSpec) and spec.groups is None
+    return spec.name if ours or (isinstance(spec, TracedChannelNormSpec) and spec.of_batch) else None
 
 
 def _aliases(model: nn.Module, specs: Sequence[LayerSpec], grid: Grid, rest: ShardingPolicy) -> dict[str, str]:
@@ -313,7 +326,7 @@ def hold(
         kept = layout.kept(network.coordinates["pipe"], recompute, item)
         if layout.row is not None:
             like = next(iter(held.parameters.values()))
-            leave_out(own, layout.row, layout.modules_of(stage), like, network.device)
+            leave_out(own, layout.row, layout.modules_of(stage), layout.used_shapes(network.grid), like, network.device)
             finish(own, state, fill)
             recompute_blocks(own, again, specs, kept)
             of_row = RowStage(own, layout.row, layout.stages[stage], state, ways)

@@ -190,18 +190,30 @@ def alike_between(row: Row, pieces: range) -> frozenset[str]:
     return frozenset(name for some in handed for name, each in some.items() if not each.of_samples)
 
 
-def leave_out(model: nn.Module, row: Row, kept: tuple[str, ...], like: Tensor, device: torch.device) -> None:
-    """Replace parameters of other stages by zeros without memory, because code may read their shape."""
+def leave_out(
+    model: nn.Module,
+    row: Row,
+    kept: tuple[str, ...],
+    shapes: Mapping[str, tuple[int, ...]],
+    like: Tensor,
+    device: torch.device,
+) -> None:
+    """Replace parameters of other stages by zeros without memory, because code may read their shape.
+
+    `shapes`: of one rank's parts, for parameters that code outside of layers uses.
+    """
     owners = {name.removesuffix(".") for names in row.modules for name in names if name.endswith(".")}
     whole = [unit for unit in row.units if unit not in kept]
     modules = [module for unit in whole for module in model.get_submodule(unit).modules()]
     modules += [model.get_submodule(owner) for owner in owners if f"{owner}." not in kept]
+    names = {id(module): name for name, module in model.named_modules()}
     for module in modules:
         own = torch_private.parameters_of(module)
         for kind, each in own.items():
             if each is not None:
                 dtype = like.dtype if each.is_floating_point() else each.dtype
-                zeros = torch.zeros((), dtype=dtype, device=device).expand(each.shape)
+                shape = shapes.get(f"{names[id(module)]}.{kind}", each.shape)
+                zeros = torch.zeros((), dtype=dtype, device=device).expand(shape)
                 own[kind] = nn.Parameter(zeros, requires_grad=False)
         buffers = torch_private.buffers_of(module)
         buffers.update(

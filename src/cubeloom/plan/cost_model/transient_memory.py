@@ -23,7 +23,7 @@ CHUNK = 2**29  # bytes of logits that the fused head computes at a time: `parall
 _LITTLE = (
     *(specs.TableSpec, specs.DropoutSpec, specs.LossSpec, specs.SquaredLossSpec, specs.ImageNormSpec, specs.EdgeSpec),
     *(specs.ReplicatedSpec, specs.FirstTokenSpec, specs.CopyToRegionSpec, specs.ConcatSpec, specs.FeedForwardSpec),
-    *(specs.WholeSpec, specs.TracedLossSpec),  # of traced models, a BetweenSpec has it
+    *(specs.WholeSpec, specs.TracedLossSpec, specs.TracedChannelNormSpec),  # of traced models, a BetweenSpec has it
 )
 
 
