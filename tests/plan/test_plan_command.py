@@ -40,6 +40,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["plans"][0]["step_s"] <= found["plans"][1]["step_s"]
 
 
+@pytest.mark.slow
 def test_the_answer_is_one_sentence_then_strategies_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(model="gpt-5b", devices=64, global_batch=256, cluster="dgx-h100")() == 0
     out = capsys.readouterr().out
@@ -62,6 +63,7 @@ def test_so_many_of_the_best_plans(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\n 2 " in out and "\n 3 " not in out and "FSDP" not in out
 
 
+@pytest.mark.slow
 def test_strategies_differ_and_the_usual_ones_are_what_they_are_called() -> None:
     answer = search("gpt-5b", "dgx-h100", 64, 256)
     some = different(answer)
