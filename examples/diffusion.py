@@ -49,14 +49,14 @@ def main() -> None:
     drawn = sample(model, ROWS * COLUMNS)
     real = digits[torch.randperm(len(digits))[: ROWS * COLUMNS]]
     sides = tiled(drawn), tiled(real)
-    write_png(options.out, torch.cat([sides[0], torch.ones(len(sides[0]), 2), sides[1]], dim=1))
-    print(f"wrote {options.out}: drawn digits on the left, real ones on the right")
+    write_png(options.output, torch.cat([sides[0], torch.ones(len(sides[0]), 2), sides[1]], dim=1))
+    print(f"wrote {options.output}: drawn digits on the left, real ones on the right")
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small U-Net on digits and draw some.")
     parser.add_argument("--steps", type=int, default=1000, help="of training")
-    parser.add_argument("--out", type=Path, default=Path("digits.png"), help="the picture to write")
+    parser.add_argument("-o", "--output", type=Path, default=Path("digits.png"), help="the picture to write")
     parser.add_argument("--seed", type=int, default=0, help="of weights, noise and samples")
     return parser.parse_args()
 

@@ -14,7 +14,7 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "diffusion.py"
 
 @pytest.mark.slow
 def test_the_example_of_diffusion_writes_a_picture(tmp_path: Path) -> None:
-    done = run_script(EXAMPLE, "--steps", "20", "--out", str(tmp_path / "digits.png"), "--seed", "3")
+    done = run_script(EXAMPLE, "--steps", "20", "-o", str(tmp_path / "digits.png"), "--seed", "3")
     assert done.returncode == 0, done.stderr
     said = next(line for line in done.stdout.splitlines() if line.startswith("loss")).split()
     assert float(said[4]) < float(said[1])  # loss 1.234 at first, 0.567 in the last steps

@@ -90,7 +90,7 @@ def test_a_recipe_that_makes_a_job_with_overrides(tmp_path: Path) -> None:
 
 def test_one_worker_needs_no_schedule_and_accumulates(file: Path) -> None:
     job = load(Job, file, ["grid.pipe=1"])
-    assert str(job.laid_out().schedule).splitlines()[0] == "0F0 0B0 0F1 0B1 0F2 0B2 0F3 0B3"
+    assert str(job.laid_out().schedule).splitlines()[0] == "0F0 0B0 0F1 0B1 0F2 0B2 0F3 0B3 0R3"
 
 
 REFUSED = {

@@ -115,7 +115,8 @@ class Tracker(TorchDispatchMode):
     def label(self, kind: Kind, tensors: Iterable[Tensor]) -> None:
         """Label the purpose of some tensors."""
         for tensor in tensors:
-            self._see(tensor.untyped_storage()).label = kind
+            storage = tensor.untyped_storage()
+            (self._containing(storage) or self._see(storage)).label = kind
 
     def memory(self) -> Memory:
         for storage, _ in self._alive.values():
@@ -141,6 +142,19 @@ class Tracker(TorchDispatchMode):
             if time >= self._begun and total > peak:
                 peak, at_peak = total, now.copy()
         return Memory(peak, {kind: at_peak[kind] for kind in KINDS}, over_time)
+
+    def _containing(self, storage: torch.UntypedStorage) -> _Storage | None:
+        """The storage whose memory a new one shares: a gradient is a part of its bucket, as a storage of its own."""
+        if storage_identity(storage) in self._alive or storage.device.type == "meta":
+            return None
+        begin, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        for known, weak in self._alive.values():
+            other = weak()
+            if other is None or other.device != storage.device:
+                continue
+            if other.data_ptr() <= begin and end <= other.data_ptr() + other.nbytes():
+                return known
+        return None
 
     def _see(self, storage: torch.UntypedStorage) -> _Storage:
         address = storage_identity(storage)
