@@ -2,10 +2,11 @@
 
 Shapes of `Y[M,N] = X[M,K] · W[K,N]` on one rank, for an expand (k is x and n is y; a contract exchanges them):
 
-    X stored   [M/(z·y), K/x]   rows sharded, or [M/z, K/x] replicated over y, or [M/z, K/(x·y)] features sharded X
-    [M/z, K/x]       all-gathered along n W stored   [N/(y·z), K/x]   all-gathered along z: [N/y, K/x] Y partial  [M/z,
-    N/y]       a partial sum over k Y stored   [M/(z·x), N/y]   reduce-scattered by rows, or [M/z, N/y] all-reduced, or
-    [M/z, N/(y·x)] scattered by features
+    X stored   [M/(z·y), K/x]   rows sharded, or [M/z, K/x] replicated over y, or [M/z, K/(x·y)] features sharded
+    X          [M/z, K/x]       all-gathered along n
+    W stored   [N/(y·z), K/x]   all-gathered along z: [N/y, K/x]
+    Y partial  [M/z, N/y]       a partial sum over k
+    Y stored   [M/(z·x), N/y]   reduce-scattered by rows, or [M/z, N/y] all-reduced, or [M/z, N/(y·x)] by features
 """
 
 from __future__ import annotations
