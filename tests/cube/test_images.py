@@ -48,8 +48,6 @@ def experiment(model: str, grid: str, rest: Any = "sharded", ways: int = 1, **ch
 
 
 UNETS = [
-    ("x=2", "replicated"),
-    ("y=2", "sharded"),
     ("z=2", "sharded"),
     ("x=2,y=2", "sharded"),
     ("x=2,y=2", "replicated"),

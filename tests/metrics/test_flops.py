@@ -39,7 +39,7 @@ def a_job(preset: str, sequence: int) -> Job:
     return Job(model=ModelSettings(preset=preset), batch=Batch(samples=1, sequence=sequence))
 
 
-@pytest.mark.parametrize("preset", ["gpt-175b", "gpt-5b", "gpt2"])
+@pytest.mark.parametrize("preset", [pytest.param("gpt-175b", marks=pytest.mark.long), "gpt-5b", "gpt2"])
 def test_gpt_needs_what_the_formula_of_megatron_says(preset: str) -> None:
     job = a_job(preset, 1024)
     config = job.source().config  # type: ignore[attr-defined]

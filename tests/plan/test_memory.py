@@ -97,11 +97,11 @@ SHORT = [
     Case(grid="z=2,y=2,x=2"),
     Case(grid="z=4", rest=ShardingPolicy(weights="kept"), ways=2),
     Case(grid="y=2", count=3, recompute=True),
-    Case(grid="z=4", model="long", recompute=True),
     Case(grid="pipe=2", model="long", shape="zb-h1", count=4),
 ]
 CASES = [
     *SHORT,
+    Case(grid="z=4", model="long", recompute=True),
     Case(grid="y=2", dtype=torch.float32),
     Case(grid="data=2"),
     Case(grid="y=2", model="llama", recompute="attention"),

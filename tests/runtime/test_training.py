@@ -97,14 +97,11 @@ def test_on_four_workers(verified: Verified, schedule: Schedule) -> None:
     trains_as_serial(verified, GPT, Grid(pipe=4), schedule, steps=2)
 
 
-# Each axis with and without recomputation; each schedule both ways.
+# Each axis; each schedule; half of them with recomputation.
 WITH_AN_AXIS = [
     ("1f1b", "x", True),
-    ("chimera-zb", "x", False),
-    ("chimera", "y", False),
     ("chimera-zb", "y", True),
     ("1f1b", "z", False),
-    ("chimera", "z", True),
     ("chimera", "data", False),
     ("chimera-zb", "data", True),
 ]

@@ -19,7 +19,7 @@ from .architectures import ARCHITECTURES, FUNCTIONS, SHORT, SHORT_FUNCTIONS, nam
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # of transformers' own
 GRIDS = ("x=2", "y=2", "z=2", "x=2,y=2", "x=2,y=2,z=2", "pipe=2,y=2")
 _SHORT_GRIDS = ("x=2,y=2", "z=2")
-_BOTH_GRIDS = ("llama", "ResNet of timm")
+_BOTH_GRIDS = ("llama",)
 
 
 def experiment(architecture: str, grid: Grid, folder: Path) -> Experiment:
