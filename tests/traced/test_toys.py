@@ -11,7 +11,7 @@ from cubeloom import Grid, UserError
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.parallel.parameter import Block, local_of
-from cubeloom.parallel.specs import TracedLinearSpec
+from cubeloom.parallel.specs import TracedEmbeddingSpec, TracedLinearSpec
 from cubeloom.parallel.traced import trace
 from grids import rest_is_long
 
@@ -32,7 +32,7 @@ KINDS = [
         "Functions",
         "TorchLayers",
     ),
-    *("Repeated", "Buffered"),
+    *("Repeated", "Buffered", "Asserting"),
 ]
 
 
@@ -97,6 +97,16 @@ def test_what_stays_cut(kind: str, layer: str) -> None:
     specs = {each.name: each for each in trace(Squared(build(kind)), Grid(x=2, y=2), {"x": rows}).specs}
     linear = specs[layer]
     assert isinstance(linear, TracedLinearSpec) and linear.given == "both"
+
+
+def test_rows_that_all_samples_share_are_known_where_samples_cannot_be_cut() -> None:
+    rows = torch.zeros(4, 3, 8, dtype=torch.float64)
+    with pytest.raises(UserError, match="something else of some samples than of all"):
+        trace(Squared(build("Mixing")), Grid(z=2), {"x": rows})
+    specs = {each.name: each for each in trace(Squared(build("Mixing")), Grid(y=2), {"x": rows}).specs}
+    places, up = specs["inner.places"], specs["inner.up"]
+    assert isinstance(places, TracedEmbeddingSpec) and isinstance(up, TracedLinearSpec)
+    assert [(call.rows_out, call.fixed) for call in (*places.calls, *up.calls)] == [(3, True), (3, False)]
 
 
 def late_gradient(grid: Grid) -> float:

@@ -286,6 +286,30 @@ class Buffered(Toy):
         return self.down(self.up(x) + self.get_buffer("table")[places])
 
 
+class Asserting(Toy):
+    """It asserts something of values that the run without values does not have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x).tanh()
+        assert h.max().item() <= 1
+        assert (
+            (h * h).sum() >= 0
+        ), "never printed"  # fmt: skip
+        return self.down(h)
+
+
+class Mixing(Toy):
+    """Samples depend on each other, and rows of positions do not on the number of samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Embedding(3, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.places(torch.arange(x.shape[1], device=x.device))
+        return self.down(self.up(x - x.mean(0)).tanh())
+
+
 class Biased(Attention):
     """With a trained table of positions that is added to the stream, and a constant bias for each head."""
 

@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import traceback
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -44,6 +46,25 @@ def module_here(names: Mapping[int, str]) -> str | None:
             return names[id(own)]
         frame = frame.f_back
     return None
+
+
+def in_assertion() -> bool:
+    """Whether an `assert` of the user's code is being evaluated."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and not _is_theirs(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None and frame.f_lineno in _assertions(frame.f_code.co_filename)
+
+
+@cache
+def _assertions(file: str) -> frozenset[int]:
+    """The lines of a file's assertions."""
+    try:
+        nodes = ast.walk(ast.parse(Path(file).read_text(encoding="utf-8")))
+    except (OSError, SyntaxError, ValueError):
+        return frozenset()
+    found = (range(node.lineno, (node.end_lineno or node.lineno) + 1) for node in nodes if isinstance(node, ast.Assert))
+    return frozenset(line for lines in found for line in lines)
 
 
 def raised(error: BaseException) -> str:

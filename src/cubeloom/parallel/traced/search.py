@@ -8,7 +8,7 @@ input gives up its layout for one that is cut less.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
@@ -320,6 +320,7 @@ def cut_samples(
     try:
         run = some_samples(model, known, sizes, inputs, tied, found, samples)
     except CutError as error:
+        _compare_rows(model, known, sizes, inputs, tied, found, samples)
         return str(error)
     found.outputs, found.averaged = run.outputs, frozenset(run.averaged_outputs)
     found.losses += [LossUse(None, 1, 0, 0.0)] * len(found.averaged)
@@ -327,6 +328,29 @@ def cut_samples(
         for use, here in zip(found.placed[name].uses, each.uses, strict=True):
             use.fixed = here.fixed
     return None
+
+
+def _compare_rows(
+    model: nn.Module,
+    known: Mapping[str, Known],
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, Any],
+    tied: Mapping[str, str],
+    found: Found,
+    samples: int,
+) -> None:
+    """The same of a model whose samples cannot be cut: run it on half of them, and compare the number of rows."""
+    half = {
+        name: each[: samples // 2] if isinstance(each, Tensor) and each.dim() and len(each) == samples else each
+        for name, each in inputs.items()
+    }
+    placing = Placing(known, sizes, found.choices, tied)
+    with suppress(CutError):  # it does not run on half of them
+        record, _ = recorded(model, known, half, found.choices.slices)
+        _run_as_rank(model, RankRun(record, placing, {}), found.choices, half)
+        for name, each in placing.placed.items():
+            for use, here in zip(found.placed[name].uses, each.uses, strict=True):
+                use.fixed = use.call.rows_in == here.call.rows_in
 
 
 # Observes a run. It gets a function that returns a tensor's layout, and the rank's number of samples.
