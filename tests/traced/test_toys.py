@@ -32,7 +32,7 @@ KINDS = [
         "Functions",
         "TorchLayers",
     ),
-    *("Repeated", "Buffered", "Asserting"),
+    *("Repeated", "Buffered", "Asserting", "Solving"),
 ]
 
 
@@ -90,9 +90,9 @@ def test_torch_s_own_attention_of_samples_that_are_cut(ranks: RankPool) -> None:
         found["TorchLayers"].check("TorchLayers")
 
 
-@pytest.mark.parametrize("kind, layer", [("Repeated", "inner.q"), ("Buffered", "inner.up")])
+@pytest.mark.parametrize("kind, layer", [("Repeated", "inner.q"), ("Buffered", "inner.up"), ("Solving", "inner.up")])
 def test_what_stays_cut(kind: str, layer: str) -> None:
-    """Queries of keys that several ranks share; features that a table is added to."""
+    """Queries of keys that several ranks share; features that a table is added to; matrices that are inverted."""
     rows = torch.zeros(4, 3, 8, dtype=torch.float64)
     specs = {each.name: each for each in trace(Squared(build(kind)), Grid(x=2, y=2), {"x": rows}).specs}
     linear = specs[layer]

@@ -298,6 +298,18 @@ class Asserting(Toy):
         return self.down(h)
 
 
+class Solving(Toy):
+    """Small matrices of each row, as heads of a linear attention have them."""
+
+    def __init__(self) -> None:
+        super().__init__(inner=16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        matrices = torch.eye(2, dtype=x.dtype, device=x.device) + self.up(x).unflatten(-1, (-1, 2, 2)).tril(-1)
+        right = self.gate(x).unflatten(-1, (-1, 2, 2))
+        return self.down(torch.linalg.solve_triangular(matrices, right, upper=False).flatten(-3))
+
+
 class Mixing(Toy):
     """Samples depend on each other, and rows of positions do not on the number of samples."""
 

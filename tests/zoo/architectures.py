@@ -153,6 +153,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3_next": Architecture(
         "qwen3_next", "Qwen3NextForCausalLM", "experts", {**_EXPERTS, **_LINEAR, "shared_expert_intermediate_size": 16}
     ),
+    "qwen3_5_moe": Architecture("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", "experts", {**_EXPERTS, **_LINEAR}),
+    "minimax": Architecture("minimax", "MiniMaxForCausalLM", "experts"),
     "glm4_moe": Architecture("glm4_moe", "Glm4MoeForCausalLM", "experts", {**_ROUTED, "first_k_dense_replace": 1}),
     "ernie4_5_moe": Architecture(
         "ernie4_5_moe",
@@ -180,6 +182,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
     ),
     "qwen3_5": Architecture("qwen3_5_text", "Qwen3_5ForCausalLM", "other", _LINEAR),
+    "olmo_hybrid": Architecture("olmo_hybrid", "OlmoHybridForCausalLM", "other"),
     "minicpm3": Architecture("minicpm3", "MiniCPM3ForCausalLM", "other", _LATENT_HEADS),
     "youtu": Architecture("youtu", "YoutuForCausalLM", "other", {**_LATENT_HEADS, "head_dim": 4}),
     "xlm": Architecture("xlm", "XLMWithLMHeadModel", "encoder"),

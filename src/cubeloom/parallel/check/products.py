@@ -85,6 +85,18 @@ def einsum(step: Step) -> list[Dims]:
     return [tuple(known[letter] for letter in result)]
 
 
+def matrices(step: Step) -> list[Dims]:
+    """Linear algebra of matrices `[..., rows, columns]`, each on its own."""
+    step.refuse_other_numbers()
+    for tracked in step.inputs:
+        refuse_cut(step, tracked, range(len(tracked.dims) - 2, len(tracked.dims)), "solve a part of the matrix")
+    batch = joined(step.name, [tracked.dims[:-2] for tracked in step.inputs], step.whole[0][:-2])
+    return [(*batch, *uncut(shape[len(batch) :])) for shape in step.whole]
+
+
+_OF_MATRICES = ("solve", "solve_triangular", "inv", "cholesky", "qr", "det", "slogdet", "matrix_exp", "eigh", "svd")
+
+
 def attention(step: Step) -> list[Dims]:
     """`[..., heads, sequence, features]`: sequences and features are whole; several queries may share a key."""
     query, key, value, *mask = step.inputs
@@ -151,6 +163,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("matmul", "rmatmul", "bmm", "mv", "dot", "vdot"), matmul),
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), added),
     **dict.fromkeys(("outer", "ger"), outer),
+    **{f"linalg_{name}": matrices for name in _OF_MATRICES},
+    "inverse": matrices,
     "linear": linear,
     "einsum": einsum,
     "scaled_dot_product_attention": attention,

@@ -27,7 +27,10 @@ HEADS, WIDTHS, GROUPS = 1, 2, 3
 
 @dataclass(frozen=True)
 class Patch:
-    """The values on a rank of these attributes of a module, and of its configuration."""
+    """The values on a rank of these attributes of a module, and of its configuration.
+
+    Blocks of different kinds can have the same name: one without such an attribute stays as it is.
+    """
 
     own: Mapping[str, int]
     config: Mapping[str, int]
@@ -41,8 +44,9 @@ class Patch:
 
     def apply(self, module: nn.Module) -> None:
         for name, value in self.own.items():
-            setattr(module, name, value)
-        if self.config:
+            if hasattr(module, name):
+                setattr(module, name, value)
+        if self.config and hasattr(module, "config"):
             config = copy(module.config)
             for name, value in self.config.items():
                 setattr(config, name, value)
