@@ -512,3 +512,15 @@ def test_a_tensor_without_values_looks_like_one_and_nothing_reads_its_memory() -
         made + 1
     assert made.data_ptr() == 0
     made.requires_grad_().register_hook(lambda _: None)  # it may be a leaf of a graph
+
+
+def _doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_a_scripted_function_remembers_what_it_was_made_from() -> None:
+    scripted = torch.jit.script(_doubled)
+    assert isinstance(scripted, torch.jit.ScriptFunction)
+    assert private.source_of_scripted(scripted) is _doubled
+    assert private.source_of_scripted(_doubled) is None

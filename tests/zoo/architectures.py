@@ -186,6 +186,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "minicpm3": Architecture("minicpm3", "MiniCPM3ForCausalLM", "other", _LATENT_HEADS),
     "youtu": Architecture("youtu", "YoutuForCausalLM", "other", {**_LATENT_HEADS, "head_dim": 4}),
     "xlm": Architecture("xlm", "XLMWithLMHeadModel", "encoder"),
+    "deberta": Architecture("deberta", "DebertaForMaskedLM", "encoder"),
+    "deberta_v2": Architecture("deberta-v2", "DebertaV2ForMaskedLM", "encoder"),
     "mamba": Architecture("mamba", "MambaForCausalLM", "other", {"state_size": 4}),
     **_of(
         "encoder",

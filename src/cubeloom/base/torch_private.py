@@ -368,3 +368,8 @@ def without_subclasses() -> AbstractContextManager[None]:
 def without_values(kind: type[Any], shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Any:
     """A tensor of this class that only looks like one: what reaches its memory goes through its `__torch_dispatch__`."""
     return Tensor._make_wrapper_subclass(kind, torch.Size(shape), dtype=dtype, device=device)
+
+
+def source_of_scripted(function: Any) -> Any:
+    """The Python function that `torch.jit.script` was given; None if there is none."""
+    return getattr(function, "_torchdynamo_inline", None)
