@@ -7,6 +7,7 @@ from cubeloom.plan.search.answer import search as search
 from cubeloom.plan.search.configuration import configuration as configuration
 from cubeloom.plan.search.configuration import planned_dtype as planned_dtype
 from cubeloom.plan.search.explain import explain as explain
+from cubeloom.plan.search.explain import gains as gains
 from cubeloom.plan.search.explain import why as why
 from cubeloom.plan.search.found import Plan as Plan
 from cubeloom.plan.search.strategies import Strategy as Strategy
