@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from math import isfinite
+from math import fsum, isfinite
 from statistics import median
 from typing import Any
 
@@ -78,7 +78,7 @@ def _trained(run: Run) -> Iterator[tuple[str, str]]:
         step = job.batch.samples * job.batch.sequence
         unit = "tokens" if job.batch.sequence > 1 else "samples"
         yield f"{unit} seen", f"{count((records[-1].step + 1) * step)} ({count(step)} a step)"
-        yield "time in steps", seconds(sum(record.seconds for record in records if isfinite(record.seconds)))
+        yield "time in steps", seconds(fsum(record.seconds for record in records if isfinite(record.seconds)))
 
 
 def _grids(run: Run) -> str:
