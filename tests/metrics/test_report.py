@@ -19,6 +19,7 @@ from pages.data import Page
 
 from .runs import a_run, record, write_timeline
 
+
 def reported(folder: Path) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
     """What the page draws, and its curves by name."""
     (run,) = Page(write_report(folder).read_text()).data["runs"]

@@ -53,4 +53,3 @@ def looked_at(page: Page, theme: Theme, picture: Path) -> None:
     red = int(page.evaluate(BACKGROUND).partition("(")[2].partition(",")[0])
     assert (red < 64) is (theme == "dark")
     page.screenshot(path=picture, full_page=True)
-

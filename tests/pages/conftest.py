@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvicorn
 
+from cubeloom.pipeline import Costs, generate
 from cubeloom.tools.explore.app import application
 from cubeloom.tools.explore.serve import listening
 from metrics.runs import a_run, record, write_timeline
@@ -34,17 +35,17 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Kept with pytest's temporary folders: of the last three runs, as /tmp/pytest-of-NAME/pytest-N/pictures0."""
-    return tmp_path_factory.mktemp("pictures")
+def pictures() -> Path:
+    """build/pictures of the repository, where the last run leaves them."""
+    folder = Path(__file__).parents[2] / "build" / "pictures"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs, one of which was restarted and has a step without a loss."""
     folder = tmp_path_factory.mktemp("runs")
-    from cubeloom.pipeline import Costs, generate
-
     for name, above in (("first", 0.0), ("below/second", 0.5)):
         nan = {30: float("nan")} if name == "first" else {}
         some = [

@@ -64,7 +64,9 @@ def refused(name: str, folder: Path = Path("runs"), /, **values: object) -> str:
     return str(json.loads(text)["error"])
 
 
-@pytest.mark.parametrize("path", ["/", "/index.html", "/api/plan", "/secre/", "/secret2/api/choices", "/wrong/api/runs"])
+@pytest.mark.parametrize(
+    "path", ["/", "/index.html", "/api/plan", "/secre/", "/secret2/api/choices", "/wrong/api/runs"]
+)
 def test_nobody_is_answered_without_the_token(path: str) -> None:
     assert asked(path)[0] == 403
 
@@ -91,7 +93,7 @@ def test_every_file_of_the_page_is_served_and_nothing_else() -> None:
 def test_it_listens_on_this_machine_alone() -> None:
     with listening(0) as listener:
         assert listener.getsockname()[0] == "127.0.0.1" and listener.family is socket.AF_INET
-        with pytest.raises(UserError, match="cannot be used: .*leave out --port"):
+        with pytest.raises(UserError, match=r"cannot be used: .*leave out --port"):
             listening(listener.getsockname()[1])
 
 
@@ -192,7 +194,10 @@ def test_runs_are_listed_drawn_and_sent_again_only_when_they_changed(tmp_path: P
     assert answered("run", tmp_path, names="one,deep/two", seen=found["seen"])["runs"] is None
     with (tmp_path / "one" / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(record(5).as_json()) + "\n")
-    assert len(answered("run", tmp_path, names="one", seen=found["seen"])["runs"][0]["charts"][0]["series"][0]["steps"]) == 6
+    assert (
+        len(answered("run", tmp_path, names="one", seen=found["seen"])["runs"][0]["charts"][0]["series"][0]["steps"])
+        == 6
+    )
     assert [run["name"] for run in answered("runs", tmp_path / "one")["runs"]] == ["one"]
 
 

@@ -10,6 +10,8 @@ import pytest
 from cubeloom.pipeline import generate, simulate
 from cubeloom.pipeline.drawing import to_html
 from cubeloom.plan.report import page as plan_page
+from cubeloom.plan.reproduce import page as reproduced_page
+from cubeloom.plan.reproduce import reproduce
 from cubeloom.plan.search import on_devices, search
 from cubeloom.train.metrics import write_report
 
@@ -28,6 +30,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, runs: Path) -> dict[str, Pat
     answer = search("gpt-5b", "dgx-h100", 16, 64, 512)
     texts = {
         "plan": plan_page(answer, [on_devices(answer, 8)]),
+        "reproduced": reproduced_page(reproduce("tensor3d")),
         "schedule": to_html([simulate(generate(name, 4, 8)) for name in SCHEDULES], ["", "a note <b>"]),
     }
     found = {name: folder / f"{name}.html" for name in (*texts, "report")}
@@ -38,7 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, runs: Path) -> dict[str, Pat
 
 
 @looks
-@pytest.mark.parametrize("name", ["plan", "schedule", "report"])
+@pytest.mark.parametrize("name", ["plan", "schedule", "report", "reproduced"])
 def test_every_page_fits_every_width_in_both_themes(
     chromium: Browser, files: dict[str, Path], pictures: Path, name: str, theme: Theme, width: int
 ) -> None:
@@ -72,7 +75,9 @@ def test_a_schedule_s_every_action_is_drawn_to_scale(chromium: Browser, files: d
             spans = [span for row in timeline.spans for span in row]
             boxes = figures.nth(number).locator("[data-place] rect")
             assert boxes.count() == len(spans)
-            drawn = boxes.evaluate_all("all => all.map(box => [Number(box.getAttribute('x')), Number(box.getAttribute('width'))])")
+            drawn = boxes.evaluate_all(
+                "all => all.map(box => [Number(box.getAttribute('x')), Number(box.getAttribute('width'))])"
+            )
             scale = drawn[0][1] / (spans[0].end - spans[0].start)
             left = drawn[0][0] - spans[0].start * scale
             assert drawn == [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from metrics.runs import record
+from metrics.runs import a_run, record
 
 from .browsed import Theme, looked_at, looks, opened
 
@@ -126,8 +126,6 @@ def test_a_run_that_trains_is_followed(chromium: Browser, explorer: str, runs: P
 
 def test_ten_thousand_steps_scroll_smoothly(chromium: Browser, explorer: str, runs: Path) -> None:
     """Half of the frames while the page scrolls take no longer than a twentieth of a second, on a machine under load."""
-    from metrics.runs import a_run
-
     a_run(runs / "long", [record(step, loss=3 + (step * 7919 % 100) / 100) for step in range(10_000)], steps=10_000)
     with opened(chromium, f"{explorer}#runs?names=long") as page:
         ready(page)

@@ -40,4 +40,4 @@ class Explore:
     def _told(self, address: str) -> None:
         print(f"{address}\nCtrl-C ends it. Runs are those in {self.folder}.", flush=True)
         if self.open:
-            webbrowser.open(address)
+            webbrowser.open_new_tab(address)

@@ -11,7 +11,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any, Literal
 
-View = Literal["plan", "schedules", "runs"]
+View = Literal["plan", "schedules", "runs", "reproduced"]
 SCRIPTS = ("dom.js", "charts.js", "timeline.js", "plan.js", "schedules.js", "runs.js")
 """In the order in which a page loads them."""
 CURVES = ("uPlot.iife.min.js", "uPlot.min.css")
@@ -19,6 +19,7 @@ CURVES = ("uPlot.iife.min.js", "uPlot.min.css")
 _NEEDED: dict[View, tuple[str, ...]] = {
     "plan": ("dom.js", "timeline.js", "plan.js"),
     "schedules": ("dom.js", "timeline.js", "schedules.js"),
+    "reproduced": ("dom.js", "reproduced.js"),
     "runs": (CURVES[0], "dom.js", "charts.js", "timeline.js", "runs.js"),
 }
 

@@ -7,7 +7,6 @@ from itertools import zip_longest
 from typing import Any
 
 from cubeloom.base.pages import self_contained
-
 from cubeloom.pipeline import Timeline
 from cubeloom.pipeline.dependencies import makes, needs
 from cubeloom.pipeline.drawing.terminal import bubble

@@ -31,6 +31,8 @@ def listening(port: int) -> socket.socket:
         listener.bind(("127.0.0.1", port))
     except OSError as error:
         listener.close()
-        raise UserError(f"port {port} cannot be used: {error.strerror}; leave out --port, and any free one is") from None
+        raise UserError(
+            f"port {port} cannot be used: {error.strerror}; leave out --port, and any free one is"
+        ) from None
     listener.listen(64)
     return listener

@@ -70,8 +70,7 @@ def _times(records: tuple[Record, ...], most: int) -> list[Series]:
         return [Series("whole step", whole)]
     means = averaged(columns, most)
     series = [
-        Series(name, [(step, values[place]) for step, values in means], "area")
-        for place, name in enumerate(_PARTS)
+        Series(name, [(step, values[place]) for step, values in means], "area") for place, name in enumerate(_PARTS)
     ]
     return [*series, Series("whole step", [(step, values[-1]) for step, values in means])]
 

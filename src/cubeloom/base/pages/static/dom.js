@@ -38,7 +38,7 @@ const cubeloom = { views: {} };
     seconds: (value) => (value ? scaled(value, SECONDS) : "0 s"),
     bytes: (value) => (value ? scaled(value, BYTES) : "0 B"),
     count: (value) => (Math.abs(value) < 1 ? cubeloom.number.plain(value) : scaled(value, COUNT)),
-    share: (value) => (Number.isFinite(value) ? `${(value * 100).toFixed(1)} %` : "not a number"),
+    share: (value) => (Number.isFinite(value) ? `${Math.abs(value) < 0.001 && value ? digits(value * 100) : (value * 100).toFixed(1)} %` : "not a number"),
     // A time of a timeline, in its unit.
     time: (value, unit) => (unit === "s" ? cubeloom.number.seconds(value) : unit === "ms" ? cubeloom.number.seconds(value / 1e3) : digits(value)),
   };
@@ -134,11 +134,11 @@ const cubeloom = { views: {} };
     const used = kinds.filter((kind) => rows.some((row) => row.parts[kind.name] > 0));
     const ticks = cubeloom.ticks(0, most, 6);
     const drawn = rows.map((row) => h("div", { class: "bar", role: "listitem", tabindex: "0", "aria-label":
-      `${row.name}: ${show(row.total)}; ${used.map((kind) => `${kind.name} ${show(row.parts[kind.name] || 0)}`).join(", ")}`,
+      `${row.name || row.value}: ${show(row.total)}; ${used.map((kind) => `${kind.name} ${show(row.parts[kind.name] || 0)}`).join(", ")}`,
       onpointermove: (event) => told(row, event.clientX, event.clientY), onpointerleave: () => cubeloom.tip(null),
       onfocus: (event) => { const box = event.target.getBoundingClientRect(); told(row, box.left + 40, box.bottom - 12); },
       onblur: () => cubeloom.tip(null) },
-    h("div", { class: "bar-name" }, row.name, h("span", { class: "bar-value" }, row.value || show(row.total))),
+    h("div", { class: "bar-name" }, h("span", {}, row.name), h("span", { class: "bar-value" }, row.value || show(row.total))),
     h("div", { class: "bar-track" },
       used.map((kind) => h("span", { class: `part ${kind.class}`, style: { width: share(row.parts[kind.name] || 0) } })),
       row.high ? h("span", { class: "interval", style: { left: share(row.low), width: share(row.high - row.low) } }) : null,
@@ -146,7 +146,7 @@ const cubeloom = { views: {} };
     function told(row, x, y) {
       const lines = used.filter((kind) => row.parts[kind.name] > 0).map((kind) => `${kind.name}: ${show(row.parts[kind.name])}`);
       if (row.high) lines.push(`likely from ${show(row.low)} to ${show(row.high)}`);
-      cubeloom.tip([`${row.name}: ${show(row.total)}`, ...lines], x, y);
+      cubeloom.tip([row.name ? `${row.name}: ${show(row.total)}` : row.value, ...lines], x, y);
     }
     const marks = [...used.map((kind) => [kind.name, kind.class])];
     if (rows.some((row) => row.high)) marks.push(["likely interval", "interval-mark"]);
