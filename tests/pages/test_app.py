@@ -47,7 +47,10 @@ def asked(path: str, folder: Path = Path("runs"), host: str = "127.0.0.1:80") ->
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(application(TOKEN, folder)(scope, receive, send))
+    async def answer() -> None:
+        await application(TOKEN, folder)(scope, receive, send)
+
+    asyncio.run(answer())
     headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], b"".join(each.get("body", b"") for each in sent).decode(), headers
 

@@ -31,7 +31,7 @@ def static(name: str) -> str:
 
 def self_contained(view: View, title: str, data: Mapping[str, Any]) -> str:
     """One HTML file, which loads nothing: the browser refuses every request that it would make."""
-    styles = ["style.css", *([CURVES[1]] if CURVES[0] in _NEEDED[view] else [])]
+    styles = [*([CURVES[1]] if CURVES[0] in _NEEDED[view] else []), "style.css"]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import chain, repeat
 from typing import Any
 
 from cubeloom.base.pages import self_contained
@@ -15,7 +15,7 @@ from cubeloom.pipeline.drawing.terminal import bubble
 def to_html(timelines: Sequence[Timeline], notes: Sequence[str] = (), heading: str = "") -> str:
     """A self-contained page."""
     names = ", ".join(dict.fromkeys(timeline.schedule.name for timeline in timelines))
-    drawn = [view(timeline, note) for timeline, note in zip_longest(timelines, notes[: len(timelines)], fillvalue="")]
+    drawn = [view(timeline, note) for timeline, note in zip(timelines, chain(notes, repeat("")), strict=False)]
     return self_contained("schedules", heading or f"Pipeline schedules: {names}", {"timelines": drawn})
 
 

@@ -30,7 +30,7 @@ def choices() -> dict[str, Any]:
 
 
 def laid_out(asked: Query) -> dict[str, Any]:
-    grid = Grid(**{axis: asked.whole(axis, default) for axis, default in zip(_AXES, (1, 2, 2, 2), strict=True)})
+    grid = Grid(data=asked.whole("data", 1), z=asked.whole("z", 2), y=asked.whole("y", 2), x=asked.whole("x", 2))
     if grid.world > _RANKS:
         raise UserError(f"the grid {grid} has {grid.world:,} ranks: a page draws at most {_RANKS}")
     model = _model(asked.get("model", "gpt-tiny"), grid)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cubeloom.base.files import write_asked
 from cubeloom.base.pages import self_contained
-from cubeloom.train.metrics.run import read_run
+from cubeloom.train.metrics.run import Run, read_run
 from cubeloom.train.metrics.view import view
 
 NAME = "report.html"
@@ -16,5 +16,9 @@ def write_report(folder: Path, file: Path | None = None) -> Path:
     """Write one self-contained HTML file, by default `report.html` in the run's folder."""
     run = read_run(folder)
     file = folder / NAME if file is None else file
-    write_asked(file, self_contained("runs", f"Run {run.folder.resolve().name}", {"runs": [view(run)]}))
+    write_asked(file, page(run))
     return file
+
+
+def page(run: Run) -> str:
+    return self_contained("runs", f"Run {run.folder.resolve().name}", {"runs": [view(run)]})

@@ -2,7 +2,7 @@
 // Curves over the steps of one run or several, drawn by uPlot.
 {
   const { h, number } = cubeloom;
-  const SHOW = { "": number.plain, seconds: number.seconds, bytes: number.bytes, share: number.share, count: number.count };
+  const SHOW = { "": number.plain, seconds: number.seconds, bytes: number.binary, share: number.share, count: number.count };
   const STACKED = { computing: "--compute", "exposed communication": "--exposed", bubble: "--bubble" };
   const HEIGHT = 220;
 
@@ -64,7 +64,7 @@
     return { width, height: HEIGHT, legend: { live: true }, cursor: { drag: { x: true, y: false } },
       scales: { x: { time: false }, y: { range: (u, low, high) => bounds(lines, low, high) } }, bands,
       axes: [{ ...axis, label: "step", labelSize: 18, labelFont: "11px system-ui, sans-serif", size: 34, values: (_, all) => all.map((value) => (Number.isInteger(value) ? value.toLocaleString("en") : "")) },
-        { ...axis, size: 64, values: (_, all) => all.map((value) => (value === null ? "" : show(value))) }],
+        { ...axis, size: 72, values: (_, all) => all.map((value) => (value === null ? "" : show(value))) }],
       series: [{ label: "step", value: (_, value) => (value === null || value === undefined ? "-" : value.toLocaleString("en")) }, ...series],
       hooks: { draw: [(u) => marks(u, chart), (u) => gaps(u, lines)] } };
   }

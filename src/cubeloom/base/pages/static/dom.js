@@ -32,11 +32,13 @@ const cubeloom = { views: {} };
   };
   const SECONDS = [[1, " s"], [1e-3, " ms"], [1e-6, " µs"], [1e-9, " ns"]];
   const BYTES = [[1e12, " TB"], [1e9, " GB"], [1e6, " MB"], [1e3, " kB"], [1, " B"]];
+  const BINARY = [[2 ** 40, " TiB"], [2 ** 30, " GiB"], [2 ** 20, " MiB"], [2 ** 10, " KiB"], [1, " B"]];
   const COUNT = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"], [1, ""]];
   cubeloom.number = {
-    plain: (value) => (Number.isFinite(value) ? (Math.abs(value) >= 1e-4 || !value ? digits(value) : value.toPrecision(3)) : "not a number"),
+    plain: (value) => (Number.isFinite(value) ? (Math.abs(value) >= 1e-3 || !value ? digits(value) : Number(value.toPrecision(3)).toExponential()) : "not a number"),
     seconds: (value) => (value ? scaled(value, SECONDS) : "0 s"),
     bytes: (value) => (value ? scaled(value, BYTES) : "0 B"),
+    binary: (value) => (value ? scaled(value, BINARY) : "0 B"),
     count: (value) => (Math.abs(value) < 1 ? cubeloom.number.plain(value) : scaled(value, COUNT)),
     share: (value) => (Number.isFinite(value) ? `${Math.abs(value) < 0.001 && value ? digits(value * 100) : (value * 100).toFixed(1)} %` : "not a number"),
     // A time of a timeline, in its unit.
