@@ -107,12 +107,11 @@ def test_a_plan_is_that_of_the_search() -> None:
     answer = search("gpt-tiny", "perlmutter", 8, 16)
     assert found["plans"][0]["name"] == str(answer.plans[0].grid)
     assert found["plans"][0]["step_s"] == answer.plans[0].seconds and found["considered"] == answer.considered
-    beside = answered("usual", **values)
-    plans = {each.name: each.plan for each in usual(answer)}
-    assert {each["label"]: each["step_s"] for each in beside["usual"]} == {
-        name: plan.seconds for name, plan in plans.items() if plan is not None
-    }
-    assert [each["label"] for each in beside["without"]] == [name for name, plan in plans.items() if plan is None]
+    for each in usual(answer):
+        beside = answered("usual", name=each.name, **values)
+        assert each.name in found["compared"] and beside["label"] == each.name
+        assert beside.get("step_s") == (None if each.plan is None else each.plan.seconds)
+    assert "there are FSDP" in refused("usual", name="GSPMD", **values)
 
 
 def test_a_plan_that_cannot_be_asks_for_other_devices() -> None:
@@ -140,13 +139,27 @@ def test_layouts_are_those_of_the_specs() -> None:
     (up,) = [layer for layer in block["layers"] if layer["name"] == "mlp.up"]
     weight, bias = up["parameters"]
     assert (weight["shape"], weight["cuts"], weight["parts"]) == ([384, 96], ["y·z", "x"], [4, 2])
-    assert weight["bytes"] == 384 * 96 * 2 / 8 and len({tuple(block) for block in weight["blocks"]}) == 8
+    assert weight["bytes"] == 384 * 96 * 2 / 8
+    assert weight["blocks"] == [[2 * rank["y"] + rank["z"], rank["x"]] for rank in found["ranks"]]  # y is outermost
     assert len({tuple(block) for block in bias["blocks"]}) == bias["parts"][0] == 2
     grid, policy = Grid(z=2, y=2, x=2), ShardingPolicy()
     c = ParallelConfig.exact(grid, policy, Batch(8, 16), 2)
     (spec,) = [layer for kind in load("gpt-tiny").kinds for layer in kind.layers if layer.name == "mlp.up"]
     assert sum(each["received"] for each in up["collectives"]) == sum(named(pass_volume(spec, c), c).values())
     assert up["moved"]["x"] == pytest.approx(float(named(pass_volume(spec, c), c)["x"]))
+
+
+@pytest.mark.slow
+def test_layouts_of_a_hugging_face_folder_are_traced(tmp_path: Path) -> None:
+    values: dict[str, Any] = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    values |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **values}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = answered("layouts", model=tmp_path, z=2, y=2, x=1, samples=4)
+    layers = {layer["name"]: layer for piece in found["pieces"] for layer in piece["layers"]}
+    (weight,) = layers["self_attn.q_proj"]["parameters"]
+    assert weight["shape"] == [32, 32] and weight["bytes"] == 32 * 32 * 2 / 4
+    assert [piece["count"] for piece in found["pieces"]] == [1, 2, 1]
 
 
 def test_rows_that_lie_in_another_order_are_told() -> None:

@@ -119,9 +119,16 @@ def test_a_run_that_trains_is_followed(chromium: Browser, explorer: str, runs: P
         ready(page)
         assert page.locator(".uplot canvas").count() >= 6
         assert page.locator("dd", has_text="100 of 100").count() == 1
+        page.locator("summary", has_text="Table").first.click()
+        page.locator(".chart summary").first.focus()
         with (runs / "first" / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(record(100).as_json()) + "\n")
         page.locator("dd", has_text="101 of 100").wait_for(timeout=10_000)
+        loss = page.locator("figure.chart").first
+        assert loss.locator("details[open] tbody tr").last.inner_text().split()[0] == "100"
+        loss.locator(".plot").focus()
+        page.keyboard.press("ArrowLeft")
+        assert loss.locator(".u-value").first.inner_text() == "100"  # the new step is on the curve
 
 
 def test_ten_thousand_steps_scroll_smoothly(chromium: Browser, explorer: str, runs: Path) -> None:

@@ -9,7 +9,7 @@ from cubeloom.base.pages import self_contained
 from cubeloom.pipeline import Costs, simulate
 from cubeloom.pipeline.drawing.view import view as drawn
 from cubeloom.plan.report.words import details, sentence
-from cubeloom.plan.search import Answer, Plan, configuration, different, gains, usual
+from cubeloom.plan.search import Answer, Plan, configuration, different, gains, usual_names, usual_one
 from cubeloom.plan.search.refine import stage_costs
 from cubeloom.plan.simulate import schedule_of
 
@@ -20,7 +20,8 @@ _ACTIONS = 3000  # of a timeline of any but the best plan
 def page(answer: Answer, others: Sequence[Answer] = ()) -> str:
     """A self-contained page. `others`: answers for other numbers of devices."""
     seen = view(answer)
-    return self_contained("plan", seen["title"], {**seen, **compared(answer), "scaling": scaling([answer, *others])})
+    beside = [compared(answer, name) for name in seen["compared"]]
+    return self_contained("plan", seen["title"], {**seen, "usual": beside, "scaling": scaling([answer, *others])})
 
 
 def view(answer: Answer) -> dict[str, Any]:
@@ -40,17 +41,15 @@ def view(answer: Answer) -> dict[str, Any]:
         "seconds": answer.seconds,
         "sentence": sentence(answer, answer.plans[0]) if answer.plans else "",
         "plans": [_entry(answer, "", plan) for plan in different(answer)],
+        "compared": usual_names(answer) if answer.plans else [],
         "refused": dict(answer.refused),
     }
 
 
-def compared(answer: Answer) -> dict[str, Any]:
-    """The strategies that many would take, which a search of its own finds; and those of them that cannot run."""
-    found = usual(answer) if answer.plans else []
-    return {
-        "usual": [_entry(answer, each.name, each.plan) for each in found if each.plan is not None],
-        "without": [{"label": each.name, "why": each.refused} for each in found if each.plan is None],
-    }
+def compared(answer: Answer, name: str) -> dict[str, Any]:
+    """A strategy that many would take, which a search of its own finds; or why it cannot run."""
+    found = usual_one(answer, name)
+    return {"label": name, "why": found.refused} if found.plan is None else _entry(answer, name, found.plan)
 
 
 def scaling(answers: Sequence[Answer]) -> list[dict[str, Any]]:

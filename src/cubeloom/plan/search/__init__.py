@@ -13,3 +13,5 @@ from cubeloom.plan.search.found import Plan as Plan
 from cubeloom.plan.search.strategies import Strategy as Strategy
 from cubeloom.plan.search.strategies import different as different
 from cubeloom.plan.search.strategies import usual as usual
+from cubeloom.plan.search.strategies import usual_names as usual_names
+from cubeloom.plan.search.strategies import usual_one as usual_one

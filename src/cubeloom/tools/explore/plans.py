@@ -11,7 +11,7 @@ from cubeloom.plan.hardware import cluster, clusters
 from cubeloom.plan.model import load, names
 from cubeloom.plan.model.found import FoundModel, found_model
 from cubeloom.plan.report.view import compared, view
-from cubeloom.plan.search import Answer, counts_that_work, planned_dtype, search
+from cubeloom.plan.search import Answer, counts_that_work, planned_dtype, search, usual_names
 from cubeloom.tools.explore.query import Query
 
 DTYPES = ("bfloat16", "float32")
@@ -42,8 +42,11 @@ def planned(asked: Query) -> dict[str, Any]:
 
 
 def usual(asked: Query) -> dict[str, Any]:
-    """FSDP, Megatron-LM and others for the same question."""
-    return compared(_asked(asked))
+    """One of the strategies that many would take, by its name, for the same question."""
+    answer, name = _asked(asked), asked.get("name", "")
+    if name not in usual_names(answer):
+        raise UserError(f"no usual strategy is called {name!r}; there are {', '.join(usual_names(answer)) or 'none'}")
+    return compared(answer, name)
 
 
 def _asked(asked: Query) -> Answer:

@@ -37,7 +37,9 @@ def drawn(asked: Query) -> dict[str, Any]:
 def _timeline(name: str, asked: Query) -> Timeline:
     stages, microbatches = asked.whole("stages", 8), asked.whole("microbatches", 8)
     options = family(name).options
-    more: dict[str, Any] = {option: asked.whole(option, 0) for option in _OPTIONS if option in options and option in asked}
+    more: dict[str, Any] = {
+        option: asked.whole(option, 0) for option in _OPTIONS if option in options and option in asked
+    }
     within("stages", stages)
     within("micro-batches", microbatches)
     if stages * microbatches * more.get("chunks", 1) > _MOST:

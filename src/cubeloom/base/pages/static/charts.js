@@ -7,28 +7,54 @@
   const HEIGHT = 220;
 
   // `runs`: [{name, chart}], all of one kind of curve. One colour a run; of a single run one colour a series.
+  // The element's `renew` takes the same runs with more steps: what is zoomed, open or has the focus stays.
   cubeloom.curves = (runs) => {
-    const chart = runs[0].chart, show = SHOW[chart.unit] || number.plain;
-    const lines = runs.flatMap((run, place) => run.chart.series.filter((each) => runs.length === 1 || each.shape !== "area")
-      .map((each, number_) => ({ ...each, colour: runs.length === 1 ? number_ : place, run, label: runs.length === 1 ? each.name : `${run.name}: ${each.name}` })));
+    const { chart } = runs[0], now = { lines: lines(runs), marks: chart.marks }, show = SHOW[chart.unit] || number.plain;
     const holder = h("div", { class: "plot", tabindex: "0", role: "group", "aria-label": `${chart.title} over steps. Arrow keys move along the curve` });
+    const marked = h("div", {}), listed = h("div", {});
     let plot = null, width = 0;
     const make = () => {
       if (plot) plot.destroy();
-      plot = new uPlot(settings(chart, lines, show, width), joined(lines), holder);
+      plot = new uPlot(settings(now, show, width), joined(now.lines), holder);
+    };
+    const beside = () => {
+      keepOpen(marked, badges(now.lines, runs));
+      keepOpen(listed, cubeloom.details("Table", table(chart, now.lines, show)));
     };
     document.addEventListener("cubeloom-theme", () => { if (width && holder.isConnected) make(); });
     holder.addEventListener("keydown", (event) => {
       const way = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!way || !plot) return;
       event.preventDefault();
-      const steps = plot.data[0], now = plot.cursor.idx ?? (way > 0 ? -1 : steps.length);
-      const next = Math.max(0, Math.min(steps.length - 1, now + way));
+      const steps = plot.data[0], at = plot.cursor.idx ?? (way > 0 ? -1 : steps.length);
+      const next = Math.max(0, Math.min(steps.length - 1, at + way));
       plot.setCursor({ left: plot.valToPos(steps[next], "x"), top: 20 });
     });
     cubeloom.fitted(holder, (wide) => { width = wide; if (plot) plot.setSize({ width, height: HEIGHT }); else make(); });
-    return h("figure", { class: "card chart", "data-chart": chart.name }, h("figcaption", {}, h("h3", {}, chart.title)), holder, badges(lines, runs), cubeloom.details("Table", table(chart, lines, show)));
+    beside();
+    const figure = h("figure", { class: "card chart", "data-chart": chart.name }, h("figcaption", {}, h("h3", {}, chart.title)), holder, marked, listed);
+    figure.renew = (newer) => {
+      const whole = plot && plot.scales.x.min === plot.data[0][0] && plot.scales.x.max === plot.data[0][plot.data[0].length - 1];
+      const alike = newer.flatMap((run) => run.chart.series.map((each) => each.name)).join() === runs.flatMap((run) => run.chart.series.map((each) => each.name)).join();
+      runs = newer;
+      Object.assign(now, { lines: lines(newer), marks: newer[0].chart.marks });
+      if (plot && alike) plot.setData(joined(now.lines), whole); else if (plot) make();
+      beside();
+    };
+    return figure;
   };
+
+  function lines(runs) {
+    const alone = runs.length === 1;
+    return runs.flatMap((run, place) => run.chart.series.filter((each) => alone || each.shape !== "area")
+      .map((each, number_) => ({ ...each, colour: alone ? number_ : place, label: alone ? each.name : `${run.name}: ${each.name}` })));
+  }
+
+  function keepOpen(into, details) {
+    const before = into.querySelector("details");
+    if (details && before) details.open = before.open;
+    into.replaceChildren(...(details ? [details] : []));
+  }
 
   // All series on the steps of any; what a series does not have is not drawn, and a number that is not finite is a gap.
   function joined(lines) {
@@ -47,26 +73,25 @@
 
   const colour = (line) => cubeloom.colour(line.shape === "area" ? STACKED[line.name] || "--l0" : line.name === "whole step" ? "--muted" : `--l${line.colour % 6}`);
 
-  function settings(chart, lines, show, width) {
-    const text = cubeloom.colour("--quiet"), rule = cubeloom.colour("--rule");
-    const series = lines.map((line) => {
+  function settings(now, show, width) {
+    const { lines } = now, text = cubeloom.colour("--quiet"), rule = cubeloom.colour("--rule");
+    const series = lines.map((line, place) => {
       const stroke = colour(line);
       return { label: line.label, stroke, width: line.shape === "dots" ? 0 : 1.6, spanGaps: false,
         paths: line.shape === "dots" ? () => null : undefined,
         points: line.shape === "dots" ? { show: true, size: 8, fill: stroke } : { show: line.steps.length === 1, size: 7, fill: stroke },
-        fill: line.shape === "area" ? stroke : undefined,
-        value: (u, _, __, index) => said(line, u, index, show) };
+        fill: line.shape === "area" && !place ? stroke : undefined,
+        value: (u, _, __, index) => said(now.lines[place], u, index, show) };
     });
     const bands = [];
     lines.forEach((line, place) => { if (line.shape === "area" && place && lines[place - 1].shape === "area") bands.push({ series: [place + 1, place], fill: colour(line) }); });
-    lines.forEach((line, place) => { if (line.shape === "area" && place) series[place].fill = undefined; });
     const axis = { stroke: text, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule, width: 1 }, font: "11px system-ui, sans-serif" };
     return { width, height: HEIGHT, legend: { live: true }, cursor: { drag: { x: true, y: false } },
-      scales: { x: { time: false }, y: { range: (u, low, high) => bounds(lines, low, high) } }, bands,
+      scales: { x: { time: false }, y: { range: (u, low, high) => bounds(now.lines, low, high) } }, bands,
       axes: [{ ...axis, label: "step", labelSize: 18, labelFont: "11px system-ui, sans-serif", size: 34, values: (_, all) => all.map((value) => (Number.isInteger(value) ? value.toLocaleString("en") : "")) },
         { ...axis, size: 72, values: (_, all) => all.map((value) => (value === null ? "" : show(value))) }],
       series: [{ label: "step", value: (_, value) => (value === null || value === undefined ? "-" : value.toLocaleString("en")) }, ...series],
-      hooks: { draw: [(u) => marks(u, chart), (u) => gaps(u, lines)] } };
+      hooks: { draw: [(u) => marks(u, now.marks), (u) => gaps(u, now.lines)] } };
   }
 
   function said(line, u, index, show) {
@@ -84,13 +109,13 @@
   }
 
   // Vertical lines at skipped updates and restarts.
-  function marks(u, chart) {
+  function marks(u, marked) {
     const { ctx } = u, { top, height } = u.bbox;
     ctx.save();
     ctx.strokeStyle = cubeloom.colour("--alert");
     ctx.lineWidth = devicePixelRatio;
     ctx.setLineDash([4, 4]);
-    for (const mark of chart.marks) {
+    for (const mark of marked) {
       const x = u.valToPos(mark.step, "x", true);
       if (x < u.bbox.left || x > u.bbox.left + u.bbox.width) continue;
       ctx.beginPath();

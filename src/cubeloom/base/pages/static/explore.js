@@ -3,7 +3,7 @@
 {
   const { h } = cubeloom;
   const content = document.getElementById("view"), sidebar = document.getElementById("controls"), state = document.getElementById("state");
-  let choices = null, timer = null, running = null, polling = null, view = "";
+  let choices = null, timer = null, polling = null, view = "", newest = 0, last = Promise.resolve();
 
   const address = () => {
     const [name, query] = location.hash.slice(1).split("?");
@@ -15,9 +15,9 @@
     history.replaceState(null, "", `#${name}${shown.length ? `?${new URLSearchParams(shown)}` : ""}`);
   }
 
-  async function ask(path, values, signal) {
+  async function ask(path, values) {
     const given = Object.entries(values).filter(([, value]) => value !== "");
-    const answer = await fetch(`api/${path}?${new URLSearchParams(given)}`, { signal });
+    const answer = await fetch(`api/${path}?${new URLSearchParams(given)}`);
     const found = await answer.json();
     if (!answer.ok) throw new Error(found.error || `the server answered ${answer.status}`);
     return found;
@@ -28,22 +28,23 @@
     state.classList.toggle("wrong", Boolean(wrong));
   }
 
-  // One question at a time: a newer one ends the one that is under way.
-  async function answer(work) {
-    if (running) running.abort();
-    const mine = new AbortController();
-    running = mine;
-    content.setAttribute("aria-busy", "true");
-    tell("Computing");
-    try {
-      await work(mine.signal);
-      tell("Up to date");
-    } catch (error) {
-      if (error.name === "AbortError") return;
-      tell(error.message, true);
-    } finally {
-      if (running === mine) content.removeAttribute("aria-busy");
-    }
+  // One question at a time, so that the server never computes two: of those that wait, the newest is asked.
+  function answer(work) {
+    const mine = (newest += 1), before = last, stale = () => mine !== newest;
+    last = (async () => {
+      await before;
+      if (stale()) return;
+      content.setAttribute("aria-busy", "true");
+      tell("Computing");
+      try {
+        await work(stale);
+        if (!stale()) tell("Up to date");
+      } catch (error) {
+        if (!stale()) tell(error.message, true);
+      } finally {
+        content.removeAttribute("aria-busy");
+      }
+    })();
   }
 
   function show() {
@@ -55,6 +56,7 @@
     });
     document.title = `${PAGES[name].title} - Cubeloom`;
     content.replaceChildren();
+    content.parts = null;
     PAGES[name].open(values);
   }
 
@@ -69,13 +71,13 @@
       const go = (now) => {
         kept = { ...Object.fromEntries(Object.entries(kept).filter(([key]) => !(key in now))), ...now };
         remember(name, kept, listed);
-        later(() => answer((signal) => draw(kept, signal, (more) => { kept = { ...kept, ...more }; remember(name, kept, listed); })));
+        later(() => answer((stale) => draw(kept, stale, (more) => { kept = { ...kept, ...more }; remember(name, kept, listed); })));
       };
       const form = cubeloom.controls(listed, values, go);
       place("Controls", form);
       go(form.read());
       clearTimeout(timer);
-      answer((signal) => draw(kept, signal, (more) => { kept = { ...kept, ...more }; remember(name, kept, listed); }));
+      answer((stale) => draw(kept, stale, (more) => { kept = { ...kept, ...more }; remember(name, kept, listed); }));
     };
   }
 
@@ -94,13 +96,19 @@
   };
   const asked = (values) => ({ ...values, sequence: values.sequence === "0" ? "" : values.sequence });
 
-  async function plan(values, signal, keep) {
-    const data = await ask("plan", asked(values), signal);
+  async function plan(values, stale, keep) {
+    const data = await ask("plan", asked(values));
+    if (stale()) return;
     const draw = (chosen) => cubeloom.views.plan(content, data, chosen, (next) => keep({ strategy: next ? String(next) : "" }));
     draw(0);
-    if (!data.plans.length) return;
-    tell("The best are there; computing the usual strategies");
-    Object.assign(data, await ask("usual", asked(values), signal));
+    content.removeAttribute("aria-busy");
+    const found = [];
+    for (const name of data.compared) {
+      tell(`The best are there; computing ${name}`);
+      found.push(await ask("usual", { ...asked(values), name }));
+      if (stale()) return;
+    }
+    data.usual = found;
     draw(Number(values.strategy || 0));
   }
 
@@ -123,8 +131,9 @@
   };
   const nonzero = (values, ...names) => ({ ...values, ...Object.fromEntries(names.filter((name) => values[name] === "0").map((name) => [name, ""])) });
 
-  async function schedules(values, signal) {
-    cubeloom.views.schedules(content, await ask("schedules", nonzero(values, "chunks", "pairs"), signal));
+  async function schedules(values, stale) {
+    const data = await ask("schedules", nonzero(values, "chunks", "pairs"));
+    if (!stale()) cubeloom.views.schedules(content, data);
   }
 
   const layoutFields = () => {
@@ -142,34 +151,29 @@
     ];
   };
 
-  async function layouts(values, signal, keep) {
-    cubeloom.views.layouts(content, await ask("layouts", nonzero(values, "samples"), signal), values, keep);
+  async function layouts(values, stale, keep) {
+    const data = await ask("layouts", nonzero(values, "samples"));
+    if (!stale()) cubeloom.views.layouts(content, data, values, keep);
   }
 
   async function runs(values) {
     const found = await ask("runs", {});
-    let names = (values.names || "").split(",").filter((name) => found.runs.some((run) => run.name === name)), seen = "", first = true;
+    let names = (values.names || "").split(",").filter((name) => found.runs.some((run) => run.name === name)), seen = "";
     if (!names.length && found.runs.length) names = [found.runs[0].name];
     const boxes = found.runs.map((run) => h("li", {}, h("label", {}, h("input", { type: "checkbox", checked: names.includes(run.name), value: run.name, onchange: (event) => {
       names = event.target.checked ? [...names, run.name] : names.filter((name) => name !== run.name);
       history.replaceState(null, "", names.length ? `#runs?${new URLSearchParams({ names: names.join(",") })}` : "#runs");
       seen = "";
-      first = true;
-      draw();
+      safely();
     } }), ` ${run.name}`, h("span", { class: "quiet" }, ` ${new Date(run.changed).toLocaleString()}`))));
     sidebar.replaceChildren(h("details", { open: window.innerWidth > 900, class: "asked" }, h("summary", {}, `Runs in ${found.folder}`),
       found.runs.length ? h("ul", { class: "plain" }, boxes) : h("p", {}, "None yet: cubeloom train FILE writes one.")));
     async function draw() {
-      if (!names.length) { content.replaceChildren(cubeloom.card("Runs", h("p", {}, found.runs.length ? "Choose a run, or several to compare." : `There is no run in ${found.folder}.`))); tell("Up to date"); return; }
+      if (!names.length) { content.parts = null; content.replaceChildren(cubeloom.card("Runs", h("p", {}, found.runs.length ? "Choose a run, or several to compare." : `There is no run in ${found.folder}.`))); tell("Up to date"); return; }
       const fetched = await ask("run", { names: names.join(","), seen });
       if (fetched.runs === null || view !== "runs") return;
       seen = fetched.seen;
-      // What is open, and how far the page is scrolled, stays.
-      const open = [...content.querySelectorAll("details")].map((each) => each.open), at = window.scrollY;
       cubeloom.views.runs(content, fetched);
-      if (!first) content.querySelectorAll("details").forEach((each, place_) => { each.open = Boolean(open[place_]); });
-      if (!first) window.scrollTo(0, at);
-      first = false;
       tell("Up to date; new steps appear by themselves");
     }
     const safely = () => draw().catch((error) => tell(error.message, true));
@@ -181,7 +185,7 @@
     plan: { title: "Plan", open: simple("plan", planFields, plan) },
     schedules: { title: "Schedules", open: simple("schedules", scheduleFields, schedules) },
     layouts: { title: "Layouts", open: simple("layouts", layoutFields, layouts) },
-    runs: { title: "Runs", open: (values) => { if (running) running.abort(); runs(values).catch((error) => tell(error.message, true)); } },
+    runs: { title: "Runs", open: (values) => { newest += 1; runs(values).catch((error) => tell(error.message, true)); } },
   };
 
   cubeloom.themeButton();

@@ -8,7 +8,7 @@
   const GRID = "grid: pipe × data × z × y × x";
 
   cubeloom.views.plan = (into, data, chosen = 0, choose = null) => {
-    const all = [...data.plans, ...(data.usual || [])];
+    const all = [...data.plans, ...(data.usual || []).filter((each) => each.step_s)];
     if (!data.plans.length) { into.replaceChildren(none(data)); return; }
     let at = Math.min(chosen, all.length - 1);
     const detail = h("div", { class: "detail", "aria-live": "polite" });
@@ -56,8 +56,9 @@
   }
 
   function without(data) {
-    if (data.usual === undefined) return h("p", { class: "quiet busy" }, "FSDP, HSDP and Megatron-LM on the same devices are being computed.");
-    return data.without.length ? h("p", { class: "quiet" }, data.without.map((each) => `${each.label} cannot run: ${each.why}. `)) : null;
+    if (data.usual === undefined) return h("p", { class: "quiet" }, `On the same devices, being computed: ${data.compared.join("; ")}.`);
+    const missing = data.usual.filter((each) => !each.step_s);
+    return missing.length ? h("p", { class: "quiet" }, missing.map((each) => `${each.label} cannot run: ${each.why}. `)) : null;
   }
 
   function one(data, plan) {

@@ -4,16 +4,41 @@
   const { h } = cubeloom;
 
   cubeloom.views.runs = (into, data) => {
-    const { runs } = data, names = [];
+    const { runs } = data, names = [], several = runs.length > 1;
     for (const run of runs) for (const chart of run.charts) if (!names.includes(chart.name)) names.push(chart.name);
-    const curves = names.map((name) => cubeloom.curves(runs.flatMap((run) => run.charts.filter((chart) => chart.name === name).map((chart) => ({ name: run.name, chart })))));
-    into.replaceChildren(
-      cubeloom.card(runs.length > 1 ? "Compared" : "The run", facts(runs)),
-      curves.length ? h("div", { class: "charts" }, curves) : cubeloom.card("Curves", h("p", {}, "The run has not come to the end of a step.")),
-      ...runs.map((run) => step(run, runs.length > 1)),
-      ...runs.map((run) => cubeloom.card(named("Events", run, runs), events(run))),
-      ...runs.map((run) => cubeloom.card(named("Settings", run, runs), cubeloom.details("All of them, as they were resolved", h("pre", { tabindex: "0" }, run.settings)))));
+    const of = (name) => runs.flatMap((run) => run.charts.filter((chart) => chart.name === name).map((chart) => ({ name: run.name, chart })));
+    // A part of the page is made again only where what it shows has changed; curves take new steps as they are.
+    const old = into.parts || new Map(), parts = new Map();
+    const part = (key, shown, make) => {
+      const text = JSON.stringify(shown), before = old.get(key);
+      parts.set(key, before && before.text === text ? before : { text, element: make() });
+      return parts.get(key).element;
+    };
+    const curves = names.map((name) => {
+      const key = `${runs.map((run) => run.name)} ${name}`, before = old.get(key);
+      if (before) before.element.renew(of(name));
+      parts.set(key, before || { element: cubeloom.curves(of(name)) });
+      return parts.get(key).element;
+    });
+    const charts = (old.get("charts") || { element: h("div", { class: "charts" }) }).element;
+    parts.set("charts", { element: charts });
+    placed(charts, curves);
+    into.parts = parts;
+    placed(into, [
+      part("facts", runs.map((run) => [run.name, run.facts]), () => cubeloom.card(several ? "Compared" : "The run", facts(runs))),
+      curves.length ? charts : part("none", [], () => cubeloom.card("Curves", h("p", {}, "The run has not come to the end of a step."))),
+      ...runs.map((run) => part(`step of ${run.name}`, [several, run.step], () => step(run, several))),
+      ...runs.map((run) => part(`events of ${run.name}`, [several, run.events], () => cubeloom.card(named("Events", run, runs), events(run)))),
+      ...runs.map((run) => part(`settings of ${run.name}`, [several, run.settings], () => cubeloom.card(named("Settings", run, runs),
+        cubeloom.details("All of them, as they were resolved", h("pre", { tabindex: "0" }, run.settings))))),
+    ]);
   };
+
+  // These children in this order; those that are there already are not taken out, so that the focus stays.
+  function placed(into, children) {
+    [...into.childNodes].filter((child) => !children.includes(child)).forEach((child) => child.remove());
+    children.forEach((child, place) => { if (into.childNodes[place] !== child) into.insertBefore(child, into.childNodes[place] || null); });
+  }
 
   const named = (title, run, runs) => (runs.length > 1 ? `${title} of ${run.name}` : title);
 
