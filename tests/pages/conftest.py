@@ -23,8 +23,9 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 TOKEN = "a-token-of-tests"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
+    """Of one file: while its driver lives, no other test can run an event loop of its own."""
     if CHROMIUM is None:
         pytest.skip("needs Chromium: `apt-get install chromium`")
     playwright: Any = pytest.importorskip("playwright.sync_api")
@@ -42,7 +43,7 @@ def pictures() -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs, one of which was restarted and has a step without a loss."""
     folder = tmp_path_factory.mktemp("runs")
@@ -61,7 +62,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def explorer(runs: Path) -> Iterator[str]:
     """Its address."""
     listener = listening(0)

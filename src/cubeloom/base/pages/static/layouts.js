@@ -18,7 +18,7 @@
     };
     ranks.append(...groups(data, select));
     into.replaceChildren(
-      cubeloom.card("Ranks", h("p", { class: "quiet" }, "Select a rank: its blocks are marked below. ",
+      cubeloom.card("Ranks", h("p", { class: "quiet" }, "Select a rank: its blocks are marked below. ", data.grid.x * data.grid.y > 1 ? "In a plane, x goes to the right and y down. " : "",
         `A micro-batch has ${data.samples.toLocaleString("en")} ${data.tokens ? `sequences of ${data.sequence.toLocaleString("en")} tokens` : "images"} over the whole grid.`), ranks),
       cubeloom.card("What each layer moves", h("p", { class: "quiet" }, "Bytes that the first rank receives in a forward and a backward, with the reduction of gradients."), moved(data)),
       detail);
@@ -37,8 +37,7 @@
       const rows = [...Array(data.grid.y).keys()].map((y) => members.filter(([, place]) => place.y === y));
       return h("fieldset", {}, h("legend", {}, key || "one plane"), h("div", { class: "plane" },
         rows.map((row) => h("div", { class: "plane-row" }, row.map(([rank, place]) => h("button", { type: "button", onclick: () => select(rank),
-          "aria-label": `rank ${rank}: ${AXES.map((axis) => `${axis} ${place[axis]}`).join(", ")}` }, String(rank)))))),
-      h("p", { class: "quiet" }, data.grid.x * data.grid.y > 1 ? "x to the right, y down" : ""));
+          "aria-label": `rank ${rank}: ${AXES.map((axis) => `${axis} ${place[axis]}`).join(", ")}` }, String(rank)))))));
     });
   }
 
@@ -85,7 +84,7 @@
     for (let row = 0; row < rows; row += 1) {
       for (let column = 0; column < columns; column += 1) {
         const mine = mineRow === row && mineColumn === column, who = holders.get(`${row},${column}`) || [];
-        const text = who.length > 3 ? `${who[0]}…${who[who.length - 1]}` : who.join(" ");
+        const text = who.length > 3 ? `${who.length} ranks` : who.join(" ");
         boxes.push(svg("rect", { x: 1 + column * cell[0], y: 1 + row * cell[1], width: cell[0], height: cell[1], class: mine ? "block mine" : "block" }));
         if (cell[1] >= 12 && cell[0] >= text.length * 6.5) {
           boxes.push(svg("text", { x: 1 + (column + 0.5) * cell[0], y: 1 + (row + 0.5) * cell[1] + 4, class: mine ? "middle mine" : "middle" }, text));
