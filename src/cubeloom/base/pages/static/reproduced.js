@@ -7,11 +7,14 @@
   const kinds = (pairs) => pairs.map(([name, kind]) => ({ name, class: kind }));
 
   cubeloom.views.reproduced = (into, data) => {
+    const spent = [...new Set(Object.values(data.seconds).flatMap((parts) => Object.keys(parts)))];
+    const known = PARTS.filter(([name]) => spent.includes(name)), others = spent.filter((name) => !PARTS.some(([each]) => each === name));
+    const terms = [...known, ...others.map((name, place) => [name, `m${4 + (place % 3)}`])];
     into.replaceChildren(
       cubeloom.card("What to know", h("ul", { class: "plain" }, data.words.map((text) => h("li", {}, text)))),
       ...data.plots.map((plot) => cubeloom.card(plot.title, cubeloom.bars({ label: plot.title, kinds: kinds(FIGURES), show: number.plain, unit: plot.unit,
         limit: plot.one ? { name: "as fast as the other", value: 1 } : null, rows: plot.rows.flatMap(pair) }))),
-      cubeloom.card("Where the simulated time goes", cubeloom.bars({ label: "Seconds of our runs", kinds: kinds(PARTS), show: number.seconds, unit: "time of a step",
+      cubeloom.card("Where the simulated time goes", cubeloom.bars({ label: "Seconds of our runs", kinds: kinds(terms), show: number.seconds, unit: "time of a step",
         rows: Object.entries(data.seconds).map(([name, parts]) => ({ name, parts, total: Object.values(parts).reduce((a, b) => a + b, 0) })) })),
       cubeloom.card("All figures", cubeloom.table("All figures", ["figure", "published", "ours", "difference", "source"],
         data.rows.map((row) => [row.name, number.plain(row.published), number.plain(row.ours), difference(row), row.source]), { class: "stack" })));
