@@ -51,7 +51,7 @@
         number.count(plan.per_second), number.share(plan.mfu), number.bytes(plan.memory_gb * 1e9),
         `${plan.microbatches} of ${plan.microbatch}`, why(plan)],
     }));
-    return h("div", {}, cubeloom.table("Strategies, the fastest first", heads, rows, { class: "stack strategies" }),
+    return h("div", {}, cubeloom.scroller("Strategies", cubeloom.table("Strategies, the fastest first", heads, rows, { class: "stack strategies" })),
       h("p", { class: "quiet" }, `${GRID}; axes of one rank are left out. ± is one standard deviation of a prediction.`));
   }
 
