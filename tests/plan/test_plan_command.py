@@ -18,6 +18,7 @@ from cubeloom.cli.launch import Slurm
 from cubeloom.cli.plan import Plan
 from cubeloom.plan.search import different, search, usual
 from cubeloom.train.job import Job
+from pages.data import Page
 
 FIELDS = {
     "grid", "schedule", "microbatches", "microbatch", "rest", "ways", "recompute", "step_s", "mfu", "memory_gb", "bytes",
@@ -122,10 +123,19 @@ def test_slurm_is_asked_for_the_gpus_of_a_plan(
 def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "plan.html"
     assert command(model="gpt-5b", devices=16, cluster="dgx-h100", sequence=512, html=file)() == 0
-    page = file.read_text()
-    for part in ("Ranking", "Where the time goes", "Where the memory goes", "pipeline", "Other numbers of devices"):
-        assert part in page
-    assert page.count("<svg") >= 2 and "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    page = Page(file.read_text())
+    data = page.data
+    assert data["sentence"] and data["refused"] and data["capacity"] > data["room"] > 0
+    assert len({(plan["name"], plan["schedule"]) for plan in data["plans"]}) == len(data["plans"]) > 1
+    assert {plan["label"] for plan in data["usual"]} >= {"FSDP", "HSDP", "Megatron-LM"}
+    for plan in [*data["plans"], *(plan for plan in data["usual"] if "why" not in plan)]:
+        assert sum(plan["time"].values()) == pytest.approx(plan["step_s"]) and min(plan["time"].values()) >= 0
+        assert sum(plan["memory"].values()) == pytest.approx(plan["memory_gb"] * 1e9, rel=1e-6)
+        assert (plan["timeline"] is None) == (plan["grid"]["pipe"] == 1) and plan["error_s"] > 0
+    assert [each["devices"] for each in data["scaling"]] == [2, 4, 8, 16, 32]
+    best = tmp_path / "best.toml"
+    best.write_text(data["plans"][0]["settings"])
+    assert load(Job, best).grid.world == 16
     capsys.readouterr()
 
 

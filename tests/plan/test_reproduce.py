@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -15,7 +14,7 @@ from cubeloom.parallel.config import ParallelConfig
 from cubeloom.pipeline import generate
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model import load
-from cubeloom.plan.reproduce import PAPERS, Report, chimera, cube, published, reproduce, to_svg
+from cubeloom.plan.reproduce import PAPERS, Report, chimera, cube, page, published, reproduce
 from cubeloom.plan.reproduce.block import block, summa
 from cubeloom.plan.reproduce.calibration import Calibrated
 from cubeloom.plan.reproduce.equation import critical_path
@@ -23,6 +22,7 @@ from cubeloom.plan.reproduce.pipelines import fits, run, stages
 from cubeloom.plan.reproduce.report import Point
 from cubeloom.plan.reproduce.unet import as_tensor3d
 from cubeloom.tools.baselines import summa_words
+from pages.data import Page
 
 GPT2, BERT = "GPT-2, 2,048 P100", "Bert-48, 64 P100"
 PRINTED = {
@@ -231,15 +231,22 @@ class TestCommand:
         assert "Nothing is calibrated" in err
 
     @pytest.mark.parametrize("paper", PAPERS)
-    def test_plot_is_well_formed(self, reports: dict[str, Report], paper: str) -> None:
-        root = ElementTree.fromstring(to_svg(reports[paper]))
-        texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
-        assert texts >= set(reports[paper].plotted)
+    def test_page_is_well_formed(self, reports: dict[str, Report], paper: str) -> None:
+        report = reports[paper]
+        drawn = Page(page(report)).data
+        rows = {row["name"]: row for plot in drawn["plots"] for row in plot["rows"]}
+        assert rows.keys() == set(report.plotted)
+        assert {name: row["ours"] for name, row in rows.items()} == {
+            row.point.name: row.ours for row in report.rows if row.point.name in report.plotted
+        }
+        assert drawn["seconds"] == {share.name: share.seconds for share in report.shares}
+        # Ratios have a scale of their own, with a line at one.
+        assert all(plot["one"] is all(" over " in row["name"] for row in plot["rows"]) for plot in drawn["plots"])
 
-    def test_plot_is_written(self, tmp_path: Path) -> None:
-        assert Reproduce(paper="cube", svg=tmp_path / "cube.svg")() == 0
-        assert (tmp_path / "cube.svg").read_text().startswith("<svg")
+    def test_page_is_written(self, tmp_path: Path) -> None:
+        assert Reproduce(paper="cube", html=tmp_path / "cube.html")() == 0
+        assert (tmp_path / "cube.html").read_text().startswith("<!doctype html>")
 
     def test_no_folder_for_the_plot(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="no folder"):
-            Reproduce(paper="cube", svg=tmp_path / "nowhere" / "cube.svg")()
+            Reproduce(paper="cube", html=tmp_path / "nowhere" / "cube.html")()

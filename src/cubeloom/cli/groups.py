@@ -21,6 +21,7 @@ GROUPS = {
     },
     "Understand": {
         "verify": "Train serially and on a grid, and compare gradients and bytes.",
+        "explore": "Serve plans, schedules, layouts and runs on one local page.",
         "schedule": "Make, check, time, draw and compare pipeline schedules.",
         "rehearse": "Run the ranks of a job of any size here, without a network.",
         "doctor": "Say what is wrong with this machine, and what to do.",

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from cubeloom.base.errors import UserError
 from cubeloom.base.files import write_asked
-from cubeloom.plan.reproduce import Paper, Report, Row, reproduce, to_svg
+from cubeloom.plan.reproduce import Paper, Report, Row, page, reproduce
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,17 +27,17 @@ class Reproduce:
 
     paper: tyro.conf.Positional[Paper]
     """cube (Bian et al., Longhorn), chimera (Li and Hoefler, Piz Daint) or tensor3d (Singh et al., Perlmutter)."""
-    svg: Path | None = None
-    """Write the plot here."""
+    html: Path | None = None
+    """Write a page: published and simulated figures, and where the simulated time goes."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
     """Print one JSON object as the last line."""
 
     def __call__(self) -> int:
-        if self.svg is not None and not self.svg.parent.is_dir():
-            raise UserError(f"no folder {self.svg.parent} to write {self.svg.name} in")
+        if self.html is not None and not self.html.parent.is_dir():
+            raise UserError(f"no folder {self.html.parent} to write {self.html.name} in")
         report = reproduce(self.paper)
-        if self.svg is not None:
-            write_asked(self.svg, to_svg(report))
+        if self.html is not None:
+            write_asked(self.html, page(report))
         console = Console(stderr=self.json)
         console.print(rows_table(report), seconds_table(report), sep="\n")
         for line in report.words:

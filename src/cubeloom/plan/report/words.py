@@ -18,7 +18,7 @@ def words(answer: Answer, top: int | None = None) -> Iterator[str]:
     """Of so many of the best plans; or of strategies that differ, and the usual ones beside them."""
     if answer.plans:
         best = answer.plans[0]
-        yield from _wrapped(_sentence(answer, best))
+        yield from _wrapped(sentence(answer, best))
         shown = different(answer) if top is None else answer.plans[:top]
         yield from ("", _HEAD)
         for place, plan in enumerate(shown, start=1):
@@ -38,7 +38,7 @@ def words(answer: Answer, top: int | None = None) -> Iterator[str]:
     )
 
 
-def _sentence(answer: Answer, best: Plan) -> str:
+def sentence(answer: Answer, best: Plan) -> str:
     what = "tokens/s" if answer.model.tokens else "samples/s"
     low, high = (time(best.seconds * (1 + sign * best.error)) for sign in (-1, 1))
     return (
@@ -60,10 +60,10 @@ def _plan(answer: Answer, head: str, plan: Plan) -> Iterator[str]:
     if plan is not best:
         slower = plan.seconds / best.seconds - 1
         yield from _wrapped(f"{slower:+.1%}: {why(plan, best)}" if slower >= 0.0005 else "as fast", "      ")
-    yield from _wrapped(_details(plan), "      ")
+    yield from _wrapped(details(plan), "      ")
 
 
-def _details(plan: Plan) -> str:
+def details(plan: Plan) -> str:
     wide = [axis for axis in reversed(plan.grid.placement) if plan.grid.size(axis) > 1]
     activations, weights, inputs = plan.rest.split("/")
     parts = [

@@ -14,14 +14,15 @@ _TERMS = (("computed", "computation"), ("bubble", "bubble"), ("exposed", "expose
 
 def why(better: Plan, worse: Plan) -> str:
     """In which terms the better one is faster, the largest first, and what it pays for that."""
-    gains = {word: getattr(worse, term) - getattr(better, term) for term, word in _TERMS}
-    least = 0.002 * better.seconds
-    said = [
-        f"{abs(gain):.3g} s {'less' if gain > 0 else 'more'} {word}"
-        for word, gain in sorted(gains.items(), key=lambda item: -abs(item[1]))
-        if abs(gain) > least
-    ]
+    said = [f"{abs(gain):.3g} s {'less' if gain > 0 else 'more'} {word}" for word, gain in gains(better, worse).items()]
     return ", ".join(said) or "all terms within 0.2 %"
+
+
+def gains(better: Plan, worse: Plan) -> dict[str, float]:
+    """Seconds that the better one saves, by term, the largest first; without those within 0.2 %."""
+    saved = {word: getattr(worse, term) - getattr(better, term) for term, word in _TERMS}
+    least = 0.002 * better.seconds
+    return {word: gain for word, gain in sorted(saved.items(), key=lambda item: -abs(item[1])) if abs(gain) > least}
 
 
 @dataclass(frozen=True)

@@ -37,22 +37,34 @@ def different(answer: Answer, most: int = 4) -> list[Plan]:
 
 def usual(answer: Answer) -> list[Strategy]:
     """FSDP, HSDP, Megatron-LM's with and without sequence parallelism, and a plain 1F1B with data parallelism."""
+    return [usual_one(answer, name) for name in usual_names(answer)]
+
+
+def usual_names(answer: Answer) -> list[str]:
+    """Those that there are on so many devices."""
+    return list(_usual(answer))
+
+
+def usual_one(answer: Answer, name: str) -> Strategy:
+    """One of them: each takes a search of its own."""
+    return _best(answer, name, *_usual(answer)[name])
+
+
+def _usual(answer: Answer) -> dict[str, tuple[list[Grid], Callable[[Plan], bool]]]:
+    """The grids of each, and which of their plans are meant."""
     if answer.model.planes is not None:  # of a model whose cut is found, other planes may be unknown
-        return []
+        return {}
     devices = answer.task.devices
     node = min(answer.cluster.devices_per_node, devices)
-    asked: list[tuple[str, list[Grid], Callable[[Plan], bool]]] = [
-        ("FSDP", [Grid(z=devices)], lambda plan: plan.weights == FREED),
-        ("HSDP", list(_rest_is_data(devices, z=node)) if 1 < node < devices else [], _any),
-        (
-            "Megatron-LM, sequence parallel",
-            _pipelines(devices, node),
-            lambda p: p.sharded and p.shape.name in _MEGATRON,
-        ),
-        ("Megatron-LM", _pipelines(devices, node), lambda p: not p.sharded and p.shape.name in _MEGATRON),
-        ("1F1B and data parallel", _pipelines(devices, 1)[1:], lambda plan: plan.shape.name == "1f1b"),
-    ]
-    return [_best(answer, name, grids, fits) for name, grids, fits in asked if grids]
+    pipelines = _pipelines(devices, node)
+    found: dict[str, tuple[list[Grid], Callable[[Plan], bool]]] = {
+        "FSDP": ([Grid(z=devices)], lambda plan: plan.weights == FREED),
+        "HSDP": (list(_rest_is_data(devices, z=node)) if 1 < node < devices else [], _any),
+        "Megatron-LM, sequence parallel": (pipelines, lambda p: p.sharded and p.shape.name in _MEGATRON),
+        "Megatron-LM": (pipelines, lambda p: not p.sharded and p.shape.name in _MEGATRON),
+        "1F1B and data parallel": (_pipelines(devices, 1)[1:], lambda plan: plan.shape.name == "1f1b"),
+    }
+    return {name: (grids, fits) for name, (grids, fits) in found.items() if grids}
 
 
 def _any(_: Plan) -> bool:

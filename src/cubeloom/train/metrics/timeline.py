@@ -50,7 +50,7 @@ def read_timeline(file: Path) -> MeasuredStep:
 
 def _named(schedule: Schedule, how: str) -> Schedule:
     """The schedule with this name, which is the title of its picture."""
-    return replace(schedule, name=f"{schedule.name}, {how}, in ms")
+    return replace(schedule, name=f"{schedule.name}, {how}")
 
 
 def _row(schedule: Schedule, worker: int, given: Iterable[Mapping[str, Any]]) -> tuple[Span, ...]:

@@ -1,0 +1,1 @@
+"""`cubeloom explore`: plans, schedules, layouts and runs on one local page."""
