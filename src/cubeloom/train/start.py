@@ -25,7 +25,7 @@ from cubeloom.train.job import Job, check
 from cubeloom.train.loop import Ended, nothing_to_train, train
 from cubeloom.train.metrics import check_sinks
 from cubeloom.train.run_lock import check_unlocked
-from cubeloom.train.stop import Stop
+from cubeloom.launch.stop import Stop
 
 
 def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | None:
