@@ -98,7 +98,12 @@ def _described(title: str, command: type) -> Iterator[str]:
     if title:
         yield from ("", f"#### `cubeloom {title}`")
     yield from ("", inspect.cleandoc(command.__doc__ or ""), "", "| option | default | |", "|---|---|---|")
-    told = {name: text for each in reversed(command.__mro__) if dataclasses.is_dataclass(each) for name, text in meanings(each).items()}
+    told = {
+        name: text
+        for each in reversed(command.__mro__)
+        if dataclasses.is_dataclass(each)
+        for name, text in meanings(each).items()
+    }
     hints = get_type_hints(command, include_extras=True)
     for field in dataclasses.fields(command):
         if field.name != "overrides":
@@ -107,12 +112,21 @@ def _described(title: str, command: type) -> Iterator[str]:
 
 def _option(field: dataclasses.Field[Any], hint: Any, meaning: str) -> str:
     word = options.word(hint)
-    short = [each for said in getattr(hint, "__metadata__", ()) for each in getattr(said, "aliases", None) or () if len(each) == 2]
-    positional = "Positional" in str(hint) or any("POSITIONAL" in str(said).upper() for said in getattr(hint, "__metadata__", ()))
+    short = [
+        each
+        for said in getattr(hint, "__metadata__", ())
+        for each in getattr(said, "aliases", None) or ()
+        if len(each) == 2
+    ]
+    positional = "Positional" in str(hint) or any(
+        "POSITIONAL" in str(said).upper() for said in getattr(hint, "__metadata__", ())
+    )
     shown = field.name.upper() if positional else ", ".join([f"--{field.name.replace('_', '-')}", *short])
     if word and not positional:
         shown += f" {word}"
-    default = "required" if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING else ""
+    default = (
+        "required" if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING else ""
+    )
     if field.default not in (None, False, dataclasses.MISSING):
         default = f"`{field.default}`"
     return f"| `{shown.replace('|', chr(92) + '|')}` | {default} | {' '.join(meaning.split()).replace('|', chr(92) + '|')} |"
@@ -143,7 +157,9 @@ _COLOURS = ("#dbe9f6", "#fbe5c8", "#dff0dc", "#f3dcea")
 def _layouts(grid: Grid) -> str:
     panels = []
     for place, (title, layout) in enumerate(_OPERANDS.items()):
-        panels.append(f'<g transform="translate({_MARGIN + place * (2 * _SIDE + 2 * _MARGIN)} 44)">{_operand(title, layout, grid)}</g>')
+        panels.append(
+            f'<g transform="translate({_MARGIN + place * (2 * _SIDE + 2 * _MARGIN)} 44)">{_operand(title, layout, grid)}</g>'
+        )
     width = len(panels) * (2 * _SIDE + 2 * _MARGIN)
     style = 'font: 13px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1c2733; text-anchor: middle'
     return (

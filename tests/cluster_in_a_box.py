@@ -65,6 +65,7 @@ class Host:
         self.name = f"host{number}"
         self.address = f"10.77.{number // 250}.{number % 250 + 1}"
         self.space = f"cubeloom-{box.mark}-{number}"
+        self._names = Path("/etc/netns", self.space)  # where iproute2 looks for files that it puts over those of /etc
         self._plug = f"cv{box.mark}{number}"[:15]
         self.started: list[subprocess.Popen[bytes]] = []
         _run("ip", "netns", "add", self.space)
@@ -86,6 +87,12 @@ class Host:
             )
         self.started.append(process)
         return process.pid  # each program of `enter` becomes the next
+
+    def knows(self, names: Mapping[str, str]) -> None:
+        """What is started from now on finds these hosts by name."""
+        self._names.mkdir(parents=True, exist_ok=True)
+        known = "".join(f"{address} {name}\n" for name, address in {"localhost": "127.0.0.1", **names}.items())
+        (self._names / "hosts").write_text(known)
 
     def processes(self) -> list[int]:
         found = subprocess.run(["ip", "netns", "pids", self.space], capture_output=True, text=True)
@@ -118,6 +125,7 @@ class Host:
         for process in self.started:
             process.wait(_ENDS)
         subprocess.run(["ip", "netns", "del", self.space], capture_output=True)
+        shutil.rmtree(self._names, ignore_errors=True)
         # Its interface goes with it, but some time later.
         subprocess.run(["ip", "link", "del", self._plug], capture_output=True)
 

@@ -86,15 +86,3 @@ class BoxedRay:
         """The end of all logs, those of Ray included."""
         files = [*self._logs.glob("*.log"), *self._folder.glob("session_latest/logs/*.err")]
         return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-4000:]}" for file in files)
-
-
-def ranks(host: Host) -> list[int]:
-    """The processes of a host that train: those that a worker of Ray started."""
-    return [each for each in host.processes() if b"cubeloom\0train" in _command(each)]
-
-
-def _command(process: int) -> bytes:
-    try:
-        return Path(f"/proc/{process}/cmdline").read_bytes()
-    except OSError:
-        return b""

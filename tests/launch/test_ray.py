@@ -14,40 +14,20 @@ import pytest
 
 from cluster_in_a_box import Box, why_not
 from commands import exit_code
-from cubeloom import Grid
 from cubeloom.base.settings import write
 from cubeloom.launch import RankPool
 from cubeloom.launch.ray import Ended
 from cubeloom.launch.ray_node import Attempt, Node
-from cubeloom.parallel import Batch
 from cubeloom.train.job import Job
-from cubeloom.train.job.settings import CheckpointSettings, ModelSettings, RateSettings
 from cubeloom.train.loop import train
 from cubeloom.train.metrics.log import read_log
 
-from .boxed_job import send
-from .ray_cluster import BoxedRay, ranks as ranks_of
+from .boxed_job import ranks_of, send, small_job
+from .ray_cluster import BoxedRay
 
 pytest.importorskip("ray")
 STANDIN = Path(__file__).with_name("standin.py")
 LOCAL = "127.0.0.1"
-STEPS, EVERY = 300, 20
-
-
-def job(folder: Path, grid: str = "data=2", steps: int = STEPS) -> Job:
-    return Job(
-        folder=folder / "run",
-        steps=steps,
-        dtype="float64",
-        patience=10,
-        grace=5,
-        restarts=2,
-        model=ModelSettings(preset="gpt-tiny", vocab=64, positions=8, hidden=16, layers=2, heads=4, dropout=0.1),
-        batch=Batch(4, 8),
-        grid=Grid.parse(grid),
-        rate=RateSettings(peak=1e-2, warmup=2),
-        checkpoint=CheckpointSettings(every=EVERY),
-    )
 
 
 def settings_of(made: Job) -> Path:
@@ -84,7 +64,7 @@ def test_without_ray_the_command_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert exit_code("launch", "ray", settings_of(job(tmp_path))) == 2
+    assert exit_code("launch", "ray", settings_of(small_job(tmp_path / "run"))) == 2
     assert "pip install 'cubeloom[ray]'" in capsys.readouterr().err
 
 
@@ -104,7 +84,7 @@ def test_without_ray_the_command_says_what_to_install(
 def test_what_cannot_work_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
-    assert exit_code("launch", "ray", settings_of(job(tmp_path)), *options) == 2
+    assert exit_code("launch", "ray", settings_of(small_job(tmp_path / "run")), *options) == 2
     assert message in capsys.readouterr().err
 
 
@@ -112,7 +92,7 @@ def test_the_address_of_the_environment_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:2")
-    assert exit_code("launch", "ray", settings_of(job(tmp_path))) == 2
+    assert exit_code("launch", "ray", settings_of(small_job(tmp_path / "run"))) == 2
     assert "there is no Ray cluster at 127.0.0.1:2" in capsys.readouterr().err
 
 
@@ -188,8 +168,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[Box, BoxedRay]]:
 
 def losses(ranks: RankPool, folder: Path) -> list[float]:
     """Of the undisturbed run."""
-    folder.mkdir()
-    made = job(folder)
+    made = small_job(folder)
     ranks.run(2, train, made)
     return [record.loss for record in read_log(made.folder / "metrics.jsonl").records]
 
@@ -200,13 +179,17 @@ def losses(ranks: RankPool, folder: Path) -> list[float]:
 def test_a_killed_rank_and_a_lost_node(cluster: tuple[Box, BoxedRay], ranks: RankPool, tmp_path: Path) -> None:
     """The job goes on with the curve of the undisturbed one. The node comes back, as that of a cloud would."""
     box, ray = cluster
-    made = job(tmp_path)
+    made = small_job(tmp_path / "run")
     records = lambda: read_log(made.folder / "metrics.jsonl").records  # noqa: E731
     log = ray.launch(box.hosts[0], settings_of(made), "--nodes=2", "--wait=120")
     ray.until(lambda: made.folder.exists() and len(records()) >= 30, "30 steps are done", 120)
     assert [len(ranks_of(host)) for host in box.hosts] == [1, 1]
     send(ranks_of(box.hosts[1])[0], signal.SIGKILL)
-    ray.until(lambda: bool(re.search(r"attempt 0 ended: rank [01] failed with signal 9", log.read_text())), "the failure is seen", 60)
+    ray.until(
+        lambda: bool(re.search(r"attempt 0 ended: rank [01] failed with signal 9", log.read_text())),
+        "the failure is seen",
+        60,
+    )
     ray.until(lambda: len(records()) >= 100, "it goes on", 120)
     box.hosts[1].kill()
     ray.until(lambda: "attempt 1 ended: " in log.read_text(), "the loss is seen", 60)
@@ -214,7 +197,7 @@ def test_a_killed_rank_and_a_lost_node(cluster: tuple[Box, BoxedRay], ranks: Ran
     launched = box.hosts[0].started[-1]
     ray.until(lambda: launched.poll() is not None, "the job has ended", 180)
     assert launched.returncode == 0, ray.words()
-    assert f"step {STEPS - 1} (100%)" in log.read_text()
+    assert f"step {made.steps - 1} (100%)" in log.read_text()
     assert [record.loss for record in records()] == losses(ranks, tmp_path / "undisturbed")
 
 
@@ -225,7 +208,7 @@ def test_what_one_node_answers(tmp_path: Path) -> None:
     """More nodes than there are, another folder, and a SIGTERM, after which the same command goes on."""
     with Box(hosts=1) as box, BoxedRay(box, tmp_path) as ray:
         [host] = box.hosts
-        file = settings_of(job(tmp_path, "", steps=20_000))
+        file = settings_of(small_job(tmp_path / "run", "", steps=20_000))
 
         def ended(*options: str) -> tuple[int, str]:
             before = (tmp_path / "launch.log").read_text() if (tmp_path / "launch.log").exists() else ""
@@ -245,3 +228,7 @@ def test_what_one_node_answers(tmp_path: Path) -> None:
         steps = len(read_log(tmp_path / "run" / "metrics.jsonl").records)
         code, words = ended()
         assert (code, f"going on with step {steps}" in words) == (75, True), words
+        ray.launch(host, file)
+        ray.until(lambda: len(ranks_of(host)) == 1, "a rank trains", 120)
+        host.started[-1].kill()
+        ray.until(lambda: not ranks_of(host), "the ranks of a launcher that was killed have ended", 60)

@@ -186,7 +186,9 @@ class _Attempt:
             return self._ray.get(reply)
         except self._ray.exceptions.RayActorError as error:
             if "No module named 'cubeloom'" in str(error):
-                raise UserError("cubeloom is not installed on every node of the Ray cluster, or not for its Python") from None
+                raise UserError(
+                    "cubeloom is not installed on every node of the Ray cluster, or not for its Python"
+                ) from None
             self._ended.lost[place] = textwrap.shorten(first_line(error), _WIDTH, placeholder=" …")
         return None
 
@@ -263,7 +265,10 @@ def _offered(ray: Any) -> str:
 
 
 def _sizes(resources: Mapping[str, float]) -> str:
-    return " and ".join(counted(int(resources.get(name, 0)), name) for name in ("CPU", "GPU") if resources.get(name)) or "nothing"
+    return (
+        " and ".join(counted(int(resources.get(name, 0)), name) for name in ("CPU", "GPU") if resources.get(name))
+        or "nothing"
+    )
 
 
 def _say(line: str) -> None:

@@ -92,7 +92,11 @@ class Node:
     def about(self, folder: str) -> About:
         import ray  # an extra
 
-        return About(ray.util.get_node_ip_address(), {name: version(name) for name in ("cubeloom", "torch")}, Path(folder).is_dir())
+        return About(
+            ray.util.get_node_ip_address(),
+            {name: version(name) for name in ("cubeloom", "torch")},
+            Path(folder).is_dir(),
+        )
 
     def host(self, address: str) -> int:
         """Host the rendezvous at a free port of this address; return the port."""
