@@ -1,4 +1,4 @@
-"""The site of the documentation: it builds without a warning, loads nothing from elsewhere, and what is generated is current."""
+"""The site of the documentation: it builds without a warning, loads nothing from elsewhere, and generated files are current."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -116,7 +117,7 @@ def small_job(folder: Path, grid: str = "data=2", steps: int = 300) -> Job:
 
 def ranks_of(host: Host) -> list[int]:
     """The processes of a host that train, whatever started them."""
-    return [each for each in host.processes() if b"cubeloom\0train" in _command(each)]
+    return [each for each in host.processes() if re.match(rb"[^\0]*python[^\0]*\0.*cubeloom\0train\0", _command(each))]
 
 
 def _command(process: int) -> bytes:

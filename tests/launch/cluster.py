@@ -112,8 +112,12 @@ class LocalSlurm:
                 nodes="\n".join(_NODE.format(name=name, address=address) for name, address in nodes.items()),
             )
         )
+        names = self.folder / "hosts"
+        names.write_text(
+            "".join(f"{address} {name}\n" for name, address in {"localhost": "127.0.0.1", **nodes}.items())
+        )
         for host in self._hosts:
-            host.knows(nodes)
+            host.knows(names)
         files = [f"--{name}-file={self.folder / f'munge.{name}'}" for name in ("key", "pid", "log", "seed")]
         self._start(first, "munged", "--foreground", f"--socket={self.folder / 'munge.socket'}", *files)
         self.until((self.folder / "munge.socket").exists, "munge began")
@@ -161,10 +165,8 @@ class LocalSlurm:
 
     def call(self, *command: str, check: bool = True, cwd: Path | None = None) -> str:
         """What a command of Slurm's says."""
-        inside = ["ip", "netns", "exec", self._hosts[0].space] if self._hosts else []
-        done = subprocess.run(
-            [*inside, *command], env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=60
-        )
+        words = self._hosts[0].within(command) if self._hosts else command
+        done = subprocess.run(words, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=60)
         if check and done.returncode:
             raise RuntimeError(f"{command} ended with {done.returncode}: {done.stdout}{done.stderr}")
         return done.stdout.strip()

@@ -42,10 +42,11 @@ class BoxedRay:
 
     def __enter__(self) -> Self:
         try:
-            for host in self._box.hosts:
+            first, *others = self._box.hosts
+            self.start(first)
+            self.until(lambda: self._answers(first), "the head answers")
+            for host in others:
                 self.start(host)
-                if host is self._box.hosts[0]:
-                    self.until(lambda: self._answers(host), "the head answers")
         except BaseException as error:
             error.add_note(self.words())
             self.__exit__()
