@@ -15,7 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from cubeloom import Grid, pipeline
+import cubeloom.pipeline as pipeline
+from cubeloom import Grid
 from cubeloom.base.settings.describe import meanings
 from cubeloom.cli import options
 from cubeloom.cli.groups import GROUPS
@@ -134,14 +135,14 @@ def _option(field: dataclasses.Field[Any], hint: Any, meaning: str) -> str:
 
 def drawings() -> dict[str, str]:
     """By file name."""
-    timelines = [_timeline(name, **more) for name, more in (("1f1b", {}), ("chimera", {}), ("chimera-zb", {}))]
+    timelines = [_timeline(name) for name in ("1f1b", "chimera", "chimera-zb")]
     return {"schedules.svg": to_svg(timelines), "layouts.svg": _layouts(Grid(x=2, y=2, z=2))}
 
 
-def _timeline(name: str, **more: Any) -> Any:
-    stages = 4
-    costs = Costs.uniform(stages, 1, 1, 1, 0)
-    return pipeline.simulate(pipeline.check(pipeline.generate(name, stages, 4, costs=costs, **more)), costs)
+def _timeline(name: str) -> pipeline.Timeline:
+    workers = 4
+    costs = Costs.uniform(workers, 1, 1, 1, 0)
+    return pipeline.simulate(pipeline.check(pipeline.generate(name, workers, 4, costs=costs)), costs)
 
 
 # The operands of Y[M,N] = X[M,K] · W[K,N]; Y is a partial sum along x until that is reduced.

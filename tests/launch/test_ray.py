@@ -145,7 +145,7 @@ def test_ranks_of_two_nodes_meet_and_meet_again(tmp_path: Path) -> None:
         assert all(each["agent"] and not each["one_machine"] for each in found)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_that_are_asked_to_stop_say_so(tmp_path: Path) -> None:
     made = TwoNodes(tmp_path, "until-told")
     made.start(0)
