@@ -14,8 +14,10 @@ import pytest
 
 from cluster_in_a_box import Box, why_not
 from commands import exit_code
+from cubeloom.base.host import interface_of
 from cubeloom.base.settings import write
 from cubeloom.launch import RankPool
+from cubeloom.launch.environment import membership
 from cubeloom.launch.ray import Ended
 from cubeloom.launch.ray_node import Attempt, Node
 from cubeloom.train.job import Job
@@ -25,7 +27,6 @@ from cubeloom.train.metrics.log import read_log
 from .boxed_job import ranks_of, send, small_job
 from .ray_cluster import BoxedRay
 
-pytest.importorskip("ray")
 STANDIN = Path(__file__).with_name("standin.py")
 LOCAL = "127.0.0.1"
 
@@ -129,6 +130,24 @@ class TwoNodes:
                 codes.update(news.codes)
                 self.lines += news.lines
         return codes
+
+
+def test_ranks_use_the_network_of_ray_unless_the_node_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    monkeypatch.setenv("RANK", "7")
+    attempt = Attempt(
+        settings="", command=(), folder="", world=4, ranks_per_node=2, address="10.0.0.1", port=1, number=3
+    )
+    found = attempt.variables(2, "eth0")
+    assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"], found["RANK"]) == ("ib0", "eth0", "2")
+    here = membership(found)
+    assert here is not None
+    assert (here.rank, here.world, here.local_rank, here.restart, here.one_machine) == (2, 4, 0, 3, False)
+
+
+def test_the_interface_of_an_address() -> None:
+    assert interface_of(LOCAL) == "lo"
+    assert interface_of("192.0.2.1") is None
 
 
 @pytest.mark.slow
