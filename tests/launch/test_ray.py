@@ -19,7 +19,7 @@ from cubeloom.base.settings import write
 from cubeloom.launch import RankPool
 from cubeloom.launch.environment import membership
 from cubeloom.launch.ray import Ended
-from cubeloom.launch.ray_node import Attempt, Node
+from cubeloom.launch.ray_node import Attempt, News, Node
 from cubeloom.train.job import Job
 from cubeloom.train.loop import train
 from cubeloom.train.metrics.log import read_log
@@ -128,6 +128,7 @@ class TwoNodes:
             for node in self.nodes:
                 news = node.news()
                 codes.update(news.codes)
+                assert news.running == 1 - len(news.codes)
                 self.lines += news.lines
         return codes
 
@@ -143,6 +144,11 @@ def test_ranks_use_the_network_of_ray_unless_the_node_says_otherwise(monkeypatch
     here = membership(found)
     assert here is not None
     assert (here.rank, here.world, here.local_rank, here.restart, here.one_machine) == (2, 4, 0, 3, False)
+
+
+def test_a_node_without_ranks_is_not_waited_for() -> None:
+    """As when another node is lost before ranks start."""
+    assert Node().news() == News([], {}, running=0)
 
 
 def test_the_interface_of_an_address() -> None:

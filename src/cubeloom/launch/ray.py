@@ -194,7 +194,7 @@ class _Attempt:
 
     def _follow(self) -> None:
         """Print what ranks say until all have ended. If one fails, or this process is asked to stop, stop the others."""
-        job, stopping = self._job, False
+        stopping = False
         waiting = {node.news.remote(): place for place, node in enumerate(self._nodes) if place not in self._ended.lost}
         while waiting:
             if (self._ended.failed or self._stop.asked) and not stopping:
@@ -210,7 +210,7 @@ class _Attempt:
                 for line in news.lines:
                     _say(line)
                 self._ended.codes.update(news.codes)
-                if len(news.codes) < job.ranks_per_node:
+                if news.running:
                     waiting[self._nodes[place].news.remote()] = place
 
 

@@ -77,6 +77,8 @@ class News:
     """What ranks have printed since the last call."""
     codes: dict[int, int]
     """Exit codes of the ranks that have ended, in that order."""
+    running: int
+    """How many ranks have not; none if none was started."""
 
 
 class Node:
@@ -135,8 +137,10 @@ class Node:
         while True:
             before = len(self._codes)
             self._look()
-            if self._lines or len(self._codes) > before or time.monotonic() > deadline:
-                return News([self._lines.popleft() for _ in range(len(self._lines))], dict(self._codes))
+            idle = len(self._codes) == len(self._ranks)
+            if self._lines or len(self._codes) > before or idle or time.monotonic() > deadline:
+                said = [self._lines.popleft() for _ in range(len(self._lines))]
+                return News(said, dict(self._codes), len(self._ranks) - len(self._codes))
             time.sleep(_LOOK)
 
     def _look(self) -> None:
