@@ -98,7 +98,7 @@ class BoxedJob:
             host.kill()
 
 
-def small_job(folder: Path, grid: str = "data=2", steps: int = 300) -> Job:
+def small_job(folder: Path, grid: str = "data=2", steps: int = 600) -> Job:
     """Of two ranks; long enough that a test can disturb it twice."""
     return Job(
         folder=folder,
