@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Ranks are processes: one thread each, or they fight for the cores.
 export OMP_NUM_THREADS := 1
+# An announcement that mkdocs-material prints at each build.
+export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test test-quick test-long test-gpu check bench format clean
+.PHONY: demo test test-quick test-long test-gpu check docs bench format clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -29,6 +31,12 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tests/house_rules.py
+	$(BIN)/mkdocs build --strict --quiet
+
+# The site, in build/site; what is generated is written first.
+docs: $(READY)
+	$(BIN)/python docs/hooks.py
+	$(BIN)/mkdocs build --strict
 
 bench: $(READY)
 	$(BIN)/python bench/cube.py

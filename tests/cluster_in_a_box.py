@@ -65,6 +65,7 @@ class Host:
         self.name = f"host{number}"
         self.address = f"10.77.{number // 250}.{number % 250 + 1}"
         self.space = f"cubeloom-{box.mark}-{number}"
+        self._names: Path | None = None
         self._plug = f"cv{box.mark}{number}"[:15]
         self.started: list[subprocess.Popen[bytes]] = []
         _run("ip", "netns", "add", self.space)
@@ -78,14 +79,23 @@ class Host:
 
     def start(self, command: Sequence[str], log: Path, variables: Mapping[str, str] | None = None) -> int:
         """Start a process on the host, which writes to the log; gives its number on this machine."""
-        enter = ["ip", "netns", "exec", self.space, "unshare", "--uts", "--mount"]
-        begin = ["sh", "-c", f'hostname {self.name}; exec "$@"', "sh", *command]
         with log.open("ab") as out:
             process = subprocess.Popen(
-                [*enter, *begin], stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **(variables or {})}
+                self.within(command), stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **(variables or {})}
             )
         self.started.append(process)
-        return process.pid  # each program of `enter` becomes the next
+        return process.pid
+
+    def within(self, command: Sequence[str]) -> list[str]:
+        """The command as a process of the host: each program becomes the next."""
+        # Not `ip netns exec`, which hides control groups behind another /sys.
+        enter = ["unshare", "--uts", "--mount", "nsenter", f"--net=/run/netns/{self.space}"]
+        know = f"mount --bind {self._names} /etc/hosts; " if self._names is not None else ""
+        return [*enter, "sh", "-c", f'hostname {self.name}; {know}exec "$@"', "sh", *command]
+
+    def knows(self, names: Path) -> None:
+        """What is started from now on finds hosts by the names in this file, as in /etc/hosts."""
+        self._names = names
 
     def processes(self) -> list[int]:
         found = subprocess.run(["ip", "netns", "pids", self.space], capture_output=True, text=True)

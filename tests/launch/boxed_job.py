@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -11,8 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from cluster_in_a_box import Box, Host
+from cubeloom import Grid
 from cubeloom.base.settings import write
+from cubeloom.parallel import Batch
 from cubeloom.train.job import Job
+from cubeloom.train.job.settings import CheckpointSettings, ModelSettings, RateSettings
 from cubeloom.train.metrics.log import Log, read_log
 
 PROGRAMS = Path(sys.executable).parent
@@ -92,6 +96,34 @@ class BoxedJob:
     def end(self) -> None:
         for host in self.box.hosts:
             host.kill()
+
+
+def small_job(folder: Path, grid: str = "data=2", steps: int = 600) -> Job:
+    """Of two ranks; long enough that a test can disturb it twice."""
+    return Job(
+        folder=folder,
+        steps=steps,
+        dtype="float64",
+        patience=10,
+        grace=5,
+        restarts=2,
+        model=ModelSettings(preset="gpt-tiny", vocab=64, positions=8, hidden=16, layers=2, heads=4, dropout=0.1),
+        batch=Batch(4, 8),
+        grid=Grid.parse(grid),
+        rate=RateSettings(peak=1e-2, warmup=2),
+        checkpoint=CheckpointSettings(every=20),
+    )
+
+
+def ranks_of(host: Host) -> list[int]:
+    """The processes of a host that train, whatever started them."""
+    return [each for each in host.processes() if re.match(rb"[^\0]*python[^\0]*\0.*cubeloom\0train\0", _command(each))]
+
+
+def _command(process: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
 
 
 def send(process: int, number: signal.Signals) -> None:

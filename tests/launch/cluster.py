@@ -1,4 +1,6 @@
-"""A Slurm cluster of this machine alone, in a folder and at ports of its own, for as long as a test needs it."""
+"""A Slurm cluster for as long as a test needs it: of this machine alone, in a folder and at ports of its own; or of the hosts
+of a cluster in a box, with the controller on the first.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,19 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+
+from cluster_in_a_box import Host
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue", "sinfo")
 _PATIENCE = 30.0  # seconds for the cluster to come up
 
 _CONF = """
 ClusterName=cubeloom
-SlurmctldHost=localhost
+SlurmctldHost={controller}
 SlurmctldPort={controller_port}
 SlurmdPort={node_port}
 AuthType=auth/munge
@@ -28,11 +32,11 @@ AuthInfo=socket={folder}/munge.socket
 SlurmUser={user}
 SlurmdUser={user}
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 # Nothing of the kernel's: this may itself be a container.
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -45,9 +49,12 @@ SelectTypeParameters=CR_CPU
 KillWait=5
 # More cores than there may be: ranks of a test share them.
 SlurmdParameters=config_overrides
-NodeName=localhost CPUs=16 SocketsPerBoard=16 CoresPerSocket=1 ThreadsPerCore=1
+{nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+
+
+_NODE = "NodeName={name} NodeAddr={address} CPUs=16 SocketsPerBoard=16 CoresPerSocket=1 ThreadsPerCore=1"
 
 
 def missing() -> list[str]:
@@ -60,6 +67,9 @@ def _path() -> str:
 
 
 class LocalSlurm:
+    def __init__(self, hosts: Sequence[Host] = ()) -> None:
+        self._hosts = hosts
+
     def __enter__(self) -> LocalSlurm:
         # Not pytest's folder, which nobody else may enter: munge's socket must be open to all.
         self.folder = Path(tempfile.mkdtemp(prefix="cubeloom-slurm-"))
@@ -83,26 +93,50 @@ class LocalSlurm:
         self._end()
 
     def _begin(self) -> None:
-        for name in ("state", "spool"):
-            (self.folder / name).mkdir()
+        nodes = {host.name: host.address for host in self._hosts} or {"localhost": "localhost"}
+        first = next(iter(nodes))
+        (self.folder / "state").mkdir()
+        for name in nodes:
+            (self.folder / f"spool-{name}").mkdir()
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
         controller_port, node_port = _free_ports(2)
         (self.folder / "slurm.conf").write_text(
             _CONF.format(
-                folder=self.folder, user=getpass.getuser(), controller_port=controller_port, node_port=node_port
+                folder=self.folder,
+                user=getpass.getuser(),
+                controller=f"{first}({nodes[first]})" if self._hosts else first,
+                controller_port=controller_port,
+                node_port=node_port,
+                nodes="\n".join(_NODE.format(name=name, address=address) for name, address in nodes.items()),
             )
         )
+        names = self.folder / "hosts"
+        names.write_text(
+            "".join(f"{address} {name}\n" for name, address in {"localhost": "127.0.0.1", **nodes}.items())
+        )
+        for host in self._hosts:
+            host.knows(names)
         files = [f"--{name}-file={self.folder / f'munge.{name}'}" for name in ("key", "pid", "log", "seed")]
-        self._start("munged", "--foreground", f"--socket={self.folder / 'munge.socket'}", *files)
+        self._start(first, "munged", "--foreground", f"--socket={self.folder / 'munge.socket'}", *files)
         self.until((self.folder / "munge.socket").exists, "munge began")
-        self._start("slurmctld", "-D", "-c")
-        self._start("slurmd", "-D", "-N", "localhost")
-        self.until(lambda: "idle" in self.call("sinfo", "--noheader", "--format=%T", check=False), "the node is idle")
+        self._start(first, "slurmctld", "-D", "-c")
+        for name in nodes:
+            self._start(name, "slurmd", "-D", "-N", name)
+        self.until(self._idle, "all nodes are idle")
 
-    def _start(self, *command: str) -> None:
-        with (self.folder / f"{command[0]}.out").open("wb") as out:
+    def _idle(self) -> bool:
+        return set(self.call("sinfo", "--noheader", "--Node", "--format=%T", check=False).split()) == {"idle"}
+
+    def _start(self, where: str, *command: str) -> None:
+        log = self.folder / f"{command[0]}-{where}.out"
+        for host in self._hosts:
+            if host.name == where:
+                host.start(command, log, self.environment)
+                self._processes.append(host.started[-1])
+                return
+        with log.open("wb") as out:
             self._processes.append(
                 subprocess.Popen(command, env=self.environment, stdout=out, stderr=subprocess.STDOUT)
             )
@@ -116,7 +150,7 @@ class LocalSlurm:
             time.sleep(0.2)
 
     def _end(self) -> None:
-        if len(self._processes) == 3:
+        if len(self._processes) > 2:
             self.call("scancel", "--full", f"--user={getpass.getuser()}", check=False)
             with suppress(TimeoutError):
                 self.until(lambda: not self.call("squeue", "--noheader", check=False), "no job is left")
@@ -131,7 +165,8 @@ class LocalSlurm:
 
     def call(self, *command: str, check: bool = True, cwd: Path | None = None) -> str:
         """What a command of Slurm's says."""
-        done = subprocess.run(command, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=60)
+        words = self._hosts[0].within(command) if self._hosts else command
+        done = subprocess.run(words, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=60)
         if check and done.returncode:
             raise RuntimeError(f"{command} ended with {done.returncode}: {done.stdout}{done.stderr}")
         return done.stdout.strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cubeloom import UserError
 from cubeloom.base.settings import load
@@ -19,7 +21,7 @@ from cubeloom.cli.launch import Kubernetes
 from cubeloom.launch.kubernetes import TrainJob
 from cubeloom.train.job import Job
 
-yaml = pytest.importorskip("yaml")  # comes with the developer tools' transformers
+from .manifests import faults
 
 STANDIN = Path(__file__).with_name("standin.py")
 FILE = """
@@ -87,6 +89,51 @@ def test_a_volume_for_the_run(file: Path) -> None:
     assert pod["containers"][0]["volumeMounts"][1:] == [{"name": "work", "mountPath": "/mnt/my runs"}]
     assert train_job["spec"]["trainer"]["args"][0].startswith("cd '/mnt/my runs' && ")
     assert "resourcesPerNode" not in train_job["spec"]["trainer"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options"),
+    [
+        ((), {}),
+        (("device=cuda",), {"gpus_per_node": 4, "namespace": "team"}),
+        (("device=cuda",), {"claim": "runs", "mount": "/mnt/my runs"}),
+    ],
+)
+def test_the_apis_know_every_field(file: Path, overrides: tuple[str, ...], options: dict[str, Any]) -> None:
+    assert faults(manifest(file, *overrides, **options).text()) == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *(
+            "apiVersion",
+            "kind",
+            "metadata",
+            "data",
+            "spec",
+            "runtimeRef",
+            "numNodes",
+            "numProcPerNode",
+            "image",
+            "args",
+        ),
+        *("resourcesPerNode", "limits", "valueFrom", "configMapKeyRef", "runtimePatches", "trainingRuntimeSpec"),
+        *("replicatedJobs", "volumes", "emptyDir", "medium", "persistentVolumeClaim", "claimName", "mountPath"),
+    ],
+)
+def test_a_misspelled_field_is_found(file: Path, key: str) -> None:
+    text = manifest(file, "device=cuda", claim="runs").text()
+    assert f"{key}:" in text
+    wrong = re.sub(rf"^([ -]*){key}:", rf"\1{key}s:", text, flags=re.MULTILINE)
+    assert wrong != text
+    assert faults(wrong)
+
+
+def test_a_number_given_as_text_is_found(file: Path) -> None:
+    text = manifest(file).text()
+    assert faults(text.replace("numNodes: 1", 'numNodes: "1"'))
+    assert faults(text.replace('value: "1"', "value: 1"))
 
 
 @pytest.mark.parametrize(

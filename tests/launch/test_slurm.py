@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,12 +12,17 @@ from typing import Any
 
 import pytest
 
+from cluster_in_a_box import Box, why_not
 from cubeloom import UserError
-from cubeloom.base.settings import load
+from cubeloom.base.settings import load, write
 from cubeloom.cli.launch import Slurm
+from cubeloom.launch import RankPool
 from cubeloom.launch.slurm import SlurmScript, seconds
 from cubeloom.train.job import Job
+from cubeloom.train.loop import train
+from cubeloom.train.metrics.log import read_log
 
+from .boxed_job import ranks_of, send, small_job
 from .cluster import LocalSlurm, missing
 
 STANDIN = Path(__file__).with_name("standin.py")
@@ -250,3 +256,28 @@ def test_a_job_trains_through_slurm(slurm: LocalSlurm, file: Path) -> None:
     lines = [json.loads(line) for line in (file.parent / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [0, 1, 2, 3]
     assert [len(line["processes"]) for line in lines if line.get("event") == "start"] == [2]
+
+
+@pytest.mark.long
+@real
+@pytest.mark.skipif(bool(why_not()), reason=f"no cluster in a box: {why_not()}")
+@pytest.mark.timeout(400)
+def test_two_nodes_lose_a_rank_and_go_on(ranks: RankPool, tmp_path: Path) -> None:
+    """The script restarts the step on both nodes, with the curve of the undisturbed run."""
+    undisturbed, disturbed = (small_job(tmp_path / name) for name in ("undisturbed", "disturbed"))
+    ranks.run(2, train, undisturbed)
+    path = tmp_path / "job.toml"
+    path.write_text(write(disturbed))
+    with Box(hosts=2) as box, LocalSlurm(box.hosts) as slurm:
+        job = submitted(slurm, tmp_path, script(path, nodes=2))
+        slurm.until(lambda: len(losses(disturbed)) >= 30, "30 steps are done", 120)
+        assert [len(ranks_of(host)) for host in box.hosts] == [1, 1]
+        send(ranks_of(box.hosts[1])[0], signal.SIGKILL)
+        assert slurm.wait(job, "COMPLETED", "FAILED")["JobState"] == "COMPLETED", output(tmp_path)
+    assert "attempt 0 ended with" in output(tmp_path)
+    assert losses(disturbed) == losses(undisturbed)
+
+
+def losses(job: Job) -> list[float]:
+    file = job.folder / "metrics.jsonl"
+    return [record.loss for record in read_log(file).records] if file.exists() else []

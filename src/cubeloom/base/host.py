@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import re
+import socket
+import struct
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_ADDRESS_OF = 0x8915  # SIOCGIFADDR of Linux
 
 
 def name_of_rank(rank: int, world: int) -> str:
     """A rank's name in messages, which come from many machines."""
     return f"rank {rank} of {world} on {platform.node()}"
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface of this machine that has this IPv4 address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # an interface without an address
+                request = fcntl.ioctl(any_socket, _ADDRESS_OF, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(request[20:24]) == address:
+                    return name
+    return None
 
 
 def cores() -> int:

@@ -33,7 +33,7 @@ GROUPS = {
         "reproduce": "Simulate the experiments of the three papers.",
     },
     "Cluster": {
-        "launch": "Write the script or manifest that trains on Slurm or Kubernetes.",
+        "launch": "Train on a cluster: Slurm, Kubernetes or Ray.",
     },
 }
 COMMANDS = {name: about for group in GROUPS.values() for name, about in group.items()}

@@ -1,7 +1,8 @@
-"""`cubeloom launch`: the script or manifest that trains a job on a cluster."""
+"""`cubeloom launch`: trains a job on a cluster, or writes the script or manifest that does."""
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import tempfile
@@ -14,6 +15,7 @@ import tyro
 from cubeloom.base.divisors import divisors
 from cubeloom.base.errors import UserError
 from cubeloom.base.files import write_asked
+from cubeloom.base.limits import within
 from cubeloom.base.settings import load, write
 from cubeloom.comm.kinds import CPU
 from cubeloom.launch.kubernetes import TrainJob
@@ -133,7 +135,64 @@ class Kubernetes:
         )
 
 
-Launch = Annotated[Slurm, tyro.conf.subcommand("slurm")] | Annotated[Kubernetes, tyro.conf.subcommand("kubernetes")]
+@dataclass(frozen=True, kw_only=True)
+class Ray:
+    """Train a job on a Ray cluster that is running. Nothing is written: the ranks start at once.
+
+    The job is checked first. Ray reserves the nodes; one actor per node starts its ranks, and this command prints what
+    they print. If a rank fails or a node is lost, the job is restarted from its last checkpoint, as often as the setting
+    `restarts` allows. Exits as `cubeloom train` does.
+    """
+
+    file: tyro.conf.Positional[Path]
+    """The job's settings, TOML or a Python recipe (.py), which is executed; `--a.b=c` sets one of them."""
+    address: str | None = None
+    """The cluster, as HOST:PORT; by default RAY_ADDRESS, or the cluster that this machine belongs to."""
+    nodes: int | None = None
+    """By default as many as the grid needs."""
+    gpus_per_node: int | None = None
+    """Ranks per node, each with a GPU: 8 by default; a job on the CPU has by default all its ranks on one node."""
+    cpus_per_rank: int | None = None
+    """CPUs that Ray reserves for each rank: by default 8 with a GPU, otherwise 1."""
+    wait: float = 60
+    """Seconds that the cluster has to provide the nodes, at the start and after a failure."""
+    overrides: tyro.conf.Suppress[tuple[str, ...]] = ()
+
+    def __call__(self) -> int:
+        job = load(Job, self.file, self.overrides)
+        nodes, each = spread(job, self.nodes, self.gpus_per_node)
+        if self.cpus_per_rank is not None:
+            within("--cpus-per-rank", self.cpus_per_rank)
+        if not 0 < self.wait < math.inf:
+            raise UserError(f"--wait must be a number of seconds above 0, got {self.wait}")
+        from cubeloom.launch.elastic import JobFailed
+        from cubeloom.launch.ray import RayJob
+        from cubeloom.train.job import check
+
+        check(job, device_here=False)
+        launched = RayJob(
+            settings=write(job),
+            command=("-m", *_TRAIN),
+            nodes=nodes,
+            ranks_per_node=each,
+            gpus=job.device != CPU,
+            cpus_per_rank=self.cpus_per_rank or (1 if job.device == CPU else 8),
+            folder=Path.cwd(),
+            restarts=job.restarts,
+            address=self.address,
+            wait=self.wait,
+        )
+        try:
+            return launched.run()
+        except JobFailed as error:
+            raise SystemExit(f"cubeloom: {error}") from None
+
+
+Launch = (
+    Annotated[Slurm, tyro.conf.subcommand("slurm")]
+    | Annotated[Kubernetes, tyro.conf.subcommand("kubernetes")]
+    | Annotated[Ray, tyro.conf.subcommand("ray")]
+)
 
 
 def spread(job: Job, nodes: int | None, each: int | None) -> tuple[int, int]:

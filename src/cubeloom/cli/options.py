@@ -57,17 +57,17 @@ def _told(kind: type) -> dict[str, str]:
 
 
 def _annotated(hint: Any, meaning: str | None) -> Any:
-    metavar = None if any(getattr(each, "metavar", None) for each in getattr(hint, "__metadata__", ())) else _word(hint)
+    metavar = None if any(getattr(each, "metavar", None) for each in getattr(hint, "__metadata__", ())) else word(hint)
     return Annotated[hint, tyro.conf.arg(metavar=metavar, help=meaning, help_behavior_hint=_default)]
 
 
-def _word(hint: Any) -> str | None:
+def word(hint: Any) -> str | None:
     """The placeholder of a value in the help; None if tyro's own is right."""
     if get_origin(hint) is Annotated:
-        return _word(get_args(hint)[0])
+        return word(get_args(hint)[0])
     if get_origin(hint) in (Union, types.UnionType):
         rest = [each for each in get_args(hint) if each is not type(None)]
-        return _word(rest[0]) if len(rest) == 1 else None
+        return word(rest[0]) if len(rest) == 1 else None
     if get_origin(hint) is Literal:
         return "|".join(map(str, get_args(hint)))
     return _WORDS.get(hint)

@@ -106,12 +106,17 @@ def settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def sockets_on(interface: str) -> dict[str, str]:
+    """Environment variables that keep the sockets of both backends on this network interface."""
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+
+
 def wiring(kind: Kind, local_rank: int, shared: bool) -> dict[str, str]:
     """Environment variables for the backends of a rank whose peers are all on this machine: sockets listen on the
     loopback, which no other machine reaches. `shared`: several ranks on one GPU.
     """
     # Ranks with GPUs also have gloo groups, for communication beside training.
-    found = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    found = sockets_on("lo")
     if kind != "cpu" and shared:
         # NCCL refuses two ranks of one host on one GPU, but treats another host id as another host.
         found["NCCL_HOSTID"] = f"cubeloom-{local_rank}"

@@ -29,17 +29,18 @@ def is_local(address: str) -> bool:
         return address == "localhost"
 
 
-def host(port: int = 0) -> TCPStore:
-    """A store that only this machine can reach, at a free port that the system chooses.
+def host(port: int = 0, address: str = LOCAL) -> TCPStore:
+    """A store at this address of this machine, at a free port that the system chooses.
 
-    torch itself would listen on every interface, whatever address it is given.
+    By default only this machine can reach it. torch itself would listen on every interface, whatever address it is
+    given.
     """
     try:
-        listening = socket.create_server((LOCAL, port))
+        listening = socket.create_server((address, port))
     except OSError as error:
         raise _cannot_listen(port, error) from None
     port = listening.getsockname()[1]
-    return TCPStore(LOCAL, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+    return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
 def _cannot_listen(port: int, error: OSError) -> UserError:

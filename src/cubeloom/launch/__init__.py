@@ -1,4 +1,4 @@
-"""Starts ranks: on this machine, on shared GPUs, in jobs of torchrun, mpirun, Slurm and Kubernetes.
+"""Starts ranks: on this machine, on shared GPUs, in jobs of torchrun, mpirun, Slurm, Kubernetes and Ray.
 
 Each name is imported when it is first used: `launch.environment` needs no torch.
 """

@@ -12,13 +12,13 @@ from typing import Literal
 
 from cubeloom.base.errors import counted
 from cubeloom.comm import HostGroup, Network, devices
+from cubeloom.launch.stop import Stop
 from cubeloom.train.changes import changes_since
 from cubeloom.train.decision import Decision, decide
 from cubeloom.train.job import Job
 from cubeloom.train.metrics_logger import MetricsLogger, diary
 from cubeloom.train.run_lock import locked
 from cubeloom.train.run_metadata import write_run_metadata
-from cubeloom.train.stop import Stop
 from cubeloom.train.trainer import StepResult, Trainer
 
 _WARM = 3  # the timeline is drawn after this many steps, because the first ones are slower

@@ -19,13 +19,13 @@ from cubeloom.launch.environment import Membership, current, membership
 from cubeloom.launch.minder import Minder
 from cubeloom.launch.ready import check_startable, join, make_ready, tell_where_on_signal
 from cubeloom.launch.share_gpu import sharing
+from cubeloom.launch.stop import Stop
 from cubeloom.train.checkpoint import newest, read_manifest
 from cubeloom.train.decision import check_begin
 from cubeloom.train.job import Job, check
 from cubeloom.train.loop import Ended, nothing_to_train, train
 from cubeloom.train.metrics import check_sinks
 from cubeloom.train.run_lock import check_unlocked
-from cubeloom.train.stop import Stop
 
 
 def begin(job: Job, spare: bool = False, share_gpu: bool = False) -> Ended | None:
