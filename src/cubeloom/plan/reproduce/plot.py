@@ -13,7 +13,6 @@ _PUBLISHED, _OURS, _FITTED = "#9aa7b4", "#2f6fb5", "#d08a2e"
 _KINDS = {  # of seconds, in the order of the stacks
     "computed": "#2f6fb5",
     "exposed": "#c8553d",
-    "communicated": "#c8553d",
     "waited": "#e8c1b8",
     "summed": "#7a3ea1",
     "updated": "#4c9f70",
