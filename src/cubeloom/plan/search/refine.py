@@ -236,9 +236,7 @@ def plan_seconds(model: Model, cluster: Cluster, task: Task, dtype: Dtype, plan:
     return float(simulated_step(chosen, cluster, pieces, alike).seconds[0])
 
 
-def _alone(
-    model: Model, cluster: Cluster, task: Task, dtype: Dtype, plan: Plan
-) -> tuple[Model, ScheduleGroup, Pieces]:
+def _alone(model: Model, cluster: Cluster, task: Task, dtype: Dtype, plan: Plan) -> tuple[Model, ScheduleGroup, Pieces]:
     model = model.on(plan.grid.x, plan.grid.y)
     alike = ScheduleGroup(plan.shape, plan.grid.pipe, plan.microbatches, plan.recompute)
     apart = [int(plan.rank_stride[axis]) for axis in AXES]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from cubeloom.comm import CommTrace, Ledger, Network, devices
+from cubeloom.comm import Ledger, Network, devices
 from cubeloom.comm.ledger import Entry
 from cubeloom.parallel.parameter import local_of
 from cubeloom.parallel.replace import Fill
@@ -41,15 +41,16 @@ def watch(live: Live, tracker: Tracker, ledger: Ledger) -> Seen:
     # With a sharded optimizer, gradients are freed by the end of the backward.
     live.summed.observer = lambda found: tracker.label("gradients", [found])
     tracker.begin()
-    mark, trace = 0, CommTrace()
+    mark = 0
+    events: tuple[Event, ...] = ()
     for number in range(live.experiment.steps):
         mark = len(ledger.entries)
         data = live.data(number)
         tracker.label("buffers", data.values())
         with live.network.timing() as trace:
             live.train(data, number, lambda: tracker.label("gradients", live.gradients()))
+        events = tuple(Event(what, transfer.number, transfer.entry) for what, transfer in trace.order)
         tracker.label("optimizer", live.optimizer_state())
-    events = tuple(Event(what, transfer.number, transfer.entry) for what, transfer in trace.order)
     return Seen(Ledger(ledger.entries[mark:]), events, tracker.memory())
 
 
