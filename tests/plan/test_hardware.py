@@ -111,6 +111,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ("launch = {", "lunch = {", "unknown device entry 'lunch'; did you mean launch"),
         ('confidence = "measured"', 'confidence = "sure"', "confidence = 'sure'; it is one of measured, published"),
         ("processors = { value = 1,", "processors = { value = 0,", "should be a finite number of at least 1"),
+        ('"measured" }', '"measured", scatter = -1 }', "scatter = -1 should be a share"),
         ("processors = { value = 1,", "processors = { value = 'one',", "value = 'one' is not a number"),
         ("processors = { value = 1,", "processors = {", "processors should read"),
         ("name = ", "name ", "is not TOML"),

@@ -152,9 +152,11 @@ def _lines(part: Cluster | Device) -> list[str]:
 
 def _facts(facts: Mapping[str, Fact]) -> list[str]:
     """Those of a part of a cluster, such as a tier, stand with that part."""
-    return [
-        f"{name} = {{ value = {fact.value!r}, source = {json.dumps(fact.source, ensure_ascii=False)}, confidence = "
-        f"{json.dumps(fact.confidence)} }}"
-        for name, fact in facts.items()
-        if "." not in name
-    ]
+    return [f"{name} = {_fact(fact)}" for name, fact in facts.items() if "." not in name]
+
+
+def _fact(fact: Fact) -> str:
+    said = {"source": fact.source, "confidence": fact.confidence}
+    words = ", ".join(f"{name} = {json.dumps(word, ensure_ascii=False)}" for name, word in said.items())
+    scatter = "" if fact.scatter is None else f", scatter = {fact.scatter!r}"
+    return f"{{ value = {fact.value!r}, {words}{scatter} }}"
