@@ -115,7 +115,7 @@ def _attention(heads: Heads, device: torch.device, patience: float) -> tuple[flo
     given = [torch.randn(1, count, length, features, dtype=dtype, device=device) for _ in range(3)]
 
     def forward() -> torch.Tensor:
-        return scaled_dot_product_attention(*given, is_causal=True)
+        return scaled_dot_product_attention(given[0], given[1], given[2], is_causal=True)
 
     alone = seconds_of(forward, device, patience)
     for tensor in given:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -41,5 +41,5 @@ def _sourced(before: _SOME, after: _SOME, source: str) -> _SOME:
         was, value = getattr(before, each.name), getattr(after, each.name)
         if "least" in each.metadata and value != was:
             changed[each.name] = Fact(float(f"{value:.4g}"), f"{source}; it was {was:.4g}", "measured")
-    values = {name: fact.value for name, fact in changed.items()}
+    values: dict[str, Any] = {name: fact.value for name, fact in changed.items()}
     return replace(after, facts={**before.facts, **changed}, **values)
