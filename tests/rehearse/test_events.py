@@ -1,7 +1,7 @@
 """The program of a rank is the journal of a real one, event by event: what is started and awaited, in which order.
 
 The program follows from model, grid, schedule and settings: a rehearsal runs it without a network and values. The
-journal is what a gloo rank did.
+journal is what a gloo rank did. What layers communicate follows from layouts alone, as the planner reads them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from cubeloom.tools.rehearse.roles import Roles
 from grids import rest_is_long
 
 from .drawn import drawn
+from .layout_events import counted, from_layouts
 
 LONG, SHORT = 220, 12
 
@@ -32,6 +33,8 @@ def test_program_is_the_journal(ranks: RankPool, number: int) -> None:
     programs = {roles.of(run.rank): run for run in rehearsal.runs}
     for rank, seen in enumerate(ranks.run(experiment.grid.world, measure, experiment)):
         assert_equal(programs[roles.of(rank)].events, seen.events, f"{words}, rank {rank}")
+    for run in rehearsal.runs:  # in any order, the events of layers follow from their layouts
+        assert counted(run.ledger) == from_layouts(experiment, run.rank), f"{words}, rank {run.rank}"
 
 
 def assert_equal(program: tuple[Event, ...], journal: tuple[Event, ...], where: str) -> None:
