@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from cubeloom.comm import Ledger
 from cubeloom.parallel.config import ParallelConfig
+from cubeloom.parallel.recomputed import layers_of
 from cubeloom.parallel.specs import Collective, LayerSpec, collectives, repeated
-from cubeloom.pipeline.runtime.build import layers_of
 from cubeloom.pipeline.workload import Workload
 from cubeloom.tools.verify import Experiment
 

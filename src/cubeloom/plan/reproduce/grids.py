@@ -20,7 +20,6 @@ from cubeloom.plan.search.find import cost
 from cubeloom.plan.simulate.plans import ScheduleGroup, simulated_step
 
 ITEM = 2  # bytes per element
-AXES = ("data", "z", "y", "x")
 STATES = 18  # bytes per parameter with its gradient and optimizer states, as in Megatron-LM
 
 
@@ -66,10 +65,10 @@ def steps(
 ) -> list[Step]:
     """Of grids that differ in axes other than the pipe only, all at once."""
     first = grids[0]
-    axes = [np.array([float(getattr(grid, axis)) for grid in grids]) for axis in AXES]
-    size = first.microbatch or samples / axes[0]  # samples of a rank of data
+    data, z, y, x = (np.array([float(getattr(grid, axis)) for grid in grids]) for axis in ("data", "z", "y", "x"))
+    size = first.microbatch or samples / data  # samples of a rank of data
     count = 1 if first.microbatch is None else samples // first.data // first.microbatch
-    pieces = cost(model, _on(*axes, size * axes[0], sequence, first.ways), cluster, "bf16")
+    pieces = cost(model, _on(data, z, y, x, size * data, sequence, first.ways), cluster, "bf16")
     alike = ScheduleGroup(ALONE if first.pipe == 1 else ONE_F_ONE_B, first.pipe, count, again)
     found = simulated_step(with_stages(model, first.pipe), cluster, pieces, alike)
     columns = [np.broadcast_to(each, len(grids)).tolist() for each in found]
@@ -92,7 +91,7 @@ def _settings(grid: Decomposition, size: int, sequence: int) -> ParallelConfig:
     return _on(grid.data, grid.z, grid.y, grid.x, size * grid.data, sequence, grid.ways)
 
 
-def _on(data: Any, z: Any, y: Any, x: Any, samples: int, sequence: int, ways: int) -> ParallelConfig:
+def _on(data: Any, z: Any, y: Any, x: Any, samples: Any, sequence: int, ways: int) -> ParallelConfig:
     rank_stride = {"x": 1, "y": x, "z": x * y, "data": x * y * z, "pipe": x * y * z * data}
     return ParallelConfig(
         data=data, z=z, y=y, x=x, samples=samples, sequence=sequence, sharded=False, weights=FREED, ways=ways,
