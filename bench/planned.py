@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -38,10 +37,10 @@ from cubeloom.models import OurModel
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model.derive import derive
 from cubeloom.plan.search import Answer, Plan, search
+from cubeloom.tools.measure import step_times
 from cubeloom.tools.rehearse.plans import job_of as planned_job
 from cubeloom.train.job import Job, check
 from cubeloom.train.job.settings import ModelSettings, OptimizerSettings
-from cubeloom.train.trainer import Trainer
 
 SIZE = Size(layers=24, hidden=1024, heads=16, sequence=1024, samples=8)
 
@@ -123,24 +122,7 @@ def job_of(folder: Path, answer: Answer, plan: Plan, size: Size, kind: devices.K
 
 def step_ms(pool: RankPool, job: Job, steps: int) -> float:
     """The median over steps, each as long as for its slowest rank."""
-    by_rank = pool.run(job.grid.world, trained, job, steps, timeout=300)
-    return 1e3 * median(max(times) for times in zip(*by_rank, strict=True))
-
-
-def trained(job: Job, steps: int) -> list[float]:
-    network = Network(job.grid, devices.current(job.device), lanes=job.lanes or 1)
-    trainer = Trainer(job, network)
-    taken = []
-    for number in range(3 + steps):  # three to warm up: the second records
-        devices.settle(network.device)
-        network.barrier()
-        began = time.perf_counter()
-        trainer.step()
-        devices.settle(network.device)
-        if number > 2:
-            taken.append(time.perf_counter() - began)
-    trainer.close()
-    return taken
+    return 1e3 * median(pool.run(job.grid.world, step_times, job, steps, job.lanes or 1, timeout=300)[0])
 
 
 def peers_timed(size: Size, kind: devices.Kind, ranks: int, steps: int) -> list[Timed]:

@@ -14,10 +14,10 @@ from cubeloom.plan.hardware.facts import CONFIDENCES, numbers
 
 DEVICES = (
     "p100", "v100", "v100-32", "a100-40", "a100-80", "h100", "h100-500w", "h200", "b200", "gb200", "gb300", "mi250x",
-    "mi300x", "cpu",
+    "mi300x", "rtx-5000", "cpu",
 )  # fmt: skip
 CLUSTERS = (
-    "longhorn", "piz-daint", "perlmutter", "frontier", "dgx-2", "dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200",
+    "longhorn", "frontera-rtx", "piz-daint", "perlmutter", "frontier", "dgx-2", "dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200",
     "gb200-nvl72", "gb300-nvl72", "mi300x-8", "one-machine",
 )  # fmt: skip
 
@@ -111,6 +111,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ("launch = {", "lunch = {", "unknown device entry 'lunch'; did you mean launch"),
         ('confidence = "measured"', 'confidence = "sure"', "confidence = 'sure'; it is one of measured, published"),
         ("processors = { value = 1,", "processors = { value = 0,", "should be a finite number of at least 1"),
+        ('"measured" }', '"measured", scatter = -1 }', "scatter = -1 should be a share"),
         ("processors = { value = 1,", "processors = { value = 'one',", "value = 'one' is not a number"),
         ("processors = { value = 1,", "processors = {", "processors should read"),
         ("name = ", "name ", "is not TOML"),

@@ -10,12 +10,11 @@ import pytest
 
 from cubeloom.base.errors import UserError
 from cubeloom.cli.reproduce import Reproduce
-from cubeloom.parallel.config import ParallelConfig
 from cubeloom.pipeline import generate
 from cubeloom.plan.hardware import cluster
 from cubeloom.plan.model import load
 from cubeloom.plan.reproduce import PAPERS, Report, chimera, cube, page, published, reproduce
-from cubeloom.plan.reproduce.block import block, summa
+from cubeloom.plan.reproduce.block import panels
 from cubeloom.plan.reproduce.calibration import Calibrated
 from cubeloom.plan.reproduce.equation import critical_path
 from cubeloom.plan.reproduce.pipelines import fits, run, stages
@@ -178,33 +177,74 @@ class TestChimera:
             run(setup, model.cluster, model.growth)
 
 
-def test_cube_stands_in_the_published_order() -> None:
-    one, two, three = cube.times(cluster("longhorn")).values()
-    assert three.total < two.total < one.total
+class TestCube:
+    def test_the_headlines_are_ratios_of_the_tables_averages(self) -> None:
+        one, two, three = (row.average for row in published.CUBE if row.ranks == 64)
+        assert one / three == pytest.approx(published.CUBE_OVER_1D.value, abs=5e-3)
+        assert two / three == pytest.approx(published.CUBE_OVER_2D.value, abs=5e-3)
+
+    def test_only_the_decisive_row_contradicts_itself(self) -> None:
+        found = [abs((row.forward + row.backward) / row.samples / row.average - 1) for row in published.CUBE]
+        assert [row[:2] for row, off in zip(published.CUBE, found, strict=True) if off > 2e-3] == [("3-D", 64)]
+
+    def test_a_row_of_each_run_and_pass(self, reports: dict[str, Report]) -> None:
+        names = [row.point.name for row in reports["cube"].rows]
+        for row in published.CUBE:
+            assert sum(f"{row.scheme}, {row.ranks} GPUs:" in name for name in names) == 3
+
+    def test_a_figure_of_the_table_changes_nothing_of_ours(self) -> None:
+        """Sizes are taken from it, and no times."""
+        row = published.CUBE[3]
+        wrong = row._replace(forward=1.0, backward=2.0, average=3.0)
+        here = cube.machine("longhorn")
+        assert cube.simulated(wrong, here) == cube.simulated(row, here)
+
+    def test_a_network_of_the_implied_rate_gives_the_published_forward(self) -> None:
+        row = published.CUBE[0]
+        here = replace(
+            cube.machine("frontera-rtx"), start=0.0, link_latency=0.0, nic_latency=0.0, eager_fraction=0.0
+        )  # what is left is bytes
+        rate = cube.implied(row, cube.simulated(row, here), here)
+        again = cube.simulated(row, replace(here, nic_bandwidth=rate))
+        assert again.forward == pytest.approx(row.forward, rel=1e-6)
+
+    @pytest.mark.parametrize("scheme", cube.SCHEMES)
+    def test_nothing_runs_behind_a_collective(self, scheme: str) -> None:
+        """What is computed is the same on a network a tenth as fast."""
+        row = next(row for row in published.CUBE if row.scheme == scheme and row.ranks == 64)
+        fast = cube.machine("longhorn")
+        spent = [cube.simulated(row, each) for each in (fast, replace(fast, nic_bandwidth=fast.nic_bandwidth / 10))]
+        assert spent[1].total > 2 * spent[0].total
+        assert spent[1].total - spent[1].waited == pytest.approx(spent[0].total - spent[0].waited)
+
+    def test_equal_machines_have_all_schemes_and_our_plan(self, reports: dict[str, Report]) -> None:
+        names = [share.name for share in reports["cube"].shares]
+        for machine in ("frontera-rtx", "longhorn"):
+            here = [name for name in names if name.startswith(f"{machine}: ")]
+            assert [name.split(": ")[1].split(",")[0] for name in here] == ["1-D", "2-D", "3-D", "Cubeloom"]
+
+    def test_more_bytes_take_longer_than_fewer(self) -> None:
+        """Without latency: 1-D's ring crosses a node's NIC once, as the two rings of a tile of two by two do together."""
+        plain = replace(cube.machine("frontera-rtx"), start=0.0, link_latency=0.0, nic_latency=0.0, eager_fraction=0.0)
+        rows = {row.ranks: row for row in published.CUBE if row.scheme == "1-D"}
+        spent = cube.simulated(rows[64], plain)
+        tokens, hidden = 30 * 512, 8192
+        assert spent.forward_waits * plain.nic_bandwidth == pytest.approx(
+            cube.LAYERS * 2 * 2 * 63 / 64 * tokens * hidden * 4
+        )
 
 
 def test_summa_moves_what_the_baseline_counts() -> None:
     """Without latency, time is bytes; a ring passes on a rank's own panel too, which it does not receive."""
-    q, hidden, samples = 8, 1024, 16
+    q, hidden, rows = 8, 1024, 16 * 64
     plain = replace(
-        cluster("longhorn"), start=0.0, link_latency=0.0, nic_latency=0.0, eager_fraction=0.0, inner_tiers=(),
+        cube.machine("longhorn"), start=0.0, link_latency=0.0, nic_latency=0.0, eager_fraction=0.0, inner_tiers=(),
         devices_per_node=1, nics=1, nodes=q * q,
     )  # fmt: skip
-    s = ParallelConfig(data=1, z=1, y=1, x=1, samples=samples, sequence=64, item=4)
-    piece = block(hidden, 16)
-    linears = replace(piece, layers=tuple(layer for layer in piece.layers if hasattr(layer, "kernel_numel")))
-    words = 0.0
     for k, n in ((hidden, 3 * hidden), (hidden, hidden), (hidden, 4 * hidden), (4 * hidden, hidden)):
-        forward, backward = summa_words(samples * 64, k, n, q)
-        words += float(2 * forward + backward)
-    spent = summa(linears, s, q, plain, "fp32").communicated
-    assert spent * plain.nic_bandwidth == pytest.approx(4 * words * q / (q - 1))
-
-
-def test_a_resized_block_is_the_block_of_that_size() -> None:
-    model = load("gpt2-large")
-    real = model.kinds[model.row[1]].layers
-    assert [vars(layer) for layer in block(1280, 20).layers] == [vars(layer) for layer in real]
+        forward, backward = summa_words(rows, k, n, q)
+        spent = panels(rows, k, n, q, plain)
+        assert spent.waited * plain.nic_bandwidth == pytest.approx(4 * float(2 * forward + backward) * q / (q - 1))
 
 
 def test_tensor3d_is_faster_than_megatron(reports: dict[str, Report]) -> None:

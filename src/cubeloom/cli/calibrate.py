@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import platform
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import tyro
@@ -18,19 +20,27 @@ from cubeloom.base import host
 from cubeloom.base.errors import UserError
 from cubeloom.base.files import write_asked
 from cubeloom.comm.kinds import CPU, Kind
+from cubeloom.launch.environment import current, membership
 from cubeloom.plan.hardware import Cluster, Dtype, written
 from cubeloom.plan.hardware.facts import Fact
 
 if TYPE_CHECKING:
-    from cubeloom.plan.hardware.measured import Shape, Transfer
+    from cubeloom.plan.hardware.measure_rank import Measuring
+    from cubeloom.plan.hardware.measured import RankMeasurements, Shape, Transfer
 
-_GROUPS = (2, 4, 8, 16)
+_MOST = 16  # ranks of one machine that are measured: more would wait for a device, not for each other
+# Of attention, on the host or a GPU: length, heads, features of a head.
+_HEADS = {
+    True: ((256, 4, 64), (512, 4, 64), (1024, 4, 64), (512, 4, 128), (512, 16, 64)),
+    False: ((1024, 16, 128), (4096, 16, 128), (1024, 16, 64), (4096, 16, 64), (4096, 64, 128), (8192, 16, 128)),
+}
 _SIDES = {True: (64, 256, 1024), False: (256, 1024, 2048, 4096, 8192)}  # of products, on the host or a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrate:
-    """Measure this machine: products, memory, the cost of an operator; all-reduce, all-gather and messages of local ranks.
+    """Measure this machine: products, attention, memory, the optimizer, the cost of an operator; collectives and messages
+    by size, group and stride, and what they take from computation. Started with torchrun or srun, it measures all nodes.
 
     A device is what one rank computes on: a GPU, or one core. `cubeloom` commands take the file in place of a cluster's name.
     """
@@ -56,17 +66,23 @@ class Calibrate:
                 f"--share-gpu {self.share_gpu}: one or more ranks can share a GPU, and on a CPU each has its core"
             )
         begin = time.monotonic()
-        machine, errors = self._measured(kind)
+        machine = self._measured(kind)
+        here = membership(current())
+        if here is not None and here.rank > 0:
+            return 0
         if self.output is not None:
             write_asked(self.output, written(machine))
         spent = time.monotonic() - begin
         console = Console(stderr=self.json)
         console.print(facts_table(machine))
-        told = "; ".join(f"{what} are predicted to {off:.0%} in the mean" for what, off in errors.items())
-        console.print(f"{told}; measured in {spent:.0f} s", highlight=False)
+        console.print(
+            f"scatter is of what was measured around the planner's cost model; measured in {spent:.0f} s",
+            highlight=False,
+        )
         if self.json:
-            facts = {**as_json(machine.device.facts), **as_json(machine.facts)}
-            print(json.dumps({"name": machine.name, "seconds": spent, "errors": errors, **facts}))
+            parts = {**machine.device.facts, **machine.facts}
+            scatter = {name: fact.scatter for name, fact in parts.items() if fact.scatter is not None}
+            print(json.dumps({"name": machine.name, "seconds": spent, "scatter": scatter, **as_json(parts)}))
         return 0
 
     def _kind(self) -> Kind:
@@ -78,35 +94,55 @@ class Calibrate:
             raise UserError(f"--device {self.device}: torch sees none here; use --device {CPU}")
         return self.device
 
-    def _measured(self, kind: Kind) -> tuple[Cluster, dict[str, float]]:
-        from cubeloom.comm import devices
-        from cubeloom.launch import RankPool
-        from cubeloom.launch.share_gpu import sharing
-        from cubeloom.plan.hardware.calibrate import fitted_cluster, fitted_device, missed_transfers
-        from cubeloom.plan.hardware.measure import measure_device
-        from cubeloom.plan.hardware.measure_links import measure_links
+    def _measured(self, kind: Kind) -> Cluster:
+        from cubeloom.plan.hardware.calibrate import fitted_cluster, fitted_device
 
-        is_host = kind == CPU
-        here = host.cores() if is_host else devices.count(kind)
-        per_node = here * self.share_gpu
-        groups = tuple(
-            group for group in _GROUPS if group <= per_node
-        )  # more would wait for a device, not for each other
+        what, found, per_node = self._on_ranks(kind)
         source = f"cubeloom calibrate on {platform.node()}, {time.strftime('%Y-%m-%d')}, torch {host.version('torch')}"
-        sizes = (2**12, 2**22) if self.quick else (2**12, 2**16, 2**20, 2**24)
-        with sharing(per_node, kind), RankPool(max(groups, default=1), kind) as pool:
-            patience = 0.03 if self.quick else 0.2
-            # Ranks that share a GPU are measured together, as they will compute.
-            found = pool.run(self.share_gpu, measure_device, kind, self._shapes(is_host), patience)[0]
-            found = replace(found, memory=found.memory // self.share_gpu)
-            transfers: list[Transfer] = []
-            for group in groups:
-                transfers += slowest(pool.run(group, measure_links, kind, group, sizes, 5 if self.quick else 10))
-        device, missed = fitted_device(self.name, found, source)
-        device = replace(device, kind=kind)
-        machine = fitted_cluster(self.name, device, per_node, transfers, source, crowd=0.5 if is_host else 0.15)
-        links = missed_transfers(machine, transfers)
-        return machine, {"products": missed} | ({} if links is None else {"transfers": links})
+        first = replace(found[0].device, memory=found[0].device.memory // self.share_gpu)
+        device = replace(fitted_device(self.name, first, source), kind=kind)
+        transfers = slowest([each.transfers for each in found])
+        drags = {key: fmean(each.drags[key] for each in found) for key in found[0].drags}
+        return fitted_cluster(self.name, device, per_node, what.nodes, transfers, drags, source)
+
+    def _on_ranks(self, kind: Kind) -> tuple[Measuring, list[RankMeasurements], int]:
+        """What was measured, by rank, and the devices of a node: by the ranks of a launcher's job, or by local ones."""
+        from cubeloom.comm import HostGroup, devices, world
+        from cubeloom.launch import RankPool
+        from cubeloom.launch.ready import join
+        from cubeloom.launch.share_gpu import sharing
+        from cubeloom.plan.hardware.measure_rank import measure_rank
+
+        here = membership(current())
+        if here is None:
+            per_node = (host.cores() if kind == CPU else devices.count(kind)) * self.share_gpu
+            what = self._what(kind, 1, min(per_node, _MOST))
+            with sharing(what.ranks, kind), RankPool(what.ranks, kind) as pool:
+                return what, pool.run(what.ranks, measure_rank, what, timeout=600), per_node
+        join(here, kind, 300)
+        group = HostGroup()
+        machines = Counter(group.gather(platform.node()))
+        per_node = machines[platform.node()]
+        if len(set(machines.values())) > 1:
+            raise UserError(f"the machines of this job have different numbers of ranks: {dict(machines)}")
+        what = self._what(kind, len(machines), per_node)
+        found = group.gather(measure_rank(what))
+        world.leave()
+        return what, found, per_node
+
+    def _what(self, kind: Kind, nodes: int, per_node: int) -> Measuring:
+        from cubeloom.plan.hardware.measure_rank import Measuring
+
+        return Measuring(
+            kind=kind,
+            nodes=nodes,
+            per_node=per_node,
+            shapes=self._shapes(kind == CPU),
+            heads=_HEADS[kind == CPU][: 2 if self.quick else None],
+            patience=0.03 if self.quick else 0.2,
+            sizes=(2**12, 2**22) if self.quick else (2**12, 2**16, 2**20, 2**24),
+            repeats=5 if self.quick else 10,
+        )
 
     def _shapes(self, is_host: bool) -> dict[Dtype, tuple[Shape, ...]]:
         """Squares, and what is long in one direction."""
@@ -130,7 +166,7 @@ def as_json(facts: Mapping[str, Fact]) -> dict[str, float]:
 
 
 def facts_table(machine: Cluster) -> Table:
-    table = Table("", "value", "", title=f"{machine.name}: {machine.about}")
+    table = Table("", "value", "scatter", "", title=f"{machine.name}: {machine.about}")
     for name, fact in (*machine.device.facts.items(), *machine.facts.items()):
-        table.add_row(name, f"{fact.value:.4g}", fact.confidence)
+        table.add_row(name, f"{fact.value:.4g}", "" if fact.scatter is None else f"{fact.scatter:.0%}", fact.confidence)
     return table

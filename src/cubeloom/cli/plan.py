@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 import time
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ import tyro
 from cubeloom.base.errors import UserError, counted
 from cubeloom.base.files import write_asked
 from cubeloom.base.grid import Grid
+from cubeloom.launch.environment import current, membership
 from cubeloom.plan.hardware import Dtype
 from cubeloom.plan.model import Model, names
 from cubeloom.plan.model.found import FoundModel, found_model
@@ -30,6 +32,7 @@ from cubeloom.plan.search import (
 
 if TYPE_CHECKING:
     from cubeloom.models import ModelSource
+    from cubeloom.tools.measure import Measured
     from cubeloom.tools.rehearse import Rehearsed
     from cubeloom.train.job import Job
 
@@ -68,6 +71,13 @@ class Plan:
     rehearse: int = 0
     """Run the true programs of so many of the best plans, without a network and values: what each moves and holds. A plan
     that needs more memory than a device has, or whose ranks do not fit together, is refused, and the next moves up."""
+    measure: int = 0
+    """Train so many of the best plans that differ for some steps each, on this machine or on the ranks that torchrun or
+    srun started, and rank again by measured time."""
+    write_cluster: Path | None = None
+    """With --measure: write the cluster, corrected by what was measured, as a file for --cluster."""
+    share_gpu: bool = False
+    """With --measure: let ranks share this machine's GPUs."""
     explain: str | None = None
     """A grid, as pipe=8,data=16,z=1,y=2,x=4: say why it lost."""
     html: Path | None = None
@@ -82,6 +92,10 @@ class Plan:
         answer = self._answer()
         tried = self._rehearsed(answer) if self.rehearse else None
         answer = answer if tried is None else tried.answer
+        predicted, trained = answer, self._measured(answer) if self.measure else None
+        if trained is not None and not _first_rank():
+            return 0 if trained.trained else 1
+        answer = answer if trained is None else trained.answer
         explained = None if self.explain is None else explain(answer, Grid.parse(self.explain))
         if self.output is not None:
             self._needs_one(answer)
@@ -92,14 +106,17 @@ class Plan:
 
             write_asked(self.html, page(answer, [on_devices(answer, count) for count in self._counts(answer)]))
         if self.json:
-            print(json.dumps((answer if tried is None else tried).as_json(self.top or _TOP)))
+            print(json.dumps((trained or tried or answer).as_json(self.top or _TOP)))
         elif explained is not None:
             print(explained.text)
         else:
-            self._show(answer)
+            self._show(answer if trained is None else predicted)
             for line in [] if tried is None else _compared(tried):
                 print(line)
-        return 0 if answer.plans else 1
+            for line in [] if trained is None else _trained(trained):
+                print(line)
+        failed = trained is not None and not trained.trained
+        return 0 if answer.plans and not failed else 1
 
     def _answer(self) -> Answer:
         model, devices, samples, sequence = self._asked()
@@ -123,8 +140,15 @@ class Plan:
 
     def _asked(self) -> tuple[Model | FoundModel | str, int, int, int | None]:
         """Model, devices, samples and sequence: of the options, or of a file."""
-        if self.rehearse < 0:
-            raise UserError(f"--rehearse {self.rehearse}: a number of plans, from 0 up")
+        for option, count in (("--rehearse", self.rehearse), ("--measure", self.measure)):
+            if count < 0:
+                raise UserError(f"{option} {count}: a number of plans, from 0 up")
+        if self.rehearse and self.measure:
+            raise UserError("give --rehearse or --measure, not both: what trains need not be rehearsed")
+        if not self.measure and (self.write_cluster is not None or self.share_gpu):
+            raise UserError("--write-cluster and --share-gpu are for --measure")
+        if self.write_cluster is not None and not self.write_cluster.parent.is_dir():
+            raise UserError(f"no folder {self.write_cluster.parent} to write {self.write_cluster.name} in")
         if self.file is not None:
             if self.output is not None and self.output.resolve() == self.file.resolve():
                 raise UserError(
@@ -189,6 +213,22 @@ class Plan:
 
         return rehearsed(answer, self.rehearse, self._job, _Told())
 
+    def _measured(self, answer: Answer) -> Measured:
+        self._needs_one(answer)
+        from cubeloom.base import host
+        from cubeloom.plan.hardware import written
+        from cubeloom.plan.validate.remeasured import remeasured
+        from cubeloom.tools.measure import measured
+
+        told = partial(print, file=sys.stderr, flush=True) if _first_rank() else (lambda _: None)
+        found = measured(answer, self.measure, self._job, self.share_gpu, lambda text: told(f"training {text}"))
+        if self.write_cluster is not None and found.trained and _first_rank():
+            source = f"cubeloom plan --measure {len(found.trained)} of {answer.model.name} on {platform.node()}, "
+            source += f"{time.strftime('%Y-%m-%d')}, torch {host.version('torch')}"
+            plans, seconds = zip(*((each.plan, each.seconds) for each in found.trained), strict=True)
+            write_asked(self.write_cluster, written(remeasured(answer, plans, seconds, source)))
+        return found
+
     def _needs_one(self, answer: Answer) -> None:
         if not answer.plans:
             raise UserError(f"no decomposition can run; refused were {dict(answer.refused)}")
@@ -242,6 +282,26 @@ def _compared(found: Rehearsed) -> list[str]:
         )
         lines += [f"  {problem}" for problem in ran.problems]
     return lines
+
+
+def _trained(found: Measured) -> list[str]:
+    """What each plan that was trained took, beside what was predicted; the fastest first."""
+    from cubeloom.plan.report.words import time as shown
+
+    lines = ["", f"trained {counted(len(found.trained), 'plan')}:", "    measured  predicted"]
+    for place, each in enumerate(found.trained, start=1):
+        lines.append(
+            f"{place:>2} {shown(each.seconds):>9} {shown(each.plan.seconds):>10} {each.off:>+6.0%}  "
+            f"{each.plan.grid} {each.plan.shape.title} {each.plan.microbatches}×{each.plan.microbatch}"
+        )
+    for each in found.failed:
+        lines.append(f"did not train: {each.plan.grid} {each.plan.shape.title}: {each.failed.splitlines()[-1]}")
+    return lines
+
+
+def _first_rank() -> bool:
+    here = membership(current())
+    return here is None or here.rank == 0
 
 
 def _none_can_run(answer: Answer) -> str:

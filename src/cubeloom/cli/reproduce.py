@@ -26,7 +26,7 @@ class Reproduce:
     """
 
     paper: tyro.conf.Positional[Paper]
-    """cube (Bian et al., Longhorn), chimera (Li and Hoefler, Piz Daint) or tensor3d (Singh et al., Perlmutter)."""
+    """cube (Bian et al., Frontera and Longhorn), chimera (Li and Hoefler, Piz Daint) or tensor3d (Singh et al., Perlmutter)."""
     html: Path | None = None
     """Write a page: published and simulated figures, and where the simulated time goes."""
     json: Annotated[bool, tyro.conf.arg(aliases=["-j"])] = False
@@ -61,7 +61,7 @@ def rows_table(report: Report) -> Table:
 def seconds_table(report: Report) -> Table:
     """Where the time of our runs goes."""
     kinds = list(dict.fromkeys(kind for share in report.shares for kind in share.seconds))
-    table = Table(title="Seconds of a step, as simulated", box=None, pad_edge=False)
+    table = Table(title="Simulated seconds", box=None, pad_edge=False)
     table.add_column("run")
     for name in (*kinds, "in all"):
         table.add_column(name, justify="right")

@@ -85,7 +85,7 @@ def vectors(name: str, kinds: list[str], size: int, side: Side, cut: Any) -> Ite
 
 @dataclass(frozen=True, kw_only=True)
 class ImageNormSpec(LayerSpec):
-    """GroupNorm, or BatchNorm if there are no groups: two sums per statistic, and two in the backward."""
+    """GroupNorm, or BatchNorm if there are no groups: sums for the mean, then for the spread; two in the backward, too."""
 
     side: Side
     features: int
@@ -110,12 +110,12 @@ class ImageNormSpec(LayerSpec):
             rows = rows_of(self.side, sharded)
             if self.groups is None:  # sums over all samples, per feature
                 summed, whole = Layout.of(features=self.side, partial=rows), Layout.of(features=self.side)
-                elements, where = 2 * self.features, when
+                elements, where = self.features, when
             else:  # sums over all features of a group, per sample
                 summed, whole = Layout.of(rows=rows, partial=self.side), Layout.of(rows=rows)
-                elements, where = 2 * c.samples * self.groups, when & (1 - self.whole_groups(c))
-            yield Transfer("F", summed, whole, elements, "statistic", where)
-            yield Transfer("I", summed, whole, elements, "statistic", where)
+                elements, where = c.samples * self.groups, when & (1 - self.whole_groups(c))
+            for phase in ("F", "F", "I", "I"):
+                yield Transfer(phase, summed, whole, elements, "statistic", where)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
         if self.affine:

@@ -239,6 +239,7 @@ SHAPES: tuple[ScheduleModel, ...] = (
 )  # fmt: skip
 
 # A pipeline of one worker: micro-batches are gradient accumulation.
+ONE_F_ONE_B = next(shape for shape in SHAPES if shape.name == "1f1b")
 ALONE = ScheduleModel(
     name="1f1b",
     bubble=lambda D, N, f, i, w: 0.0 * f,

@@ -237,7 +237,9 @@ def _waits(layer: LayerSpec, s: ParallelConfig, cluster: Cluster) -> dict[str, A
     n_axis, k_axis = getattr(layer, "n_axis", None), getattr(layer, "k_axis", None)
     for each in collectives(layer, s):
         what = each.phase if not each.of_weight else f"weights {each.phase}"
-        behind = cluster.software.hides_input_gradient
+        if cluster.software.blocking:
+            what = "F" if each.phase == "F" else "I"
+        behind = cluster.software.hides_input_gradient and not cluster.software.blocking
         if behind and each.phase == "I" and not each.of_weight and each.axes == (n_axis,):
             what = "dX"
         took = duration(each, s, cluster)

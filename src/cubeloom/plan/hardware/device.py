@@ -37,6 +37,7 @@ class Device:
     attention_forward: float = number(default=0.45)  # of the peak, in fused attention of long sequences, heads of 128
     attention_backward: float = number(default=0.4)
     flash2: float = number(default=1.0)  # what the second flash attention reaches of that
+    update_fraction: float = number(default=0.0)  # of the bandwidth, in an optimizer's step; 0: as other operators
     facts: Mapping[str, Fact] = field(default_factory=dict, compare=False, repr=False)
 
     def peak(self, dtype: Dtype) -> float:

@@ -17,6 +17,7 @@ class Fact:
     value: float
     source: str
     confidence: Confidence
+    scatter: float | None = None  # of a measured number: one standard deviation of what was measured, as a share
 
 
 def number(least: float = 0.0, default: Any = MISSING) -> Any:
@@ -42,7 +43,7 @@ def read(kind: type, table: Mapping[str, Any], where: str) -> dict[str, Fact]:
 
 
 def _fact(given: Any, least: float, where: str) -> Fact:
-    if not isinstance(given, Mapping) or set(given) != {"value", "source", "confidence"}:
+    if not isinstance(given, Mapping) or set(given) - {"scatter"} != {"value", "source", "confidence"}:
         raise UserError(f"{where} should read {{ value = …, source = '…', confidence = '…' }}, got {given!r}")
     value, source, confidence = given["value"], given["source"], given["confidence"]
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -53,4 +54,7 @@ def _fact(given: Any, least: float, where: str) -> Fact:
         raise UserError(f"{where}: source = {source!r} should say where the number comes from")
     if confidence not in CONFIDENCES:
         raise UserError(f"{where}: confidence = {confidence!r}; it is one of {', '.join(CONFIDENCES)}")
-    return Fact(value, source, confidence)
+    scatter = given.get("scatter")
+    if scatter is not None and (isinstance(scatter, bool) or not isinstance(scatter, int | float) or scatter < 0):
+        raise UserError(f"{where}: scatter = {scatter!r} should be a share, from 0 up")
+    return Fact(value, source, confidence, scatter)

@@ -135,10 +135,13 @@ def _tiers(table: Mapping[str, Any], name: str, path: Path) -> tuple[tuple[Tier,
 
 def written(machine: Cluster) -> str:
     """The text of a file from which `device` and `cluster` read this cluster and its device."""
-    if machine.inner_tiers or machine.outer_tiers:
-        raise ValueError("only a cluster of nodes without further tiers is written")
-    whole = ["[cluster]", *_lines(machine), 'device = "self"', *_facts(machine), ""]
-    part = ["[device]", *_lines(machine.device), *_facts(machine.device), ""]
+    whole = ["[cluster]", *_lines(machine), 'device = "self"', *_facts(machine.facts), ""]
+    for kind in ("inner_tiers", "outer_tiers"):
+        for place in range(len(getattr(machine, kind))):
+            own = f"{kind}.{place}."
+            found = {name.removeprefix(own): fact for name, fact in machine.facts.items() if name.startswith(own)}
+            whole += [f"[[cluster.{kind}]]", *_facts(found), ""]
+    part = ["[device]", *_lines(machine.device), *_facts(machine.device.facts), ""]
     return "\n".join(whole + part)
 
 
@@ -147,8 +150,13 @@ def _lines(part: Cluster | Device) -> list[str]:
     return [f"{name} = {json.dumps(word, ensure_ascii=False)}" for name, word in words.items() if word is not None]
 
 
-def _facts(part: Cluster | Device) -> list[str]:
-    return [
-        f"{name} = {{ value = {fact.value!r}, source = {json.dumps(fact.source)}, confidence = {json.dumps(fact.confidence)} }}"
-        for name, fact in part.facts.items()
-    ]
+def _facts(facts: Mapping[str, Fact]) -> list[str]:
+    """Those of a part of a cluster, such as a tier, stand with that part."""
+    return [f"{name} = {_fact(fact)}" for name, fact in facts.items() if "." not in name]
+
+
+def _fact(fact: Fact) -> str:
+    said = {"source": fact.source, "confidence": fact.confidence}
+    words = ", ".join(f"{name} = {json.dumps(word, ensure_ascii=False)}" for name, word in said.items())
+    scatter = "" if fact.scatter is None else f", scatter = {fact.scatter!r}"
+    return f"{{ value = {fact.value!r}, {words}{scatter} }}"

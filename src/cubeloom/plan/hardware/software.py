@@ -24,6 +24,8 @@ class Software:
     """In which the blocks' linears are computed, where numbers have two bytes."""
     hides_input_gradient: bool = True
     """The collective of an input gradient runs behind the weight gradient."""
+    blocking: bool = False
+    """Each collective is waited for where it starts."""
     hides_tensor: float = 0.0
     """The share of the collectives of activations that is split in pieces, which run behind the pieces of products."""
     recomputes_last: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from cubeloom.plan.reproduce.report import Point
 
 _ABSTRACT, _PRINTED, _RECALLED = "abstract", "figure, printed", "recalled"
@@ -11,11 +13,34 @@ def _figure(number: int) -> str:
     return f"figure {number}, by eye"
 
 
-# Bian et al. 2021, arXiv 2105.14450: 64 V100. We did not have the cells of its tables; 2-D over 1-D follows from the
-# two.
+# Bian et al. 2021, arXiv 2105.14450: the abstract, and the table of weak scaling as a blog shows it
+# (zhen8838.github.io, mesh-matmul). Seconds of all samples of a step; the average is of a sample.
 CUBE_OVER_1D = Point("64 V100: 3-D over 1-D", 2.32, _ABSTRACT)
 CUBE_OVER_2D = Point("64 V100: 3-D over 2-D", 1.57, _ABSTRACT)
-SUMMA_OVER_1D = Point("64 V100: 2-D over 1-D", 2.32 / 1.57, "abstract, the ratio of two")
+CUBE_TABLE = "table, in a blog"
+
+
+class CubeRow(NamedTuple):
+    scheme: str
+    ranks: int
+    samples: int
+    hidden: int
+    forward: float
+    backward: float
+    average: float
+
+
+CUBE = (
+    CubeRow("1-D", 8, 60, 2048, 4.759, 15.676, 0.341),
+    CubeRow("1-D", 16, 60, 4096, 12.488, 30.894, 0.723),
+    CubeRow("1-D", 36, 40, 6120, 13.515, 31.822, 1.133),
+    CubeRow("1-D", 64, 30, 8192, 13.915, 32.890, 1.560),
+    CubeRow("2-D", 16, 192, 4096, 33.860, 101.981, 0.708),
+    CubeRow("2-D", 36, 288, 6120, 54.760, 165.850, 0.766),
+    CubeRow("2-D", 64, 384, 8192, 99.419, 304.707, 1.052),
+    CubeRow("3-D", 8, 192, 2048, 30.096, 81.212, 0.580),
+    CubeRow("3-D", 64, 384, 8192, 79.349, 125.037, 0.672),
+)
 
 # Li and Hoefler 2021, arXiv 2107.06925.
 SCHEMES = ("PipeDream", "PipeDream-2BW", "GPipe", "GEMS", "DAPPLE")

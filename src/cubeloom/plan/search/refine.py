@@ -226,11 +226,22 @@ def stage_costs(
 
 def plan_times(model: Model, cluster: Cluster, task: Task, dtype: Dtype, plan: Plan) -> StageTimes:
     """Of one plan, [stages, 1]."""
+    chosen, alike, pieces = _alone(model, cluster, task, dtype, plan)
+    return stage_times(chosen, alike, pieces, cluster)
+
+
+def plan_seconds(model: Model, cluster: Cluster, task: Task, dtype: Dtype, plan: Plan) -> float:
+    """The simulated step of one plan on a cluster, which need not be the one that it was found for."""
+    chosen, alike, pieces = _alone(model, cluster, task, dtype, plan)
+    return float(simulated_step(chosen, cluster, pieces, alike).seconds[0])
+
+
+def _alone(model: Model, cluster: Cluster, task: Task, dtype: Dtype, plan: Plan) -> tuple[Model, ScheduleGroup, Pieces]:
     model = model.on(plan.grid.x, plan.grid.y)
     alike = ScheduleGroup(plan.shape, plan.grid.pipe, plan.microbatches, plan.recompute)
     apart = [int(plan.rank_stride[axis]) for axis in AXES]
     pieces = cost(model, settings_of([as_candidate(plan)], [apart], task), cluster, dtype)
-    return stage_times(with_stages(model, alike.workers * alike.shape.chunks), alike, pieces, cluster)
+    return with_stages(model, alike.workers * alike.shape.chunks), alike, pieces
 
 
 def as_candidate(plan: Plan) -> Candidate:

@@ -61,14 +61,24 @@ class Constants:
 def fit(runs: Sequence[Run], seconds: Floats) -> Constants:
     """The constants under which these runs take about these times."""
     chosen = np.unique(np.linspace(0, len(runs) - 1, min(len(runs), MOST_RUNS)).round().astype(int))
-    some, took = [runs[place] for place in chosen], seconds[chosen]
+    some = [runs[place] for place in chosen]
+
+    def predicted(made: Constants) -> Floats:
+        found = predict([replace(run, cluster=made.on(run.cluster)) for run in some])
+        return np.array([each.seconds for each in found])
+
+    return fitted(predicted, seconds[chosen])
+
+
+def fitted(
+    predicted: Callable[[Constants], Floats], seconds: Floats, least: Floats = _LEAST, most: Floats = _MOST
+) -> Constants:
+    """The constants between these bounds, as logarithms, under which what is predicted is about these times."""
 
     def off(moved: Floats) -> Floats:
-        made = moved_by(moved)
-        predicted = predict([replace(run, cluster=made.on(run.cluster)) for run in some])
-        return np.log(np.array([each.seconds for each in predicted]) / took)
+        return np.asarray(np.log(predicted(moved_by(moved)) / seconds))
 
-    at = descend(lambda moved: off(moved) / _NOISE, np.zeros(3))
+    at = descend(lambda moved: off(moved) / _NOISE, np.zeros(3), least, most)
     left = float(np.quantile(np.abs(off(at)), 0.9)) / 1.645
     return replace(moved_by(at), error=max(_LEAST_ERROR, left))
 

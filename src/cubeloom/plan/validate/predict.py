@@ -12,7 +12,7 @@ import numpy as np
 from cubeloom.parallel.config import FREED, KEPT, REPLICATED, ParallelConfig
 from cubeloom.plan.cost_model.peak import memory
 from cubeloom.plan.cost_model.recompute import Recompute
-from cubeloom.plan.cost_model.schedules import ALONE, SHAPES, ScheduleModel, interleaved
+from cubeloom.plan.cost_model.schedules import ALONE, ONE_F_ONE_B, ScheduleModel, interleaved
 from cubeloom.plan.cost_model.worker_load import Pieces, carry, loads
 from cubeloom.plan.hardware import uncertainty
 from cubeloom.plan.model import Model
@@ -22,7 +22,6 @@ from cubeloom.plan.search.space import at
 from cubeloom.plan.simulate.plans import ScheduleGroup, simulated_step
 from cubeloom.plan.validate.table import Floats, Run
 
-_1F1B = next(shape for shape in SHAPES if shape.name == "1f1b")
 # Of the memory, for tensors where the source does not say what is computed again. Those programs keep activations in eight
 # bits, or in the host's memory, of which the planner's account of memory knows nothing.
 _ROOM = 4.0
@@ -100,7 +99,7 @@ def _schedule(run: Run) -> ScheduleModel:
     if run.pipe == 1:
         return ALONE
     in_rounds = run.microbatches % max(1, run.microbatches // run.pipe) == 0
-    return interleaved(run.chunks) if run.chunks > 1 and in_rounds else _1F1B
+    return interleaved(run.chunks) if run.chunks > 1 and in_rounds else ONE_F_ONE_B
 
 
 def _settings(runs: Sequence[Run]) -> ParallelConfig:

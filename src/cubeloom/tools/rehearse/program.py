@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from cubeloom.comm import Ledger, Network, devices
+from cubeloom.comm.ledger import Entry
 from cubeloom.parallel.parameter import local_of
 from cubeloom.parallel.replace import Fill
 from cubeloom.tools.rehearse.memory import Memory, Tracker
@@ -15,11 +17,20 @@ from cubeloom.tools.verify import Experiment
 from cubeloom.tools.verify.live import Live, build, fill_of
 
 
+class Event(NamedTuple):
+    """A communication starts, or the rank waits for it. `number`: of the communication, within the step."""
+
+    what: str  # start or wait
+    number: int
+    entry: Entry
+
+
 @dataclass(frozen=True)
 class Seen:
-    """The observations of one rank: its last step's communication, its memory over all steps."""
+    """The observations of one rank: its last step's communication, in order; its memory over all steps."""
 
     ledger: Ledger
+    events: tuple[Event, ...]
     memory: Memory
 
 
@@ -31,13 +42,16 @@ def watch(live: Live, tracker: Tracker, ledger: Ledger) -> Seen:
     live.summed.observer = lambda found: tracker.label("gradients", [found])
     tracker.begin()
     mark = 0
+    events: tuple[Event, ...] = ()
     for number in range(live.experiment.steps):
         mark = len(ledger.entries)
         data = live.data(number)
         tracker.label("buffers", data.values())
-        live.train(data, number, lambda: tracker.label("gradients", live.gradients()))
+        with live.network.timing() as trace:
+            live.train(data, number, lambda: tracker.label("gradients", live.gradients()))
+        events = tuple(Event(what, transfer.number, transfer.entry) for what, transfer in trace.order)
         tracker.label("optimizer", live.optimizer_state())
-    return Seen(Ledger(ledger.entries[mark:]), tracker.memory())
+    return Seen(Ledger(ledger.entries[mark:]), events, tracker.memory())
 
 
 def compute_time(live: Live, repeats: int = 3) -> float:

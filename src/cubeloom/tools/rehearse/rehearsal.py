@@ -15,7 +15,7 @@ from cubeloom.comm.recording_backend import Tape, rehearsed
 from cubeloom.tools.rehearse.boundaries import boundaries
 from cubeloom.tools.rehearse.match import match, misnamed, unlike
 from cubeloom.tools.rehearse.memory import Memory, Tracker
-from cubeloom.tools.rehearse.program import compute_time, empty_values, watch
+from cubeloom.tools.rehearse.program import Event, compute_time, empty_values, watch
 from cubeloom.tools.rehearse.roles import Roles
 from cubeloom.tools.rehearse.without_values import without_values
 from cubeloom.tools.verify import Experiment
@@ -28,6 +28,7 @@ class RankRun:
 
     rank: int
     ledger: Ledger  # of one step
+    events: tuple[Event, ...]  # of that step: what it starts and awaits, in order
     memory: Memory
     tape: Tape
     compute_s: float | None  # of one step, if real tensors were used
@@ -127,7 +128,7 @@ def _run(experiment: Experiment, rank: int, known: Known | None, kind: devices.K
     tape.ledger = None
     if kind is not None:
         world.forget()  # real tensors take memory
-    return RankRun(rank, seen.ledger, seen.memory, tape, compute_s)
+    return RankRun(rank, seen.ledger, seen.events, seen.memory, tape, compute_s)
 
 
 def _problems(runs: Sequence[RankRun], roles: Roles) -> list[str]:

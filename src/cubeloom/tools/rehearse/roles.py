@@ -3,7 +3,8 @@
 A rank's program depends on its pipeline worker, which determines its stages. All other work is divided evenly, so ranks
 that differ in data, z, y or x do the same with other ranks, with two exceptions. A turn redistributes features in the
 plane of x and y, and what a rank exchanges with which other depends on its place in the plane. And copies of keys and
-values are on some ranks of z, or of replicas that divide an update.
+values are on some ranks of z, or of replicas that divide an update. If so on one pipeline worker, the ranks of all
+workers differ: they communicate with ranks that differ.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import chain, product
 
 from cubeloom.base.grid import AXES, Grid
 from cubeloom.comm.recording_backend import Group
@@ -82,15 +83,16 @@ class Roles:
                 [spec for _, stage in schedule.held_by(place) for spec in layout.specs_of(stage)]
                 for place in range(self.grid.pipe)
             ]
-        self._turning = {place for place, specs in enumerate(layers) if any(map(_turns, specs))}
+        layers = [list(specs) for specs in layers]
+        self._turning = any(map(_turns, chain(*layers)))
         # Only ZeRO-1 divides rows over replicas; if rows are cut, z or data cuts them.
-        self._copying = {place for place, specs in enumerate(layers) if shared_copies(specs, self.grid)}
+        self._copying = any(shared_copies(specs, self.grid) for specs in layers)
         self.of = cache(self._of)
 
     def _of(self, rank: int) -> Role:
         here = self.grid.coordinates(rank)
-        plane = (here["x"], here["y"]) if here["pipe"] in self._turning else None
-        return Role(here["pipe"], plane, (here["z"], here["data"]) if here["pipe"] in self._copying else None)
+        plane = (here["x"], here["y"]) if self._turning else None
+        return Role(here["pipe"], plane, (here["z"], here["data"]) if self._copying else None)
 
     def distinct(self, wanted: Iterable[int] = ()) -> list[int]:
         """Ranks that together have every role: the requested ones, and the first rank of each missing role."""
