@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cubeloom.base.grid import Grid
+from cubeloom.parallel.config import ShardingPolicy
 from cubeloom.parallel.deferred_wgrad import TOKENS, DeferredWgradBlock, within
 from cubeloom.parallel.feed_forward import fused_class
 from cubeloom.parallel.gradients import WeightGradient
@@ -31,13 +32,15 @@ from cubeloom.parallel.state import CubeState
 BACKEND = "inductor"
 
 
-def whole_blocks(model: nn.Module, specs: Sequence[LayerSpec], grid: Grid) -> dict[str, nn.Module]:
+def whole_blocks(
+    model: nn.Module, specs: Sequence[LayerSpec], grid: Grid, rest: ShardingPolicy
+) -> dict[str, nn.Module]:
     """Plain copies, by name, of the blocks that can be compiled as a whole; taken before layers are replaced.
 
     Blocks are the members of a list of modules, and norms outside of one. Every layer in a block must be the plain
-    layer on a cube of one device.
+    layer on a cube of one device, which a linear in FP8 is not.
     """
-    if grid.x * grid.y * grid.z > 1:
+    if grid.x * grid.y * grid.z > 1 or rest.precision == "fp8":
         return {}
     by_name = {spec.name: spec for spec in specs}
     found: dict[str, nn.Module] = {}
