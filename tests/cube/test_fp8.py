@@ -1,0 +1,122 @@
+"""FP8 on a grid is FP8 on one device, to 1e-10 in float64; gathers move one byte an element."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+
+from cubeloom import Grid
+from cubeloom.base.errors import UserError
+from cubeloom.models import config
+from cubeloom.models.our_model import OurModel
+from cubeloom.parallel import Batch, ParallelConfig, ShardingPolicy, step_volume
+from cubeloom.parallel.fp8 import DTYPES, GRADIENT, INPUT, WEIGHT, rounded, scales_of
+from cubeloom.parallel.specs import LinearSpec, fp8_layers
+from cubeloom.pipeline import generate
+from cubeloom.tools.verify import Experiment
+from parity import holds
+from serial_runs import Verified
+
+FP8 = ShardingPolicy(precision="fp8")
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def experiment(grid: str, model: str = "gpt-tiny", samples: int = 4, **changes: Any) -> Experiment:
+    on = Grid.parse(grid)
+    chosen: dict[str, Any] = {"batch": Batch(samples, 16), "steps": 3, "rest": FP8, **changes}
+    return Experiment(model=OurModel(config(model)), grid=on, **chosen)
+
+
+@pytest.mark.parametrize("grid", ["x=1", "x=2", "y=2", "z=2", "data=2", "x=2,y=2,z=2"])
+def test_every_axis(verified: Verified, grid: str) -> None:
+    holds(verified(experiment(grid)))
+
+
+@pytest.mark.parametrize(
+    ("grid", "rest"),
+    [
+        ("y=2,z=2", replace(FP8, inputs="regathered", weights="kept")),
+        ("x=2,z=2", replace(FP8, activations="replicated")),
+        ("x=2,y=2", replace(FP8, inputs="regathered")),
+        ("y=2,z=2", replace(FP8, weights="replicated")),
+    ],
+)
+def test_every_way_to_store_operands(verified: Verified, grid: str, rest: ShardingPolicy) -> None:
+    holds(verified(experiment(grid, "llama-tiny", rest=rest)))
+
+
+def test_numbers_of_ranks_that_are_no_powers_of_two(verified: Verified) -> None:
+    """A rank's gradients are three times those of the serial model, and are rounded as those."""
+    holds(verified(experiment("data=3", samples=6)))
+
+
+@pytest.mark.parametrize(("ways", "recompute"), [(2, False), (1, True), (2, True)])
+def test_strands_and_recomputation(verified: Verified, ways: int, recompute: bool) -> None:
+    holds(verified(experiment("x=2,y=2", ways=ways, recompute=recompute)))
+
+
+@pytest.mark.parametrize(
+    ("name", "grid", "microbatches"),
+    [("1f1b", "pipe=2", 4), ("chimera-zb", "pipe=2", 4), ("1f1b", "z=2", 2), ("chimera", "pipe=2,z=2", 2)],
+)
+def test_pipelines_and_microbatches(verified: Verified, name: str, grid: str, microbatches: int) -> None:
+    on = Grid.parse(grid)
+    schedule = generate(name if on.pipe > 1 else "1f1b", on.pipe, microbatches)
+    holds(verified(experiment(grid, schedule=schedule, samples=4)))
+
+
+def test_a_bert_s_blocks_and_not_its_head(verified: Verified) -> None:
+    wanted = experiment("x=2,y=2", "bert-tiny")
+    names = fp8_layers(wanted.specs())
+    assert len(names) == 4 * config("bert-tiny").layers  # type: ignore[union-attr]
+    assert all(name.startswith("blocks.") for name in names)
+    holds(verified(wanted))
+
+
+def test_gathers_move_one_byte_an_element() -> None:
+    """Of a float64 element an eighth; sums stay in the model's dtype."""
+    wanted = experiment("x=2,y=2,z=2")
+    layer = next(spec for spec in wanted.specs() if isinstance(spec, LinearSpec) and spec.takes_fp8)
+    plain = ParallelConfig.exact(wanted.grid, ShardingPolicy(), wanted.batch, item=8)
+    eight = replace(plain, precision="fp8")
+    gathered = {(each.phase, each.of_weight): each for each in layer.transfers(eight) if each.element == "operand"}
+    assert set(gathered) == {("F", False), ("I", False), ("W", False), ("F", True), ("I", True)}
+    assert step_volume([layer], replace(eight, first_step=True))["z"] == step_volume([layer], plain)["z"]
+    spared = step_volume([layer], plain)["z"] - step_volume([layer], eight)["z"]
+    assert spared == Fraction(7, 8) * 2 * 8 * layer.k * layer.n / 4 / 2  # W is gathered twice, half of it from another
+
+
+def test_scales_are_the_largest_powers_of_two_that_fit() -> None:
+    amax = torch.tensor([[448.0, 448.1, 57344.0], [0.0, 1e-30, 57345.0], [1.75, 1.76, 3e-45]])
+    expected = torch.tensor([[1.0, 0.5, 1.0], [1.0, 2.0**108, 0.5], [2.0**8, 2.0**7, 2.0**126]])
+    assert torch.equal(scales_of(amax), expected)
+    for operand in (INPUT, WEIGHT, GRADIENT):
+        most = torch.finfo(DTYPES[operand]).max
+        values = torch.tensor([most, 2 * most, -most / 3, 0.0])
+        eight = rounded(values, torch.tensor(1.0), operand).view(DTYPES[operand]).float()
+        assert eight[0] == eight[1] == most  # beyond the largest: the largest
+        assert abs(eight[2] / values[2] - 1) < 2.0 ** -(2 + (operand != GRADIENT))
+
+
+def test_rounding_is_coarse(verified: Verified) -> None:
+    """The reference rounds too: the first step's loss is the model's, and later ones are not."""
+    wanted = experiment("x=1")
+    fp8 = verified.serially(wanted).losses
+    plain = verified.serially(replace(wanted, rest=ShardingPolicy())).losses
+    assert fp8[0] == plain[0]
+    for eight, exact in zip(fp8[1:], plain[1:], strict=True):
+        assert 1e-8 < abs(eight - exact) < 0.1
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(UserError, match="updates weights within a step"):
+        experiment("pipe=2", schedule=generate("pipedream", 2, 4)).specs()
+    with pytest.raises(UserError, match="FP8 has other scales in every step"):
+        experiment("pipe=2", schedule=generate("1f1b", 2, 4), record=True).specs()
+    with pytest.raises(UserError, match="no linear on tokens"):
+        replace(experiment("x=1", "unet-tiny"), batch=Batch(4, 1)).specs()

@@ -1,0 +1,49 @@
+"""A training in FP8 goes on from a checkpoint as if it had not stopped, on another grid too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cubeloom import Grid, UserError
+from cubeloom.comm import Network
+from cubeloom.launch import RankPool
+from cubeloom.train.job import Job, check
+from cubeloom.train.job.settings import LayoutSettings, ScheduleSettings
+from cubeloom.train.trainer import Trainer
+from jobs import job
+
+pytestmark = pytest.mark.timeout(120)
+
+FP8 = LayoutSettings(precision="fp8")
+
+
+def losses(what: Job, steps: int) -> list[float]:
+    """Of so many steps, from the newest checkpoint on; leaves one at the end."""
+    trainer = Trainer(what, Network(what.grid))
+    found = [trainer.step().loss for _ in range(steps)]
+    trainer.save()
+    trainer.close()
+    return found
+
+
+def test_any_grid_goes_on(ranks: RankPool, tmp_path: Path) -> None:
+    whole = job(tmp_path / "whole", layout=FP8)
+    (expected,) = ranks.run(1, losses, whole, 6)
+    plain = ranks.run(1, losses, job(tmp_path / "plain"), 6)[0]
+    assert expected[0] == plain[0] and all(abs(a - b) > 1e-9 for a, b in zip(expected[1:], plain[1:], strict=True))
+    first = job(tmp_path / "cut", layout=FP8)
+    found = ranks.run(1, losses, first, 3)[0]
+    onto = replace(first, grid=Grid.parse("pipe=2,z=2"), schedule=ScheduleSettings(name="chimera", microbatches=4))
+    found += ranks.run(4, losses, onto, 3)[0]
+    assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < 1e-10
+
+
+def test_a_model_whose_cut_is_found_is_refused(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "moe.py"
+    assert example.exists()
+    what = job(tmp_path, layout=FP8)
+    with pytest.raises(UserError, match='precision = "fp8" is for those that have one'):
+        check(replace(what, model=replace(what.model.__class__(), name=f"{example}:moe")))
