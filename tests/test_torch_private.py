@@ -512,3 +512,13 @@ def test_a_tensor_without_values_looks_like_one_and_nothing_reads_its_memory() -
         made + 1
     assert made.data_ptr() == 0
     made.requires_grad_().register_hook(lambda _: None)  # it may be a leaf of a graph
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_fp8_matrices_are_multiplied_with_their_factors(dtype: torch.dtype) -> None:
+    left, right = torch.randn(16, 32).to(dtype), torch.randn(48, 32).to(torch.float8_e4m3fn)
+    factors = torch.tensor(0.5), torch.tensor(8.0)
+    found = private.scaled_product(left, right, factors, torch.float32, fast=False)
+    torch.testing.assert_close(found, 4 * left.float() @ right.float().t())
+    by_rows = private.scaled_product(left, right.t().contiguous().t(), factors, torch.float32, fast=True)
+    torch.testing.assert_close(by_rows, found)

@@ -5,17 +5,33 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from torch import nn
 
 from cubeloom import Grid
+from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
+from cubeloom.comm import Network, devices
+from cubeloom.launch import RankPool
 from cubeloom.models import config
 from cubeloom.models.our_model import OurModel
 from cubeloom.parallel import Batch, ParallelConfig, ShardingPolicy, step_volume
-from cubeloom.parallel.fp8 import DTYPES, GRADIENT, INPUT, WEIGHT, rounded, scales_of
+from cubeloom.parallel.fp8 import (
+    DTYPES,
+    GRADIENT,
+    INPUT,
+    WEIGHT,
+    AmaxHistory,
+    FP8Matmul,
+    LayerFP8,
+    rounded,
+    scales_of,
+)
 from cubeloom.parallel.specs import LinearSpec, fp8_layers
+from cubeloom.parallel.weight import PrefetchOrder, Weight
 from cubeloom.pipeline import generate
 from cubeloom.tools.verify import Experiment
 from parity import holds
@@ -120,3 +136,46 @@ def test_what_is_refused() -> None:
         experiment("pipe=2", schedule=generate("1f1b", 2, 4), record=True).specs()
     with pytest.raises(UserError, match="no linear on tokens"):
         replace(experiment("x=1", "unet-tiny"), batch=Batch(4, 1)).specs()
+
+
+@pytest.mark.parametrize("sizes", [(32, 16, 48), (33, 16, 48)])  # tokens, inputs, outputs
+def test_matmuls_of_the_device_give_what_the_emulation_gives(ranks: RankPool, sizes: tuple[int, int, int]) -> None:
+    """A CPU has the same function, without its speed. Sizes that GPUs do not take are emulated."""
+    (alike,) = ranks.run(1, _both_products, sizes)
+    assert alike
+
+
+def _both_products(sizes: tuple[int, int, int]) -> bool:
+    rows, k, n = sizes
+    network = Network(Grid())
+    weight = Weight(nn.Parameter(torch.randn(n, k)), network.axis("z"), "replicated", PrefetchOrder(), "layer")
+    of = weight.rounding = LayerFP8(AmaxHistory(["layer"], network), "layer", weight)
+    for operand, shape in ((INPUT, (2, rows, k)), (WEIGHT, (n, k)), (GRADIENT, (2, rows, n))):
+        of.history.measure("layer", operand, 3.0 * torch.randn(shape))
+    of.history.end_step()
+    found: list[list[torch.Tensor]] = []
+    torch.manual_seed(0)
+    x, dy = torch.randn(2, rows, k), torch.randn(2, rows, n)
+    for there in (False, True):
+        calls: list[torch.dtype] = []
+        scaled = torch_private.scaled_product
+
+        def counted(*given: Any, calls: list[torch.dtype] = calls, scaled: Any = scaled, **named: Any) -> torch.Tensor:
+            calls.append(given[0].dtype)
+            return scaled(*given, **named)
+
+        with (
+            patch.object(devices, "multiplies_fp8", lambda _, there=there: there),
+            patch.object(torch_private, "scaled_product", counted),
+        ):
+            use = of.use(True, torch.float32)
+            assert isinstance(use, FP8Matmul)
+            values, gradient = use.input.of(x), use.output_gradient.of(dy)
+            whole = weight.forward("layer", True)
+            dw = use.weight_gradient(gradient, values, weight.parameter.shape, None, torch.float32)
+            earlier = dw.clone()
+            more = use.weight_gradient(gradient, values, weight.parameter.shape, earlier, torch.float32)
+            found.append([use.forward(values, whole), use.input_gradient(gradient, whole, x.shape), dw, more])
+        # The weight gradient sums over rows.
+        assert len(calls) == (0 if not there else 4 if 2 * rows % 16 == 0 else 0)
+    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(*found, strict=True))

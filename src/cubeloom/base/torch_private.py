@@ -368,3 +368,12 @@ def without_subclasses() -> AbstractContextManager[None]:
 def without_values(kind: type[Any], shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Any:
     """A tensor of this class that only looks like one: what reaches its memory goes through its `__torch_dispatch__`."""
     return Tensor._make_wrapper_subclass(kind, torch.Size(shape), dtype=dtype, device=device)
+
+
+def scaled_product(
+    left: Tensor, right: Tensor, factors: tuple[Tensor, Tensor], dtype: torch.dtype, fast: bool
+) -> Tensor:
+    """`left · rightᵀ` of FP8 matrices, each times its factor. `fast`: sums may have fewer bits."""
+    by_columns = right.contiguous().t()
+    found: Tensor = torch._scaled_mm(left.contiguous(), by_columns, *factors, out_dtype=dtype, use_fast_accum=fast)
+    return found

@@ -156,9 +156,7 @@ class Verify:
             model=model,
             grid=grid,
             batch=batch,
-            rest=models.sharding_policy(
-                model, self.rest, self.weights, self.inputs, self.gradients, self.precision
-            ),
+            rest=models.sharding_policy(model, self.rest, self.weights, self.inputs, self.gradients, self.precision),
             steps=self.steps,
             dtype=dtypes.as_torch(self.dtype),
             seed=self.seed,

@@ -234,9 +234,7 @@ class _Operand:
     def t(self) -> _Operand:
         return _Operand(self.values.t(), self.factor)
 
-    def product(
-        self, other: _Operand, dtype: torch.dtype, into: Tensor | None = None, fast: bool = False
-    ) -> Tensor:
+    def product(self, other: _Operand, dtype: torch.dtype, into: Tensor | None = None, fast: bool = False) -> Tensor:
         """`self · otherᵀ` in this dtype, added to `into`. `fast`: it may be summed with fewer bits.
 
         Where the device has no such matmul, or not for these sizes, the same rounded operands are multiplied in `dtype`.
@@ -244,14 +242,7 @@ class _Operand:
         left, right = self.values, other.values
         aligned = all(size % _ALIGNED == 0 for size in (*left.shape, *right.shape))
         if aligned and dtype.itemsize <= 4 and devices.multiplies_fp8(left.device):
-            found: Tensor = torch._scaled_mm(
-                left.contiguous(),
-                right.contiguous().t(),  # by columns
-                self.factor,
-                other.factor,
-                out_dtype=dtype,
-                use_fast_accum=fast,
-            )
+            found = torch_private.scaled_product(left, right, (self.factor, other.factor), dtype, fast)
             return add_to(into, found)
         return add_product(into, self._wide(dtype), other._wide(dtype).t(), dtype)
 

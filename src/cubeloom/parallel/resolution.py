@@ -83,7 +83,9 @@ def looked_at(
 
 def refuse_fp8_of_found(rest: ShardingPolicy) -> None:
     if rest.precision == "fp8":
-        raise CutError('precision = "fp8" is for models with a written cut, and this one is found by tracing: use "model"')
+        raise CutError(
+            'precision = "fp8" is for models with a written cut, and this one is found by tracing: use "model"'
+        )
 
 
 def _refuse_fp8(specs: list[LayerSpec]) -> None:

@@ -222,7 +222,11 @@ class LinearSpec(LayerSpec):
     def saved(self, c: ParallelConfig) -> Any:
         """Bytes of its input, gathered or the shard."""
         whole = c.rows(self.pixels[0] if self.pixels else None) * self.k / c.size(self.k_axis)
-        return whole * c.bytes_of(self.operand) / choose((c.sharded | self.always_in) & c.regathered, c.size(self.n_axis), 1)
+        return (
+            whole
+            * c.bytes_of(self.operand)
+            / choose((c.sharded | self.always_in) & c.regathered, c.size(self.n_axis), 1)
+        )
 
     def rows_in(self, c: ParallelConfig) -> Any:
         """Input rows on one rank of data and z."""

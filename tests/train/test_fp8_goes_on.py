@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from jobs import job
 
 from cubeloom import Grid, UserError
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.train.job import Job, check
-from cubeloom.train.job.settings import LayoutSettings, ScheduleSettings
+from cubeloom.train.job.settings import LayoutSettings, ModelSettings, ScheduleSettings
 from cubeloom.train.trainer import Trainer
-from jobs import job
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -42,8 +42,6 @@ def test_any_grid_goes_on(ranks: RankPool, tmp_path: Path) -> None:
 
 
 def test_a_model_whose_cut_is_found_is_refused(tmp_path: Path) -> None:
-    example = Path(__file__).parents[2] / "examples" / "moe.py"
-    assert example.exists()
-    what = job(tmp_path, layout=FP8)
-    with pytest.raises(UserError, match='precision = "fp8" is for those that have one'):
-        check(replace(what, model=replace(what.model.__class__(), name=f"{example}:moe")))
+    example = Path(__file__).parents[2] / "examples" / "nano_gpt.py"
+    with pytest.raises(UserError, match='and precision = "fp8" is for those that have one'):
+        check(job(tmp_path, layout=FP8, model=ModelSettings(name=f"{example}:build")))
