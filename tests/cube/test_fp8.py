@@ -9,7 +9,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch import nn
 
 from cubeloom import Grid
 from cubeloom.base import torch_private
@@ -30,6 +29,7 @@ from cubeloom.parallel.fp8 import (
     rounded,
     scales_of,
 )
+from cubeloom.parallel.parameter import distribute
 from cubeloom.parallel.specs import LinearSpec, fp8_layers
 from cubeloom.parallel.weight import PrefetchOrder, Weight
 from cubeloom.pipeline import generate
@@ -148,7 +148,9 @@ def test_matmuls_of_the_device_give_what_the_emulation_gives(ranks: RankPool, si
 def _both_products(sizes: tuple[int, int, int]) -> bool:
     rows, k, n = sizes
     network = Network(Grid())
-    weight = Weight(nn.Parameter(torch.randn(n, k)), network.axis("z"), "replicated", PrefetchOrder(), "layer")
+    weight = Weight(
+        distribute(network, torch.randn(n, k), (n, k), {}), network.axis("z"), "replicated", PrefetchOrder(), "layer"
+    )
     of = weight.rounding = LayerFP8(AmaxHistory(["layer"], network), "layer", weight)
     for operand, shape in ((INPUT, (2, rows, k)), (WEIGHT, (n, k)), (GRADIENT, (2, rows, n))):
         of.history.measure("layer", operand, 3.0 * torch.randn(shape))
@@ -168,7 +170,7 @@ def _both_products(sizes: tuple[int, int, int]) -> bool:
             patch.object(devices, "multiplies_fp8", lambda _, there=there: there),
             patch.object(torch_private, "scaled_product", counted),
         ):
-            use = of.use(True, torch.float32)
+            use = of.use(False, torch.float32)
             assert isinstance(use, FP8Matmul)
             values, gradient = use.input.of(x), use.output_gradient.of(dy)
             whole = weight.forward("layer", True)
