@@ -148,9 +148,8 @@ def test_matmuls_of_the_device_give_what_the_emulation_gives(ranks: RankPool, si
 def _both_products(sizes: tuple[int, int, int]) -> bool:
     rows, k, n = sizes
     network = Network(Grid())
-    weight = Weight(
-        distribute(network, torch.randn(n, k), (n, k), {}), network.axis("z"), "replicated", PrefetchOrder(), "layer"
-    )
+    parameter = distribute(network, torch.randn(n, k), (n, k), {})
+    weight = Weight(parameter, network.axis("z"), "replicated", PrefetchOrder(), "layer")
     of = weight.rounding = LayerFP8(AmaxHistory(["layer"], network), "layer", weight)
     for operand, shape in ((INPUT, (2, rows, k)), (WEIGHT, (n, k)), (GRADIENT, (2, rows, n))):
         of.history.measure("layer", operand, 3.0 * torch.randn(shape))

@@ -12,6 +12,7 @@ as in the serial model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -104,9 +105,10 @@ def scales_of(amax: Tensor) -> Tensor:
     """
     bits = amax.view(torch.int32)
     exponent, above = (bits >> 23) - 127, ((bits & 0x7FFFFF) > 0x600000).int()
-    largest = torch.tensor([torch.finfo(dtype).max / 1.75 for dtype in DTYPES], device=amax.device)
-    top = (largest.view(torch.int32) >> 23) - 127
-    power = (top - exponent - above).clamp(-126, 126)
+    power = -exponent - above
+    for operand, dtype in enumerate(DTYPES):
+        power[:, operand] += math.frexp(torch.finfo(dtype).max)[1] - 1
+    power = power.clamp(-126, 126)
     return torch.where(amax > 0, ((power + 127) << 23).view(torch.float32), 1.0)
 
 
