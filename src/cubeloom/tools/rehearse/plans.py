@@ -139,6 +139,7 @@ def planned(job: Job, cluster: str, devices: int) -> Job:
         find = partial(search, derive(job.model.called, source))
     for count in range(devices, 0, -1):
         options = {"record": job.layout.record, "gradients": job.layout.gradients}
+        options["precision"] = job.layout.precision
         answer = find(cluster, count, job.batch.samples, job.batch.sequence, dtype, **options)
         if answer.plans:
             return replace(job_of(answer, answer.plans[0], job), device=job.device)  # on the device of the job
