@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from compiling import without_kernels
 from cubeloom import Grid
 from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
@@ -18,6 +19,7 @@ from cubeloom.launch import RankPool
 from cubeloom.models import config
 from cubeloom.models.our_model import OurModel
 from cubeloom.parallel import Batch, ParallelConfig, ShardingPolicy, step_volume
+from cubeloom.parallel.compiled import whole_blocks
 from cubeloom.parallel.fp8 import (
     DTYPES,
     GRADIENT,
@@ -71,9 +73,12 @@ def test_numbers_of_ranks_that_are_no_powers_of_two(verified: Verified) -> None:
     holds(verified(experiment("data=3", samples=6)))
 
 
-@pytest.mark.parametrize(("ways", "recompute"), [(2, False), (1, True), (2, True)])
-def test_strands_and_recomputation(verified: Verified, ways: int, recompute: bool) -> None:
-    holds(verified(experiment("x=2,y=2", ways=ways, recompute=recompute)))
+@pytest.mark.parametrize(
+    ("grid", "ways", "recompute"),
+    [("x=2,y=2", 2, False), ("x=2,y=2", 1, True), ("x=2,y=2", 2, True), ("y=2,z=2", 2, True)],
+)
+def test_strands_and_recomputation(verified: Verified, grid: str, ways: int, recompute: bool) -> None:
+    holds(verified(experiment(grid, ways=ways, recompute=recompute)))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +89,15 @@ def test_pipelines_and_microbatches(verified: Verified, name: str, grid: str, mi
     on = Grid.parse(grid)
     schedule = generate(name if on.pipe > 1 else "1f1b", on.pipe, microbatches)
     holds(verified(experiment(grid, schedule=schedule, samples=4)))
+
+
+def test_compiled_between_linears(ranks: RankPool, verified: Verified) -> None:
+    """Blocks whose linears round are not compiled as a whole; the backend makes no kernels, which would take minutes."""
+    plain = experiment("data=2", compile=True)
+    ranks.run(2, without_kernels)
+    model = plain.skeleton()
+    assert set(whole_blocks(model, plain.specs(), plain.grid, "fp8")) == {"norm"}
+    holds(verified(plain))
 
 
 def test_a_bert_s_blocks_and_not_its_head(verified: Verified) -> None:

@@ -6,11 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from jobs import job
 
-from cubeloom import Grid, UserError
+import cubeloom
+from cubeloom import Grid, UserError, parallelize
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
+from cubeloom.models import build, config
+from cubeloom.parallel import ShardingPolicy, initial_values
 from cubeloom.train.job import Job, check
 from cubeloom.train.job.settings import LayoutSettings, ModelSettings, ScheduleSettings
 from cubeloom.train.trainer import Trainer
@@ -45,3 +49,32 @@ def test_a_model_whose_cut_is_found_is_refused(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "nano_gpt.py"
     with pytest.raises(UserError, match='and precision = "fp8" is for those that have one'):
         check(job(tmp_path, layout=FP8, model=ModelSettings(name=f"{example}:build")))
+
+
+def own_loop(sizes: dict[str, int], folder: Path, steps: int) -> list[float]:
+    """The losses of so many steps of a user's own loop, from the newest checkpoint on; leaves one at the end."""
+    network = Network(Grid(**sizes))
+    with torch.device("meta"):
+        model = build(replace(config("gpt-tiny"), dropout=0.0))
+    fill = initial_values(model, 0, torch.float64)
+    parallelize(model, network, fill=fill, rest=ShardingPolicy(precision="fp8"), batch=(4, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    done = cubeloom.load(model, folder, optimizer=optimizer) if folder.exists() else 0
+    losses = []
+    for step in range(done, done + steps):
+        tokens = (torch.arange(32).view(4, 8) * (step + 3)) % 64
+        mine = network.share(tokens)
+        loss = model(tokens=mine, targets=mine)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+    cubeloom.save(model, folder, optimizer=optimizer)
+    return losses
+
+
+def test_a_loop_of_one_s_own(ranks: RankPool, tmp_path: Path) -> None:
+    (expected,) = ranks.run(1, own_loop, {}, tmp_path / "whole", 4)
+    found = ranks.run(2, own_loop, {"y": 2}, tmp_path / "cut", 2)[0]
+    found += ranks.run(2, own_loop, {"x": 2}, tmp_path / "cut", 2)[1]
+    assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < 1e-10

@@ -17,6 +17,7 @@ from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.example import example_of
 from cubeloom.parallel.boundary import Boundary, at_boundary
 from cubeloom.parallel.config import Batch, ShardingPolicy
+from cubeloom.parallel.fp8 import AmaxHistory
 from cubeloom.parallel.layers import AnyCut
 from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.recomputed import blocks_of, recompute_blocks
@@ -46,6 +47,7 @@ class Handle:
     filled: bool
     kind: str
     config: Any
+    amax: AmaxHistory | None = None  # of linears whose operands are rounded to FP8
 
 
 def handle_of(model: nn.Module) -> Handle:
@@ -110,7 +112,7 @@ def parallelize(
         report = replace(report, origins=dict.fromkeys((spec.name for spec in report.specs), origin))
     if recompute:
         recompute_blocks(model, blocks_of(model, report.specs), report.specs)
-    object.__setattr__(model, HANDLE, Handle(network, state, report, filled, type(model).__name__, config))
+    object.__setattr__(model, HANDLE, Handle(network, state, report, filled, type(model).__name__, config, state.amax))
     run_in_strands(model, ways, state.staggers)
     model.register_forward_pre_hook(_check_ready)
     return report

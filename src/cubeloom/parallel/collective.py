@@ -43,15 +43,13 @@ class Payload:
     """What is moved and used instead of a tensor. Autograd sees a placeholder with the tensor's dtype."""
 
     make: Callable[[Tensor], Tensor]
-    own: Tensor | None = None  # what was made of this rank's tensor
+    own: Tensor | None = None  # what was made of this rank's tensor, until `of`
     _arrived: Tensor | None = None
 
     def of(self, tensor: Tensor) -> Tensor:
         """What was gathered; made of the tensor itself if nothing was."""
-        arrived, self._arrived = self._arrived, None
-        if arrived is None:
-            arrived = self.own = self.make(tensor)
-        return arrived
+        arrived, self._arrived, self.own = self._arrived, None, None
+        return self.make(tensor) if arrived is None else arrived
 
     def outgoing(self, tensor: Tensor) -> Tensor:
         self.own = self.make(tensor)

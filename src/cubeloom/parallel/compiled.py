@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cubeloom.base.grid import Grid
-from cubeloom.parallel.config import ShardingPolicy
+from cubeloom.parallel.config import Precision
 from cubeloom.parallel.deferred_wgrad import TOKENS, DeferredWgradBlock, within
 from cubeloom.parallel.feed_forward import fused_class
 from cubeloom.parallel.gradients import WeightGradient
@@ -26,28 +26,37 @@ from cubeloom.parallel.layers.head import CubeHead
 from cubeloom.parallel.layers.loss import CubeCrossEntropy
 from cubeloom.parallel.parameter import check_unchanged, local_of, version_of
 from cubeloom.parallel.products import Matmul
-from cubeloom.parallel.specs import AttentionSpec, DropoutSpec, FeedForwardSpec, LayerSpec, LinearSpec, NormSpec
+from cubeloom.parallel.specs import (
+    AttentionSpec,
+    DropoutSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    LinearSpec,
+    NormSpec,
+    fp8_layers,
+)
 from cubeloom.parallel.state import CubeState
 
 BACKEND = "inductor"
 
 
 def whole_blocks(
-    model: nn.Module, specs: Sequence[LayerSpec], grid: Grid, rest: ShardingPolicy
+    model: nn.Module, specs: Sequence[LayerSpec], grid: Grid, precision: Precision = "model"
 ) -> dict[str, nn.Module]:
     """Plain copies, by name, of the blocks that can be compiled as a whole; taken before layers are replaced.
 
     Blocks are the members of a list of modules, and norms outside of one. Every layer in a block must be the plain
     layer on a cube of one device, which a linear in FP8 is not.
     """
-    if grid.x * grid.y * grid.z > 1 or rest.precision == "fp8":
+    if grid.x * grid.y * grid.z > 1:
         return {}
     by_name = {spec.name: spec for spec in specs}
+    rounded = set(fp8_layers(specs)) if precision == "fp8" else set[str]()
     found: dict[str, nn.Module] = {}
     for name, block in _blocks(model):
         names = (f"{name}.{inner}".rstrip(".") for inner, _ in block.named_modules())
         inside = [by_name[each] for each in names if each in by_name]
-        if inside and all(map(_is_plain, inside)):
+        if inside and all(_is_plain(spec) and spec.name not in rounded for spec in inside):
             found[name] = copied = deepcopy(block)
             for spec in inside:
                 if isinstance(spec, FeedForwardSpec):

@@ -29,6 +29,7 @@ from cubeloom.parallel.products import Matmul, add_product, add_to
 from cubeloom.parallel.specs import LayerSpec, fp8_layers
 from cubeloom.parallel.weight import Weight
 
+AMAX = "largest operands"  # the history in a checkpoint
 STEPS = 16  # of which the largest values are remembered
 INPUT, WEIGHT, GRADIENT = range(3)
 DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)

@@ -12,6 +12,7 @@ from torch import Tensor
 from cubeloom.comm import Network, blames_others, devices
 from cubeloom.comm.recorder import Waits
 from cubeloom.models import ModelSource, skeleton
+from cubeloom.parallel.fp8 import AMAX
 from cubeloom.pipeline import Updates
 from cubeloom.pipeline.runtime import Pipeline
 from cubeloom.pipeline.runtime.recorded import GraphRecord
@@ -33,8 +34,6 @@ from cubeloom.train.job.samples import samples_of
 from cubeloom.train.optimizers import optimizer_of
 from cubeloom.train.sharded_optimizer import ShardedOptimizer
 from cubeloom.train.step_times import StepTimes
-
-AMAX = "largest operands"  # of FP8's last steps, in a checkpoint
 
 
 @dataclass(frozen=True)

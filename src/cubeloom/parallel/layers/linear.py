@@ -229,10 +229,11 @@ class CubeLinear(nn.Module):
         whole = started.finish()
         if token is None:
             token = _WeightGradient.apply(self.weight, bias, call)
-        values = None if instead is None else instead.of(x)
-        saved = values
+        shard = None
         if self._regather:
-            saved = x.detach() if instead is None else instead.own
+            shard = x.detach() if instead is None else instead.own
+        values = None if instead is None else instead.of(x)
+        saved = values if shard is None else shard
         if weave.replaying():
             whole, saved = _Saved.apply(whole, saved, token), None  # where nothing more is needed, it ends here
         partial = _Matmul.apply(whole, values, saved, token, weight, bias, call)
