@@ -91,6 +91,7 @@ def test_pipelines_and_microbatches(verified: Verified, name: str, grid: str, mi
     holds(verified(experiment(grid, schedule=schedule, samples=4)))
 
 
+@pytest.mark.slow
 def test_compiled_between_linears(ranks: RankPool, verified: Verified) -> None:
     """Blocks whose linears round are not compiled as a whole; the backend makes no kernels, which would take minutes."""
     plain = experiment("data=2", compile=True)

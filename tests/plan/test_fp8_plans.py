@@ -11,6 +11,7 @@ from cubeloom.tools.rehearse import rehearsed
 TINY = ("gpt-tiny", "dgx-h100", 8, 8, 16)
 
 
+@pytest.mark.slow
 def test_a_rank_counts_the_bytes_that_the_plan_says() -> None:
     answer = search(*TINY, only=Grid(x=2, y=2, z=2), precision="fp8")
     (tried,) = rehearsed(answer, 1).passed

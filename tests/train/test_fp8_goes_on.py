@@ -33,6 +33,7 @@ def losses(what: Job, steps: int) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_any_grid_goes_on(ranks: RankPool, tmp_path: Path) -> None:
     whole = job(tmp_path / "whole", layout=FP8)
     (expected,) = ranks.run(1, losses, whole, 6)
