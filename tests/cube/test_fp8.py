@@ -19,7 +19,6 @@ from cubeloom.launch import RankPool
 from cubeloom.models import config
 from cubeloom.models.our_model import OurModel
 from cubeloom.parallel import Batch, ParallelConfig, ShardingPolicy, step_volume
-from cubeloom.parallel.compiled import whole_blocks
 from cubeloom.parallel.fp8 import (
     DTYPES,
     GRADIENT,
@@ -92,13 +91,11 @@ def test_pipelines_and_microbatches(verified: Verified, name: str, grid: str, mi
 
 
 @pytest.mark.slow
-def test_compiled_between_linears(ranks: RankPool, verified: Verified) -> None:
-    """Blocks whose linears round are not compiled as a whole; the backend makes no kernels, which would take minutes."""
-    plain = experiment("data=2", compile=True)
+@pytest.mark.parametrize("changes", [{}, {"schedule": generate("1f1b", 1, 2)}, {"recompute": True}])
+def test_compiled_blocks_round_as_well(ranks: RankPool, verified: Verified, changes: dict[str, Any]) -> None:
+    """The backend makes no kernels, which would take minutes."""
     ranks.run(2, without_kernels)
-    model = plain.skeleton()
-    assert set(whole_blocks(model, plain.specs(), plain.grid, "fp8")) == {"norm"}
-    holds(verified(plain))
+    holds(verified(experiment("data=2", compile=True, **changes)))
 
 
 def test_a_bert_s_blocks_and_not_its_head(verified: Verified) -> None:

@@ -17,46 +17,38 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cubeloom.base import torch_private
+from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid
-from cubeloom.parallel.config import Precision
 from cubeloom.parallel.deferred_wgrad import TOKENS, DeferredWgradBlock, within
 from cubeloom.parallel.feed_forward import fused_class
+from cubeloom.parallel.fp8 import FP8Matmul, LayerFP8, MeasuredMatmul
 from cubeloom.parallel.gradients import WeightGradient
 from cubeloom.parallel.layers.head import CubeHead
+from cubeloom.parallel.layers.linear import CubeLinear
 from cubeloom.parallel.layers.loss import CubeCrossEntropy
 from cubeloom.parallel.parameter import check_unchanged, local_of, version_of
 from cubeloom.parallel.products import Matmul
-from cubeloom.parallel.specs import (
-    AttentionSpec,
-    DropoutSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    LinearSpec,
-    NormSpec,
-    fp8_layers,
-)
+from cubeloom.parallel.specs import AttentionSpec, DropoutSpec, FeedForwardSpec, LayerSpec, LinearSpec, NormSpec
 from cubeloom.parallel.state import CubeState
 
 BACKEND = "inductor"
 
 
-def whole_blocks(
-    model: nn.Module, specs: Sequence[LayerSpec], grid: Grid, precision: Precision = "model"
-) -> dict[str, nn.Module]:
+def whole_blocks(model: nn.Module, specs: Sequence[LayerSpec], grid: Grid) -> dict[str, nn.Module]:
     """Plain copies, by name, of the blocks that can be compiled as a whole; taken before layers are replaced.
 
     Blocks are the members of a list of modules, and norms outside of one. Every layer in a block must be the plain
-    layer on a cube of one device, which a linear in FP8 is not.
+    layer on a cube of one device.
     """
     if grid.x * grid.y * grid.z > 1:
         return {}
     by_name = {spec.name: spec for spec in specs}
-    rounded = set(fp8_layers(specs)) if precision == "fp8" else set[str]()
     found: dict[str, nn.Module] = {}
     for name, block in _blocks(model):
         names = (f"{name}.{inner}".rstrip(".") for inner, _ in block.named_modules())
         inside = [by_name[each] for each in names if each in by_name]
-        if inside and all(_is_plain(spec) and spec.name not in rounded for spec in inside):
+        if inside and all(map(_is_plain, inside)):
             found[name] = copied = deepcopy(block)
             for spec in inside:
                 if isinstance(spec, FeedForwardSpec):
@@ -91,7 +83,9 @@ def compile_local(model: nn.Module, plain: Mapping[str, nn.Module], state: CubeS
     """Compile the blocks that have a plain copy, and the local computation in the rest of a parallelized model."""
     for name, block in plain.items():
         own = model.get_submodule(name)
-        own.forward = _Block(block, dict(own.named_parameters()), state)
+        fp8 = {inner: each.fp8 for inner, each in own.named_modules() if isinstance(each, CubeLinear)}
+        rounded = {inner: each for inner, each in fp8.items() if each is not None}
+        own.forward = _Block(block, dict(own.named_parameters()), state, rounded)
     for name, module in model.named_modules():
         if any(f"{name}.".startswith(f"{block}.") for block in plain):
             continue
@@ -107,24 +101,42 @@ def _is_unnamed_leaf(module: nn.Module) -> bool:
     return not ours and next(module.children(), None) is None and type(module).forward is not nn.Module.forward
 
 
+Uses = Mapping[str, FP8Matmul | MeasuredMatmul | None]  # by layer
+
+
 class _Block:
     """Calls a compiled plain block with this rank's parameters in place of its own."""
 
-    def __init__(self, plain: nn.Module, parameters: Mapping[str, nn.Parameter], state: CubeState) -> None:
+    def __init__(
+        self,
+        plain: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        state: CubeState,
+        fp8: Mapping[str, LayerFP8],
+    ) -> None:
         self._plain = plain
         self._parameters = parameters
         self._state = state
+        self._fp8 = fp8
         self._calls: dict[object, _Call] = {}  # by kind
         self._run = torch.compile(_run, backend=BACKEND)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        kind = _kind((arguments, named))
+        rounds = {name: each for name, each in self._fp8.items() if each.ready}
+        kind = _kind((arguments, named)), bool(rounds)
         if kind not in self._calls:
             values = {name: local_of(parameter) for name, parameter in self._parameters.items()}
-            tapped = DeferredWgradBlock.of(self._plain, values, arguments, named)
-            self._calls[kind] = _Call.of(tapped, self._parameters, self._state)
+            kinds = {name: each.in_compiled for name, each in rounds.items()}
+            tapped = DeferredWgradBlock.of(self._plain, values, arguments, named, kinds)
+            self._calls[kind] = _Call.of(tapped, self._parameters, self._state, rounds)
         call = self._calls[kind]
-        return self._run(call.tapped.block, call.names, call.values(), arguments, named)
+        return self._run(call.tapped.block, call.names, call.values(self._uses()), arguments, named)
+
+    def _uses(self) -> Uses:
+        """Of this call the products of layers that round, or measure."""
+        first = torch.is_grad_enabled() and not torch_private.in_backward()
+        dtype = next(iter(self._parameters.values())).dtype
+        return {name: each.use(first, dtype) for name, each in self._fp8.items()}
 
 
 def _kind(given: Any) -> Any:
@@ -155,20 +167,34 @@ class _Call:
     others: Mapping[str, nn.Parameter]  # by name
     names: tuple[str, ...]  # of the arguments
     state: CubeState
+    rounds: Mapping[str, LayerFP8]  # by layer
 
     @classmethod
-    def of(cls, tapped: DeferredWgradBlock, parameters: Mapping[str, nn.Parameter], state: CubeState) -> _Call:
+    def of(
+        cls,
+        tapped: DeferredWgradBlock,
+        parameters: Mapping[str, nn.Parameter],
+        state: CubeState,
+        rounds: Mapping[str, LayerFP8],
+    ) -> _Call:
         layers = tapped.shapes
+        if others := sorted(rounds.keys() - layers.keys()):
+            raise UserError(
+                f"layer {others[0]} of a block is used more than once, or not at all: FP8 cannot be compiled there;"
+                " leave out one of the two"
+            )
         names = [within(layer, "weight") for layer in layers]
         weights = {layer: parameters[name] for layer, name in zip(layers, names, strict=True)}
         others = {name: parameter for name, parameter in parameters.items() if name not in names}
         tokens = (within(layer, token) for layer in layers for token in TOKENS)
-        return cls(tapped, weights, others, (*names, *others, *tokens), state)
+        scales = (within(layer, "scales") for layer in rounds)
+        return cls(tapped, weights, others, (*scales, *names, *others, *tokens), state, rounds)
 
-    def values(self) -> tuple[Tensor, ...]:
+    def values(self, uses: Uses) -> tuple[Tensor, ...]:
         """The values in the order of the names."""
         weights = map(self.value, self.weights.values())
-        return *weights, *_Wanted.apply(self, *self.others.values(), *self.weights.values())
+        scales = (each.scales for each in self.rounds.values())
+        return *scales, *weights, *_Wanted.apply(self, uses, *self.others.values(), *self.weights.values())
 
     def value(self, parameter: nn.Parameter) -> Tensor:
         local = local_of(parameter)
@@ -179,8 +205,8 @@ class _Wanted(torch.autograd.Function):
     """Values and tokens that need gradients, inside autograd; the backward gives all parameters' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *parameters: nn.Parameter) -> tuple[Tensor, ...]:
-        ctx.call = call
+    def forward(ctx: Any, call: _Call, uses: Uses, *parameters: nn.Parameter) -> tuple[Tensor, ...]:
+        ctx.call, ctx.products = call, uses
         gradients = call.state.gradients
         ctx.uses = [gradients.use(each) for each in parameters]
         ctx.versions = [] if call.state.updates_under_way else [version_of(each) for each in parameters]
@@ -203,9 +229,14 @@ class _Wanted(torch.autograd.Function):
         for parameter, gradient in zip(call.others.values(), of_others, strict=True):
             gradients.add(parameter, gradient)
         for (layer, weight), x, gradient in zip(call.weights.items(), operands[::2], operands[1::2], strict=True):
-            dtype = gradients.dtype_of(weight)
-            product = partial(Matmul().weight_gradient, gradient, x, weight.shape, dtype=dtype)
+            use, own = ctx.products.get(layer), (x, gradient)
+            if use is not None:
+                own = use.operands(x, gradient)
+            # `weight_gradient` takes dY first.
+            product = partial(
+                (use or Matmul()).weight_gradient, own[1], own[0], weight.shape, dtype=gradients.dtype_of(weight)
+            )
             gradients.weight_gradient(WeightGradient(weight, layer, product))
         for use in ctx.uses:
             use.done()
-        return (None,) * (1 + len(call.others) + len(call.weights))
+        return (None,) * (2 + len(call.others) + len(call.weights))

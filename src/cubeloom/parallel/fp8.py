@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from cubeloom.base import torch_private
 from cubeloom.comm import Network, devices
 from cubeloom.parallel.collective import Payload
 from cubeloom.parallel.config import ShardingPolicy
+from cubeloom.parallel.deferred_wgrad import DeferredWgradLinear, handing_out, seen_by
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import Version, local_of, version_of
 from cubeloom.parallel.products import Matmul, add_product, add_to
@@ -70,7 +72,11 @@ class AmaxHistory:
         self.scales = scales_of(self._steps.amax(0))
 
     def scale(self, layer: str, operand: int) -> Tensor | None:
-        return None if self.scales is None else self.scales[self._places[layer], operand]
+        return None if self.scales is None else self.scales_of(layer)[operand]
+
+    def scales_of(self, layer: str) -> Tensor:
+        assert self.scales is not None
+        return self.scales[self._places[layer]]
 
     def state(self) -> dict[str, list[list[float]]]:
         """For a checkpoint: by layer, the values of each operand in the last steps."""
@@ -142,6 +148,21 @@ class LayerFP8:
         scale = self.history.scale(self.layer, WEIGHT)
         return (shard, None) if scale is None else (rounded(shard, scale, WEIGHT), scale)
 
+    @property
+    def ready(self) -> bool:
+        """Whether the layer rounds: after the first step."""
+        return self.history.scales is not None
+
+    @property
+    def scales(self) -> Tensor:
+        return self.history.scales_of(self.layer)
+
+    def in_compiled(self, linear: nn.Module) -> None:
+        """Make a layer of a compiled block round its operands; `scales` is an argument of each call."""
+        linear.__class__ = FP8WgradLinear
+        linear.register_buffer("scales", None)
+        linear.parts = self.history.samples_parts  # type: ignore[assignment]
+
     def use(self, measures: bool, dtype: torch.dtype) -> FP8Matmul | MeasuredMatmul | None:
         """The product of one use of the layer; None if it is the model's own. `measures`: a training's first forward."""
         if measures:
@@ -163,6 +184,11 @@ class MeasuredMatmul(Matmul):
 
     def __init__(self, of: LayerFP8) -> None:
         self._of = of
+
+    def operands(self, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """X and dY for `weight_gradient`, after a forward in compiled code."""
+        self._of.history.measure(self._of.layer, INPUT, x)
+        return x, gradient
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         self._of.history.measure(self._of.layer, INPUT, x)
@@ -191,6 +217,10 @@ class FP8Matmul(Matmul):
         self._parts = history.samples_parts
         self.input = Payload(self._input)
         self.output_gradient = Payload(self._gradient)
+
+    def operands(self, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """X and dY for `weight_gradient`, after a forward in compiled code: measured and rounded now."""
+        return self._input(x), self._gradient(gradient)
 
     def _scale(self, operand: int) -> Tensor:
         scale = self._of.weight.scale if operand == WEIGHT else self._scales[operand]
@@ -223,8 +253,7 @@ class FP8Matmul(Matmul):
         return dy.t().product(of_x.t(), dtype, into)
 
     def _operand(self, values: Tensor, operand: int) -> _Operand:
-        factor = self._parts if operand == GRADIENT else 1
-        return _Operand(values.view(DTYPES[operand]), self._scale(operand).reciprocal() * factor)
+        return _Operand.of(values, self._scale(operand), operand, self._parts)
 
 
 @dataclass(frozen=True)
@@ -233,6 +262,11 @@ class _Operand:
 
     values: Tensor
     factor: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor, scale: Tensor, operand: int, parts: int) -> _Operand:
+        factor = parts if operand == GRADIENT else 1
+        return cls(values.view(DTYPES[operand]), scale.reciprocal() * factor)
 
     def t(self) -> _Operand:
         return _Operand(self.values.t(), self.factor)
@@ -251,3 +285,37 @@ class _Operand:
 
     def _wide(self, dtype: torch.dtype) -> Tensor:
         return self.values.to(dtype) * self.factor.to(dtype)
+
+
+class FP8WgradLinear(DeferredWgradLinear):
+    """In a compiled block: rounds its operands. Its weight gradient's are rounded where that is computed."""
+
+    scales: Tensor  # of its operands
+    parts: int  # ranks over whose samples the loss is averaged
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _RoundedLinear.apply(x, self.weight, self.scales, self.parts)
+        y = seen_by(self.of_output, y)
+        y = y if self.bias is None else y + self.bias
+        return handing_out(x, self.of_input, y)
+
+
+class _RoundedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scales: Tensor, parts: int) -> Tensor:
+        ctx.save_for_backward(weight, scales)
+        ctx.parts = parts
+        of_x, of_weight = (_rounded_operand(each, scales, operand) for operand, each in enumerate((x, weight)))
+        return of_x.product(of_weight, x.dtype, fast=True).unflatten(0, x.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        weight, scales = ctx.saved_tensors
+        of_gradient = _rounded_operand(gradient, scales, GRADIENT, ctx.parts)
+        dx = of_gradient.product(_rounded_operand(weight, scales, WEIGHT).t(), gradient.dtype)
+        return dx.unflatten(0, gradient.shape[:-1]), None, None, None
+
+
+def _rounded_operand(values: Tensor, scales: Tensor, operand: int, parts: int = 1) -> _Operand:
+    share = 1 / parts if operand == GRADIENT else 1.0
+    return _Operand.of(rounded(values.flatten(0, -2), scales[operand], operand, share), scales[operand], operand, parts)

@@ -118,7 +118,7 @@ def apply_specs(
     state = CubeState.of(network, rest)
     state.amax = amax_history(specs, network, rest, state.gradients)
     found = isinstance(cut, FoundCut)
-    plain = whole_blocks(model, specs, network.grid, rest.precision) if compile and not found else {}
+    plain = whole_blocks(model, specs, network.grid) if compile and not found else {}
     replace_layers(model, specs, state, fill)
     if isinstance(cut, FoundCut):
         cut.finish(model, network.grid, batch, state, fill, compile)

@@ -172,11 +172,11 @@ class CubeLinear(nn.Module):
         # meanwhile.
         alone = weight.sharded and along_n.size == along_k.size == 1
         self._lone_matmul = between or alone
-        self._fp8: LayerFP8 | None = None
+        self.fp8: LayerFP8 | None = None
         if state.amax is not None and isinstance(spec, LinearSpec) and spec.takes_fp8:
-            self._fp8 = weight.rounding = LayerFP8(state.amax, name, weight)
+            self.fp8 = weight.rounding = LayerFP8(state.amax, name, weight)
         # If only a bias is added to the product, the matmul adds it.
-        self._adds_bias = bias is not None and along_k.size == 1 and not spec.turn and self._fp8 is None
+        self._adds_bias = bias is not None and along_k.size == 1 and not spec.turn and self.fp8 is None
         self._name = name
         self._turn = Turn(name, of, spec.k_axis) if spec.turn else None
         self._own_classes = spec.own_classes(state.config, along_n.index)
@@ -187,10 +187,10 @@ class CubeLinear(nn.Module):
 
     def _use(self, x: Tensor) -> Product:
         """The local operation of this use of the layer."""
-        if self._fp8 is None:
+        if self.fp8 is None:
             return self._product
         first = torch.is_grad_enabled() and not torch_private.in_backward()
-        return self._fp8.use(first, x.dtype) or self._product
+        return self.fp8.use(first, x.dtype) or self._product
 
     def _save_kept(self, x: Tensor, source: Tensor, product: Product) -> None:
         """In a recomputed forward whose result was kept: save what the backward needs."""

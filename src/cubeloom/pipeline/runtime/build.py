@@ -325,7 +325,7 @@ def hold(
         specs = layout.specs_of(stage)
         in_parts = recompute == "attention" or isinstance(recompute, Budget)
         local = compile and layout.row is None  # else `finish` compiles
-        plain = whole_blocks(own, specs, network.grid, rest.precision) if local and not in_parts else {}
+        plain = whole_blocks(own, specs, network.grid) if local and not in_parts else {}
         replace_layers(own, specs, state, fill, held.parameters, layout.holders)
         if local:
             compile_local(own, plain, state)
