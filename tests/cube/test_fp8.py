@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch import nn
 
 from compiling import without_kernels
 from cubeloom import Grid
@@ -18,7 +19,7 @@ from cubeloom.comm import Network, devices
 from cubeloom.launch import RankPool
 from cubeloom.models import config
 from cubeloom.models.our_model import OurModel
-from cubeloom.parallel import Batch, ParallelConfig, ShardingPolicy, step_volume
+from cubeloom.parallel import Batch, Contract, Cut, Expand, ParallelConfig, ShardingPolicy, apply, step_volume
 from cubeloom.parallel.fp8 import (
     DTYPES,
     GRADIENT,
@@ -32,6 +33,7 @@ from cubeloom.parallel.fp8 import (
 )
 from cubeloom.parallel.parameter import distribute
 from cubeloom.parallel.specs import LinearSpec, fp8_layers
+from cubeloom.parallel.traced.values import own_values
 from cubeloom.parallel.weight import PrefetchOrder, Weight
 from cubeloom.pipeline import generate
 from cubeloom.tools.verify import Experiment
@@ -192,3 +194,47 @@ def _both_products(sizes: tuple[int, int, int]) -> bool:
         # The weight gradient sums over rows.
         assert len(calls) == (0 if not there else 4 if 2 * rows % 16 == 0 else 0)
     return all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(*found, strict=True))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(self.down(self.up(x))))
+
+
+class TwoBlocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Twice(), Twice()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+def _losses_of_twice(compile: bool) -> list[float]:
+    if compile:
+        without_kernels()
+    torch.manual_seed(0)
+    model = TwoBlocks().double()
+    cut: Cut = {"blocks.*.up": Expand(), "blocks.*.down": Contract()}
+    apply(model, cut, Network(Grid()), Batch(4, 6), own_values(model), FP8, compile, unchecked=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(24, 8, dtype=torch.float64)
+    found = []
+    for _ in range(3):
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+def test_a_block_that_calls_a_linear_twice_rounds_too(ranks: RankPool) -> None:
+    plain, compiled = (ranks.run(1, _losses_of_twice, each)[0] for each in (False, True))
+    assert max(abs(a - b) for a, b in zip(plain, compiled, strict=True)) < 1e-12

@@ -52,11 +52,11 @@ def test_a_model_whose_cut_is_found_is_refused(tmp_path: Path) -> None:
         check(job(tmp_path, layout=FP8, model=ModelSettings(name=f"{example}:build")))
 
 
-def own_loop(sizes: dict[str, int], folder: Path, steps: int) -> list[float]:
+def own_loop(grid: str, folder: Path, steps: int) -> list[float]:
     """The losses of so many steps of a user's own loop, from the newest checkpoint on; leaves one at the end."""
-    network = Network(Grid(**sizes))
+    network = Network(Grid.parse(grid))
     with torch.device("meta"):
-        model = build(replace(config("gpt-tiny"), dropout=0.0))
+        model = build(config("gpt-tiny"))
     fill = initial_values(model, 0, torch.float64)
     parallelize(model, network, fill=fill, rest=ShardingPolicy(precision="fp8"), batch=(4, 8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -75,7 +75,7 @@ def own_loop(sizes: dict[str, int], folder: Path, steps: int) -> list[float]:
 
 
 def test_a_loop_of_one_s_own(ranks: RankPool, tmp_path: Path) -> None:
-    (expected,) = ranks.run(1, own_loop, {}, tmp_path / "whole", 4)
-    found = ranks.run(2, own_loop, {"y": 2}, tmp_path / "cut", 2)[0]
-    found += ranks.run(2, own_loop, {"x": 2}, tmp_path / "cut", 2)[1]
+    (expected,) = ranks.run(1, own_loop, "x=1", tmp_path / "whole", 4)
+    found = ranks.run(2, own_loop, "y=2", tmp_path / "cut", 2)[0]
+    found += ranks.run(2, own_loop, "x=2", tmp_path / "cut", 2)[1]
     assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < 1e-10

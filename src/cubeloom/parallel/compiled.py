@@ -7,7 +7,7 @@ cut does not name, and the losses of a head. For traced models see `parallel.tra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cubeloom.base import torch_private
-from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid
 from cubeloom.parallel.deferred_wgrad import TOKENS, DeferredWgradBlock, within
 from cubeloom.parallel.feed_forward import fused_class
@@ -85,7 +84,7 @@ def compile_local(model: nn.Module, plain: Mapping[str, nn.Module], state: CubeS
         own = model.get_submodule(name)
         fp8 = {inner: each.fp8 for inner, each in own.named_modules() if isinstance(each, CubeLinear)}
         rounded = {inner: each for inner, each in fp8.items() if each is not None}
-        own.forward = _Block(block, dict(own.named_parameters()), state, rounded)
+        own.forward = _Block(block, dict(own.named_parameters()), state, own.forward, rounded)
     for name, module in model.named_modules():
         if any(f"{name}.".startswith(f"{block}.") for block in plain):
             continue
@@ -112,13 +111,15 @@ class _Block:
         plain: nn.Module,
         parameters: Mapping[str, nn.Parameter],
         state: CubeState,
+        otherwise: Callable[..., Any],
         fp8: Mapping[str, LayerFP8],
     ) -> None:
         self._plain = plain
         self._parameters = parameters
         self._state = state
+        self._otherwise = otherwise  # the block's own forward
         self._fp8 = fp8
-        self._calls: dict[object, _Call] = {}  # by kind
+        self._calls: dict[object, _Call | None] = {}  # by kind; None: not compiled
         self._run = torch.compile(_run, backend=BACKEND)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -128,8 +129,12 @@ class _Block:
             values = {name: local_of(parameter) for name, parameter in self._parameters.items()}
             kinds = {name: each.in_compiled for name, each in rounds.items()}
             tapped = DeferredWgradBlock.of(self._plain, values, arguments, named, kinds)
-            self._calls[kind] = _Call.of(tapped, self._parameters, self._state, rounds)
+            # A linear that a call passes twice is not deferred, and so would not be rounded.
+            all_deferred = self._fp8.keys() <= tapped.shapes.keys()
+            self._calls[kind] = _Call.of(tapped, self._parameters, self._state, rounds) if all_deferred else None
         call = self._calls[kind]
+        if call is None:
+            return self._otherwise(*arguments, **named)
         return self._run(call.tapped.block, call.names, call.values(self._uses()), arguments, named)
 
     def _uses(self) -> Uses:
@@ -178,11 +183,6 @@ class _Call:
         rounds: Mapping[str, LayerFP8],
     ) -> _Call:
         layers = tapped.shapes
-        if others := sorted(rounds.keys() - layers.keys()):
-            raise UserError(
-                f"layer {others[0]} of a block is used more than once, or not at all: FP8 cannot be compiled there;"
-                " leave out one of the two"
-            )
         names = [within(layer, "weight") for layer in layers]
         weights = {layer: parameters[name] for layer, name in zip(layers, names, strict=True)}
         others = {name: parameter for name, parameter in parameters.items() if name not in names}
