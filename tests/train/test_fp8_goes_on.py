@@ -52,6 +52,17 @@ def test_a_model_whose_cut_is_found_is_refused(tmp_path: Path) -> None:
         check(job(tmp_path, layout=FP8, model=ModelSettings(name=f"{example}:build")))
 
 
+def _parallelize_traced() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    rest = ShardingPolicy(precision="fp8")
+    parallelize(model, Network(Grid()), example={"input": torch.zeros(2, 8)}, rest=rest)
+
+
+def test_a_traced_model_in_a_loop_of_one_s_own_is_refused(ranks: RankPool) -> None:
+    with pytest.raises(UserError, match="this one is found by tracing"):
+        ranks.run(1, _parallelize_traced)
+
+
 def own_loop(grid: str, folder: Path, steps: int) -> list[float]:
     """The losses of so many steps of a user's own loop, from the newest checkpoint on; leaves one at the end."""
     network = Network(Grid.parse(grid))

@@ -22,7 +22,7 @@ from cubeloom.parallel.layers import AnyCut
 from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.recomputed import blocks_of, recompute_blocks
 from cubeloom.parallel.replace import Fill, apply_specs
-from cubeloom.parallel.resolution import looked_at
+from cubeloom.parallel.resolution import looked_at, refuse_fp8_of_found
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced import Plan, Traced, trace
 from cubeloom.parallel.traced.styles import Origin
@@ -104,6 +104,7 @@ def parallelize(
     origin: Origin = "own" if cut is None else "given"
     cut = cut_for(model, cut, plan)
     if cut is None:
+        refuse_fp8_of_found(rest or ShardingPolicy())
         report = trace(model, network.grid, example or example_of(model), plan=plan)
         state = report.apply(model, network, fill, compile)
     else:
