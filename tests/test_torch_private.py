@@ -524,3 +524,13 @@ def test_a_scripted_function_remembers_what_it_was_made_from() -> None:
     assert isinstance(scripted, torch.jit.ScriptFunction)
     assert private.source_of_scripted(scripted) is _doubled
     assert private.source_of_scripted(_doubled) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_fp8_matrices_are_multiplied_with_their_factors(dtype: torch.dtype) -> None:
+    left, right = torch.randn(16, 32).to(dtype), torch.randn(48, 32).to(torch.float8_e4m3fn)
+    factors = torch.tensor(0.5), torch.tensor(8.0)
+    found = private.scaled_product(left, right, factors, torch.float32, fast=False)
+    torch.testing.assert_close(found, 4 * left.float() @ right.float().t())
+    by_rows = private.scaled_product(left, right.t().contiguous().t(), factors, torch.float32, fast=True)
+    torch.testing.assert_close(by_rows, found)

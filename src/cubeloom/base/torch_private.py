@@ -373,3 +373,12 @@ def without_values(kind: type[Any], shape: Sequence[int], dtype: torch.dtype, de
 def source_of_scripted(function: Any) -> Any:
     """The Python function that `torch.jit.script` was given; None if there is none."""
     return getattr(function, "_torchdynamo_inline", None)
+
+
+def scaled_product(
+    left: Tensor, right: Tensor, factors: tuple[Tensor, Tensor], dtype: torch.dtype, fast: bool
+) -> Tensor:
+    """`left · rightᵀ` of FP8 matrices, each times its factor. `fast`: sums may have fewer bits."""
+    by_columns = right.contiguous().t()
+    found: Tensor = torch._scaled_mm(left.contiguous(), by_columns, *factors, out_dtype=dtype, use_fast_accum=fast)
+    return found

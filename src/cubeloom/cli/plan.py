@@ -17,6 +17,7 @@ from cubeloom.base.errors import UserError, counted
 from cubeloom.base.files import write_asked
 from cubeloom.base.grid import Grid
 from cubeloom.launch.environment import current, membership
+from cubeloom.parallel.config import Precision
 from cubeloom.plan.hardware import Dtype
 from cubeloom.plan.model import Model, names
 from cubeloom.plan.model.found import FoundModel, found_model
@@ -62,6 +63,8 @@ class Plan:
     """Of weights and activations; bf16 is bfloat16. The file's by default, or bfloat16."""
     gradients: Literal["float32", "model"] = "float32"
     """Of bfloat16 weights: accumulated and reduced in float32, or in bfloat16; a FILE's own `layout.gradients`, if it says."""
+    precision: Precision = "model"
+    """fp8: the operands of the blocks' linears are rounded to FP8; a FILE's own `layout.precision`, if it says."""
     reserve: float = 0.08
     """The share of a device's memory that is left to what lies below tensors."""
     record: bool = False
@@ -126,6 +129,7 @@ class Plan:
             "reserve": self.reserve,
             "record": self.record or (layout is not None and layout.record),
             "gradients": self.gradients if layout is None else layout.gradients,
+            "precision": self.precision if layout is None else layout.precision,
         }
         if isinstance(model, Model | str):
             return search(model, *asked, **options)

@@ -24,7 +24,7 @@ from cubeloom.models.configs import LanguageConfig
 from cubeloom.models.named import named
 from cubeloom.models.presets import PRESETS, config
 from cubeloom.parallel import Batch
-from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
+from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Precision, Weights
 from cubeloom.pipeline import Schedule, Sync, generate, overlapped, synchronised
 from cubeloom.train.job.job import Job
 from cubeloom.train.job.settings import SHARES
@@ -68,6 +68,8 @@ class Verify:
     """Gradients of weights with a lower precision than float32: accumulated and reduced in float32, or in the model's
     dtype.
     """
+    precision: Precision = "model"
+    """Operands of the linears of blocks: in the model's dtype, or rounded to FP8."""
     schedule: str | None = None
     """The pipeline schedule, if the grid has a pipeline: a name of `cubeloom schedule`; by default 1f1b."""
     microbatches: int | None = None
@@ -154,7 +156,7 @@ class Verify:
             model=model,
             grid=grid,
             batch=batch,
-            rest=models.sharding_policy(model, self.rest, self.weights, self.inputs, self.gradients),
+            rest=models.sharding_policy(model, self.rest, self.weights, self.inputs, self.gradients, self.precision),
             steps=self.steps,
             dtype=dtypes.as_torch(self.dtype),
             seed=self.seed,

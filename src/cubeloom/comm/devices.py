@@ -36,6 +36,11 @@ def current(kind: Kind) -> torch.device:
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
+def multiplies_fp8(device: torch.device) -> bool:
+    """Whether the device has matmuls of FP8 operands: NVIDIA's from Ada and Hopper on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 def compute_in_full() -> None:
     """Turn off TF32, which torch allows for convolutions on a GPU: its errors are a thousand times larger and depend on
     the shapes of blocks. Also make repeated computations deterministic, so that ranks that compute the same get the

@@ -17,11 +17,12 @@ from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.example import example_of
 from cubeloom.parallel.boundary import Boundary, at_boundary
 from cubeloom.parallel.config import Batch, ShardingPolicy
+from cubeloom.parallel.fp8 import AmaxHistory
 from cubeloom.parallel.layers import AnyCut
 from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.recomputed import blocks_of, recompute_blocks
 from cubeloom.parallel.replace import Fill, apply_specs
-from cubeloom.parallel.resolution import looked_at
+from cubeloom.parallel.resolution import looked_at, refuse_fp8_of_found
 from cubeloom.parallel.state import CubeState
 from cubeloom.parallel.traced import Plan, Traced, trace
 from cubeloom.parallel.traced.styles import Origin
@@ -46,6 +47,7 @@ class Handle:
     filled: bool
     kind: str
     config: Any
+    amax: AmaxHistory | None = None  # of linears whose operands are rounded to FP8
 
 
 def handle_of(model: nn.Module) -> Handle:
@@ -102,6 +104,7 @@ def parallelize(
     origin: Origin = "own" if cut is None else "given"
     cut = cut_for(model, cut, plan)
     if cut is None:
+        refuse_fp8_of_found(rest or ShardingPolicy())
         report = trace(model, network.grid, example or example_of(model), plan=plan)
         state = report.apply(model, network, fill, compile)
     else:
@@ -110,7 +113,7 @@ def parallelize(
         report = replace(report, origins=dict.fromkeys((spec.name for spec in report.specs), origin))
     if recompute:
         recompute_blocks(model, blocks_of(model, report.specs), report.specs)
-    object.__setattr__(model, HANDLE, Handle(network, state, report, filled, type(model).__name__, config))
+    object.__setattr__(model, HANDLE, Handle(network, state, report, filled, type(model).__name__, config, state.amax))
     run_in_strands(model, ways, state.staggers)
     model.register_forward_pre_hook(_check_ready)
     return report

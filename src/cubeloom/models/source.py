@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from cubeloom.base.errors import UserError
 from cubeloom.models.naming import Naming
 from cubeloom.parallel import AnyCut, Batch, ShardingPolicy
-from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
+from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Precision, Weights
 from cubeloom.parallel.replace import Fill
 
 
@@ -76,7 +76,12 @@ def skeleton(source: ModelSource) -> nn.Module:
 
 
 def sharding_policy(
-    source: ModelSource, activations: Activations | None, weights: Weights, inputs: Inputs, gradients: GradientDtype
+    source: ModelSource,
+    activations: Activations | None,
+    weights: Weights,
+    inputs: Inputs,
+    gradients: GradientDtype,
+    precision: Precision = "model",
 ) -> ShardingPolicy:
     """With the activations that suit the model, unless they are given. Raises UserError for policies a traced model
     cannot have.
@@ -84,8 +89,9 @@ def sharding_policy(
     if source.traced:
         _refuse(source, "activations sharded between layers", activations == "sharded")
         _refuse(source, "inputs that are gathered again", inputs == "regathered")
+        _refuse(source, 'precision = "fp8"', precision == "fp8")
     chosen = activations or ("replicated" if source.traced else "sharded")
-    return ShardingPolicy(activations=chosen, weights=weights, inputs=inputs, gradients=gradients)
+    return ShardingPolicy(activations=chosen, weights=weights, inputs=inputs, gradients=gradients, precision=precision)
 
 
 def _refuse(source: ModelSource, what: str, wanted: bool) -> None:

@@ -13,11 +13,13 @@ nodes that do not depend on the result: the node of its weight gradient.
 | sum     | all-reduce     | all-reduce     | statistics that every rank uses |
 
 In a weave a strand yields between the two nodes, and another one computes.
+
+An all-gather may move a `Payload` instead of its tensor, such as its values rounded to FP8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,6 +36,29 @@ _BACKWARD = {"gather": "reduce_scatter", "scatter": "all_gather", "copy": "all_r
 _KINDS: dict[tuple[str | None, str | None], Kind] = {
     (_FORWARD.get(kind), _BACKWARD.get(kind)): kind for kind in ("gather", "scatter", "copy", "reduce", "sum")
 }
+
+
+@dataclass
+class Payload:
+    """What is moved and used instead of a tensor. Autograd sees a placeholder with the tensor's dtype."""
+
+    make: Callable[[Tensor], Tensor]
+    own: Tensor | None = None  # what was made of this rank's tensor, until `of`
+    _arrived: Tensor | None = None
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """What was gathered; made of the tensor itself if nothing was."""
+        arrived, self._arrived, self.own = self._arrived, None, None
+        return self.make(tensor) if arrived is None else arrived
+
+    def outgoing(self, tensor: Tensor) -> Tensor:
+        self.own = self.make(tensor)
+        return self.own
+
+    def incoming(self, gathered: Tensor, like: Tensor) -> Tensor:
+        """Keeps what was gathered; returns the placeholder."""
+        self._arrived = gathered
+        return like.new_zeros(()).expand(gathered.shape)
 
 
 @dataclass(frozen=True)
@@ -67,9 +92,9 @@ class Collective:
             raise ValueError(f"{origin}: no single collective leads from {source} to {target}")
         return cls(kind, network.axis(*move.axes), origin, dims[move.dim] if move.dim else 0, inplace)
 
-    def start(self, tensor: Tensor) -> Started:
-        """Start the collective; `finish` returns the result."""
-        started = Started(self)
+    def start(self, tensor: Tensor, instead: Payload | None = None) -> Started:
+        """Start the collective; `finish` returns the result. `instead`: what its all-gather moves, if it has one."""
+        started = Started(self, instead)
         if self.axis.size == 1:
             started.token = tensor
             return started
@@ -82,14 +107,22 @@ class Collective:
                 strand.loom.put_off(started.token.grad_fn)
         return started
 
-    def __call__(self, tensor: Tensor) -> Tensor:
-        return self.start(tensor).finish()
+    def __call__(self, tensor: Tensor, instead: Payload | None = None) -> Tensor:
+        return self.start(tensor, instead).finish()
 
     def forward(self, tensor: Tensor) -> Pending | None:
         return self._begin(_FORWARD.get(self.kind), tensor, "forward")
 
     def backward(self, gradient: Tensor) -> Pending | None:
         return self._begin(_BACKWARD.get(self.kind), gradient, "backward")
+
+    @property
+    def gathers_forward(self) -> bool:
+        return self.kind == "gather"
+
+    @property
+    def gathers_backward(self) -> bool:
+        return self.kind == "scatter"
 
     def again(self, shard: Tensor) -> Pending:
         """Gather again in the backward what the forward gathered and did not keep."""
@@ -113,8 +146,10 @@ class Collective:
 class Started:
     """A collective between its two nodes."""
 
-    def __init__(self, collective: Collective) -> None:
+    def __init__(self, collective: Collective, instead: Payload | None = None) -> None:
         self.collective = collective
+        self.instead_forward = instead if collective.gathers_forward else None
+        self.instead_backward = instead if collective.gathers_backward else None
         self.token: Tensor | None = None
         self.pending: Pending | None = None
 
@@ -146,13 +181,20 @@ class _Launch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, started: Started) -> Tensor:
         ctx.started = started
-        started.pending = started.collective.forward(tensor)
+        moved = tensor if started.instead_forward is None else started.instead_forward.outgoing(tensor)
+        started.pending = started.collective.forward(moved)
         return tensor.view_as(tensor) if started.pending is None else placeholder(tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         pending, ctx.started.pending = ctx.started.pending, None
-        return gradient if pending is None else pending.wait(), None
+        return _result(pending, gradient, ctx.started.instead_backward), None
+
+
+def _result(pending: Pending | None, like: Tensor, instead: Payload | None) -> Tensor:
+    if pending is None:
+        return like
+    return pending.wait() if instead is None else instead.incoming(pending.wait(), like)
 
 
 class _Await(torch.autograd.Function):
@@ -161,9 +203,11 @@ class _Await(torch.autograd.Function):
         ctx.started = started
         ctx.placeholder = placeholder(token)
         pending, started.pending = started.pending, None
-        return token.view_as(token) if pending is None else pending.wait()
+        return token.view_as(token) if pending is None else _result(pending, token, started.instead_forward)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        ctx.started.pending = ctx.started.collective.backward(gradient)
+        instead = ctx.started.instead_backward
+        moved = gradient if instead is None else instead.outgoing(gradient)
+        ctx.started.pending = ctx.started.collective.backward(moved)
         return gradient if ctx.started.pending is None else ctx.placeholder, None

@@ -7,7 +7,7 @@ cut does not name, and the losses of a head. For traced models see `parallel.tra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -17,11 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cubeloom.base import torch_private
 from cubeloom.base.grid import Grid
 from cubeloom.parallel.deferred_wgrad import TOKENS, DeferredWgradBlock, within
 from cubeloom.parallel.feed_forward import fused_class
+from cubeloom.parallel.fp8 import FP8Matmul, LayerFP8, MeasuredMatmul
 from cubeloom.parallel.gradients import WeightGradient
 from cubeloom.parallel.layers.head import CubeHead
+from cubeloom.parallel.layers.linear import CubeLinear
 from cubeloom.parallel.layers.loss import CubeCrossEntropy
 from cubeloom.parallel.parameter import check_unchanged, local_of, version_of
 from cubeloom.parallel.products import Matmul
@@ -79,7 +82,9 @@ def compile_local(model: nn.Module, plain: Mapping[str, nn.Module], state: CubeS
     """Compile the blocks that have a plain copy, and the local computation in the rest of a parallelized model."""
     for name, block in plain.items():
         own = model.get_submodule(name)
-        own.forward = _Block(block, dict(own.named_parameters()), state)
+        fp8 = {inner: each.fp8 for inner, each in own.named_modules() if isinstance(each, CubeLinear)}
+        rounded = {inner: each for inner, each in fp8.items() if each is not None}
+        own.forward = _Block(block, dict(own.named_parameters()), state, own.forward, rounded)
     for name, module in model.named_modules():
         if any(f"{name}.".startswith(f"{block}.") for block in plain):
             continue
@@ -95,24 +100,48 @@ def _is_unnamed_leaf(module: nn.Module) -> bool:
     return not ours and next(module.children(), None) is None and type(module).forward is not nn.Module.forward
 
 
+Uses = Mapping[str, FP8Matmul | MeasuredMatmul | None]  # by layer
+
+
 class _Block:
     """Calls a compiled plain block with this rank's parameters in place of its own."""
 
-    def __init__(self, plain: nn.Module, parameters: Mapping[str, nn.Parameter], state: CubeState) -> None:
+    def __init__(
+        self,
+        plain: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        state: CubeState,
+        otherwise: Callable[..., Any],
+        fp8: Mapping[str, LayerFP8],
+    ) -> None:
         self._plain = plain
         self._parameters = parameters
         self._state = state
-        self._calls: dict[object, _Call] = {}  # by kind
+        self._otherwise = otherwise  # the block's own forward
+        self._fp8 = fp8
+        self._calls: dict[object, _Call | None] = {}  # by kind; None: not compiled
         self._run = torch.compile(_run, backend=BACKEND)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        kind = _kind((arguments, named))
+        rounds = {name: each for name, each in self._fp8.items() if each.ready}
+        kind = _kind((arguments, named)), bool(rounds)
         if kind not in self._calls:
             values = {name: local_of(parameter) for name, parameter in self._parameters.items()}
-            tapped = DeferredWgradBlock.of(self._plain, values, arguments, named)
-            self._calls[kind] = _Call.of(tapped, self._parameters, self._state)
+            kinds = {name: each.in_compiled for name, each in rounds.items()}
+            tapped = DeferredWgradBlock.of(self._plain, values, arguments, named, kinds)
+            # A linear that a call passes twice is not deferred, and so would not be rounded.
+            all_deferred = self._fp8.keys() <= tapped.shapes.keys()
+            self._calls[kind] = _Call.of(tapped, self._parameters, self._state, rounds) if all_deferred else None
         call = self._calls[kind]
-        return self._run(call.tapped.block, call.names, call.values(), arguments, named)
+        if call is None:
+            return self._otherwise(*arguments, **named)
+        return self._run(call.tapped.block, call.names, call.values(self._uses()), arguments, named)
+
+    def _uses(self) -> Uses:
+        """Of this call the products of layers that round, or measure."""
+        first = torch.is_grad_enabled() and not torch_private.in_backward()
+        dtype = next(iter(self._parameters.values())).dtype
+        return {name: each.use(first, dtype) for name, each in self._fp8.items()}
 
 
 def _kind(given: Any) -> Any:
@@ -143,20 +172,29 @@ class _Call:
     others: Mapping[str, nn.Parameter]  # by name
     names: tuple[str, ...]  # of the arguments
     state: CubeState
+    rounds: Mapping[str, LayerFP8]  # by layer
 
     @classmethod
-    def of(cls, tapped: DeferredWgradBlock, parameters: Mapping[str, nn.Parameter], state: CubeState) -> _Call:
+    def of(
+        cls,
+        tapped: DeferredWgradBlock,
+        parameters: Mapping[str, nn.Parameter],
+        state: CubeState,
+        rounds: Mapping[str, LayerFP8],
+    ) -> _Call:
         layers = tapped.shapes
         names = [within(layer, "weight") for layer in layers]
         weights = {layer: parameters[name] for layer, name in zip(layers, names, strict=True)}
         others = {name: parameter for name, parameter in parameters.items() if name not in names}
         tokens = (within(layer, token) for layer in layers for token in TOKENS)
-        return cls(tapped, weights, others, (*names, *others, *tokens), state)
+        scales = (within(layer, "scales") for layer in rounds)
+        return cls(tapped, weights, others, (*scales, *names, *others, *tokens), state, rounds)
 
-    def values(self) -> tuple[Tensor, ...]:
+    def values(self, uses: Uses) -> tuple[Tensor, ...]:
         """The values in the order of the names."""
         weights = map(self.value, self.weights.values())
-        return *weights, *_Wanted.apply(self, *self.others.values(), *self.weights.values())
+        scales = (each.scales for each in self.rounds.values())
+        return *scales, *weights, *_Wanted.apply(self, uses, *self.others.values(), *self.weights.values())
 
     def value(self, parameter: nn.Parameter) -> Tensor:
         local = local_of(parameter)
@@ -167,8 +205,8 @@ class _Wanted(torch.autograd.Function):
     """Values and tokens that need gradients, inside autograd; the backward gives all parameters' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *parameters: nn.Parameter) -> tuple[Tensor, ...]:
-        ctx.call = call
+    def forward(ctx: Any, call: _Call, uses: Uses, *parameters: nn.Parameter) -> tuple[Tensor, ...]:
+        ctx.call, ctx.products = call, uses
         gradients = call.state.gradients
         ctx.uses = [gradients.use(each) for each in parameters]
         ctx.versions = [] if call.state.updates_under_way else [version_of(each) for each in parameters]
@@ -191,9 +229,14 @@ class _Wanted(torch.autograd.Function):
         for parameter, gradient in zip(call.others.values(), of_others, strict=True):
             gradients.add(parameter, gradient)
         for (layer, weight), x, gradient in zip(call.weights.items(), operands[::2], operands[1::2], strict=True):
-            dtype = gradients.dtype_of(weight)
-            product = partial(Matmul().weight_gradient, gradient, x, weight.shape, dtype=dtype)
+            use, own = ctx.products.get(layer), (x, gradient)
+            if use is not None:
+                own = use.operands(x, gradient)
+            # `weight_gradient` takes dY first.
+            product = partial(
+                (use or Matmul()).weight_gradient, own[1], own[0], weight.shape, dtype=gradients.dtype_of(weight)
+            )
             gradients.weight_gradient(WeightGradient(weight, layer, product))
         for use in ctx.uses:
             use.done()
-        return (None,) * (1 + len(call.others) + len(call.weights))
+        return (None,) * (2 + len(call.others) + len(call.weights))

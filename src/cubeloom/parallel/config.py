@@ -20,7 +20,8 @@ Weights = Literal["freed", "kept", "replicated"]
 Inputs = Literal["kept", "regathered"]
 GradientDtype = Literal["float32", "model"]
 FREED, KEPT, REPLICATED = range(3)  # how weights are stored along z
-Element = Literal["item", "statistic", "gradient"]
+Precision = Literal["model", "fp8"]
+Element = Literal["item", "statistic", "gradient", "operand"]
 WEIGHTS: tuple[Weights, ...] = ("freed", "kept", "replicated")
 
 
@@ -36,13 +37,16 @@ class ShardingPolicy:
       kept until the backward; or replicated, as in data parallelism;
     - `inputs` of linears for the weight gradient: the gathered copy kept, or only the shard, which is gathered again;
     - `gradients` of weights with a lower precision than float32: accumulated and reduced in float32, or in the model's
-      dtype.
+      dtype;
+    - `precision` of the operands of linears (`LinearSpec.takes_fp8`): the model's dtype, or rounded to FP8 before they
+      are gathered and multiplied.
     """
 
     activations: Activations = "sharded"
     weights: Weights = "freed"
     inputs: Inputs = "kept"
     gradients: GradientDtype = "float32"
+    precision: Precision = "model"
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ class ParallelConfig:
     ways: Any = 1
     item: int = 2  # bytes per element
     gradients: GradientDtype = "float32"  # in which gradients of lower-precision weights are accumulated and reduced
+    precision: Precision = "model"  # of the operands of linears
+    first_step: bool = False  # the first step of FP8 multiplies in the model's dtype, and only measures
     record: Any = False  # stages are recorded wherever the grid allows it
     coordinates: Mapping[str, Any] = field(default_factory=lambda: {"pipe": 0, "data": 0, "z": 0, "y": 0, "x": 0})
     """The rank's coordinates: a turn moves different bytes on each of x and y, and copies of keys and values are on
@@ -96,6 +102,7 @@ class ParallelConfig:
             regathered=rest.inputs == "regathered",
             item=item,
             gradients=rest.gradients,
+            precision=rest.precision,
             coordinates={axis: Fraction(place) for axis, place in here.items()},
         )
 
@@ -134,6 +141,11 @@ class ParallelConfig:
         return max(self.item, 4) if self.gradients == "float32" else self.item
 
     @property
+    def operand(self) -> int:
+        """Bytes of an element of an operand of a linear that takes FP8."""
+        return 1 if self.precision == "fp8" and not self.first_step else self.item
+
+    @property
     def weights_cut(self) -> Any:
         return self.weights != REPLICATED
 
@@ -143,8 +155,13 @@ class ParallelConfig:
         return self.weights_cut & (self.z > 1)
 
     def bytes_of(self, what: Element) -> int:
-        """Bytes of one element: of an activation or weight, of a statistic, or of a weight's gradient."""
-        return {"item": self.item, "statistic": self.statistic, "gradient": self.gradient}[what]
+        """Bytes of one element: of an activation or weight, of a statistic, of a weight's gradient, or of an operand."""
+        return {
+            "item": self.item,
+            "statistic": self.statistic,
+            "gradient": self.gradient,
+            "operand": self.operand,
+        }[what]
 
     def row_parts(self, axis: str, always: bool = False) -> Any:
         """The number of parts into which an axis that does not index an activation cuts its stored rows."""

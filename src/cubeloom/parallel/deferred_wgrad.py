@@ -9,7 +9,7 @@ micro-batches in one pass, and can be deferred.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -83,13 +83,19 @@ class DeferredWgradBlock:
         parameters: Mapping[str, Tensor],
         arguments: tuple[Any, ...],
         named: Mapping[str, Any] | None = None,
+        kinds: Mapping[str, Callable[[nn.Module], None]] | None = None,
     ) -> DeferredWgradBlock:
-        """Defers each linear layer that such a call passes through exactly once and whose weight no other layer shares."""
+        """Defers each linear layer that such a call passes through exactly once and whose weight no other layer shares.
+
+        `kinds`: what makes another kind of deferred layer of some of them.
+        """
         block = deepcopy(plain)
         shapes = _shapes(block, parameters, arguments, dict(named or {}))
         for name in shapes:
             layer = block.get_submodule(name)
             layer.__class__ = DeferredWgradLinear
+            if kinds is not None and name in kinds:
+                kinds[name](layer)
             for token in TOKENS:
                 layer.register_buffer(token, None)
         return cls(block, shapes)

@@ -53,6 +53,7 @@ class Gradients:
         self, dtype: GradientDtype = "float32", any_rank: AnyRank | None = None, bucket_bytes: int = BUCKET_BYTES
     ) -> None:
         self.observer: Callable[[Tensor], None] | None = None
+        self.when_reduced: Callable[[], None] | None = None  # called once all gradients of a step are final
         self._wide = dtype == "float32"
         self._any_rank = any_rank
         self._reductions: dict[nn.Parameter, Reduction] = {}
@@ -80,6 +81,7 @@ class Gradients:
         any_rank = deepcopy(self._any_rank, memo)
         made = Gradients("float32" if self._wide else "model", any_rank, self.buckets.limit)
         memo[id(self)] = made
+        made.when_reduced = deepcopy(self.when_reduced, memo)
         for parameter, reduction in self._reductions.items():
             made.register(deepcopy(parameter, memo), reduction)
         return made
@@ -359,6 +361,8 @@ class Gradients:
         sum_copies(copied, self._reductions)
         for arrival in copied:
             self._hand_over(arrival)
+        if self.when_reduced is not None:
+            self.when_reduced()
 
     def _arrivals(self) -> Iterator[Arrival]:
         yield from self.buckets.finish()

@@ -19,6 +19,7 @@ from cubeloom.parallel.buckets import Reduction
 from cubeloom.parallel.check import Example
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.config import Batch, ShardingPolicy
+from cubeloom.parallel.fp8 import amax_history
 from cubeloom.parallel.layers.declared import AnyCut, FoundCut, Making, make_layer
 from cubeloom.parallel.parameter import Block, distribute
 from cubeloom.parallel.resolution import looked_at
@@ -115,6 +116,7 @@ def apply_specs(
 ) -> CubeState:
     """Replace the model's modules by the layers of these specs, which are resolved."""
     state = CubeState.of(network, rest)
+    state.amax = amax_history(specs, network, rest, state.gradients)
     found = isinstance(cut, FoundCut)
     plain = whole_blocks(model, specs, network.grid) if compile and not found else {}
     replace_layers(model, specs, state, fill)

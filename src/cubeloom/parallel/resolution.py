@@ -20,7 +20,7 @@ from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.cut import CutError, LayerError, lookup, pattern_of
 from cubeloom.parallel.layers.declared import AnyCut, Declared, FoundCut, Seen, written
 from cubeloom.parallel.outputs import Outputs
-from cubeloom.parallel.specs import AttentionSpec, LayerSpec, LinearSpec, LossSpec
+from cubeloom.parallel.specs import AttentionSpec, LayerSpec, LinearSpec, LossSpec, fp8_layers
 
 # The attributes that decide what a torch layer computes, and those that hold hooks.
 _COMPUTES = ("forward", "__call__", "_conv_forward")
@@ -61,12 +61,15 @@ def looked_at(
 ) -> tuple[list[LayerSpec], Outputs | None]:
     """As `resolve`, and how what the model gives lies; None, where it is not checked."""
     if isinstance(cut, FoundCut):
+        refuse_fp8_of_found(rest)
         return cut.specs(model, grid, batch), cut.outputs(model, grid, batch)
     try:
         found = specs_of(model, cut)
         if any(problems(found, grid, rest, batch)):
             raise CutError(_refusal(found, grid, rest, batch, portions))
         _refuse_untold_attention(found, grid)
+        if rest.precision == "fp8":
+            _refuse_fp8(found)
         if unchecked:
             return found, None
         config = ParallelConfig.exact(grid, rest, batch, item=1)
@@ -76,6 +79,26 @@ def looked_at(
         raise CutError(f"{error}; {line} calls it" if line else str(error)) from None
     padded = {int(spec.held(config)): int(spec.n) for spec in found if isinstance(spec, LinearSpec) and spec.padded}
     return found, {path: output_of(each, padded) for path, each in given.items()}
+
+
+def refuse_fp8_of_found(rest: ShardingPolicy) -> None:
+    if rest.precision == "fp8":
+        raise CutError(
+            'precision = "fp8" is for models with a written cut, and this one is found by tracing: use "model"'
+        )
+
+
+def _refuse_fp8(specs: list[LayerSpec]) -> None:
+    rounded = set(fp8_layers(specs))
+    if not rounded:
+        raise CutError('precision = "fp8": the model has no linear on tokens before its output layer; use "model"')
+    for spec in specs:
+        if (owner := getattr(spec, "shares", None)) in rounded:
+            raise LayerError(
+                spec.name,
+                f'precision = "fp8": layer {spec.name} shares the weight of {owner}, which would be rounded for one of them;'
+                ' use "model"',
+            )
 
 
 def specs_of(model: nn.Module, cut: Mapping[str, Declared]) -> list[LayerSpec]:

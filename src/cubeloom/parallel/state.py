@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from cubeloom.parallel.config import Batch, ParallelConfig, ShardingPolicy
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import check_unchanged, local_of, version_of
 from cubeloom.parallel.weight import PrefetchOrder
+
+if TYPE_CHECKING:
+    from cubeloom.parallel.fp8 import AmaxHistory
 
 
 @dataclass
@@ -40,6 +43,7 @@ class CubeState:
     shares: dict[str, Tensor] = field(default_factory=dict)
     portioned: bool = False  # a step's batch is divided, even if only losses between layers are affected
     counting: list[Tensor] | None = None  # if set, such losses only count their targets
+    amax: AmaxHistory | None = None  # of the layers whose operands are rounded to FP8
     hides_weight_gradients: bool = True  # overlaps them with the input gradient's collective; off only for measurements
     # Weights change between a forward and its backward, so saved tensors must not share memory with a parameter.
     updates_under_way: bool = False

@@ -9,7 +9,7 @@ from typing import Any
 
 from cubeloom.parallel.config import ParallelConfig, choose
 from cubeloom.parallel.layout import Axes, Layout, redistribute
-from cubeloom.parallel.specs import LayerSpec, Parameter, collectives, repeated
+from cubeloom.parallel.specs import LayerSpec, Parameter, collectives, fp8_layers, repeated
 
 Volume = dict[str, Fraction]  # by axis, or by several as one process group, with the ledger's names
 Received = tuple[Axes, Any]  # axes, and the bytes received along them
@@ -30,7 +30,8 @@ def step_volume(
     # A weight that two layers share is one parameter.
     held = {each.name: each for layer in layers for each in layer.parameters(c) if each.when}.values()
     reduced = (gradient_volume(each, c, zero=zero) for each in held)
-    return named([*passed, *reduced, *(copies_volume(each, c, zero=zero) for each in held)], c)
+    agreed = amax_volume(len(fp8_layers(layers)), c)
+    return named([*passed, *reduced, *(copies_volume(each, c, zero=zero) for each in held), *agreed], c)
 
 
 def layer_volume(layer: LayerSpec, c: ParallelConfig) -> Volume:
@@ -121,6 +122,12 @@ def sum_volume(elements: Any, axes: Axes, nbytes: int, c: ParallelConfig, worker
     """An all-reduce of this many elements."""
     parts = c.size(*(axis for axis in axes if axis != "pipe")) * (workers if "pipe" in axes else 1)
     return axes, 2 * ((parts - 1) / parts) * elements * nbytes
+
+
+def amax_volume(layers: int, c: ParallelConfig, workers: int = 1) -> Iterator[Received]:
+    """The largest values of the operands of so many FP8 layers, agreed between all ranks once a step, in float32."""
+    if c.precision == "fp8":
+        yield sum_volume(3 * layers, (*(("pipe",) if workers > 1 else ()), "data", "z", "y", "x"), 4, c, workers)
 
 
 def add(received: Iterable[Received]) -> dict[Axes, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from copy import copy, deepcopy
-from typing import Literal
+from typing import Literal, Protocol
 
 from torch import Tensor, nn
 
@@ -92,6 +92,17 @@ class PrefetchOrder:
         return log
 
 
+class Rounding(Protocol):
+    """Rounds a weight to fewer bytes before it is gathered or used. `version` changes when it would round differently."""
+
+    @property
+    def version(self) -> int | None: ...
+
+    def rounded(self, shard: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The values, and their scale; the shard itself, without a scale, while there is none."""
+        ...
+
+
 class Weight:
     """A parameter whose first dimension is cut over `axis`, if it is sharded. Gathered, it is whole over that axis."""
 
@@ -107,7 +118,9 @@ class Weight:
         self._pending: Pending | None = None
         self._full: Tensor | None = None
         self._kept: weakref.ref[Tensor] | None = None
-        self._gathered_from: Version | None = None
+        self._gathered_from: tuple[Version, int | None] | None = None
+        self.rounding: Rounding | None = None
+        self.scale: Tensor | None = None  # of the values that were given last, if they are rounded
         self._reads = {"forward": 0, "backward": 0}  # by strands, of the copy that all of them read
         self._stays = False  # from a recomputed forward to the backward that follows it
 
@@ -131,7 +144,7 @@ class Weight:
         `backward_needs_it` is None if no graph is created.
         """
         if not self.sharded:
-            return local_of(self.parameter)
+            return self._values()
         if self._held is not None:
             return self._held  # another strand has gathered it
         full = self._gathered("forward")
@@ -145,7 +158,7 @@ class Weight:
     def backward(self, layer: str) -> Tensor:
         """The whole weight, for an input gradient; `read` must follow."""
         if not self.sharded:
-            return local_of(self.parameter)
+            return self._values()
         held = self._held
         if held is None or (self._stays and not self._reads["backward"]):
             held = self._gathered("backward")
@@ -155,7 +168,19 @@ class Weight:
     @property
     def _held(self) -> Tensor | None:
         """The gathered weight, if it is up to date and not all strands have read it."""
-        return self._full if self._gathered_from == version_of(self.parameter) else None
+        return self._full if self._gathered_from == self._version else None
+
+    @property
+    def _version(self) -> tuple[Version, int | None]:
+        return version_of(self.parameter), None if self.rounding is None else self.rounding.version
+
+    def _values(self) -> Tensor:
+        """This rank's shard, as it is gathered and used."""
+        shard = local_of(self.parameter)
+        if self.rounding is None:
+            return shard
+        values, self.scale = self.rounding.rounded(shard)
+        return values
 
     def read(self, direction: Direction, ways: int) -> None:
         """One of the strands has finished the computation for which it requested the whole weight."""
@@ -190,7 +215,7 @@ class Weight:
 
     def prefetch(self, direction: Direction) -> None:
         """Start to gather, unless the current values are gathered already or being gathered."""
-        now = version_of(self.parameter)
+        now = self._version
         if self._gathered_from != now:
             self.settle()
             self._kept = None
@@ -198,8 +223,7 @@ class Weight:
             self._full = self._kept()
         if self._pending is None and self._full is None:
             self._gathered_from = now
-            shard = local_of(self.parameter)
-            self._pending = self._axis.all_gather(shard, 0, f"{self._origin} weight {direction}")
+            self._pending = self._axis.all_gather(self._values(), 0, f"{self._origin} weight {direction}")
 
     def _gathered(self, direction: Direction) -> Tensor:
         self.prefetch(direction)

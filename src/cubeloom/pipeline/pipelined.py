@@ -83,7 +83,7 @@ def pipeline(
     samples, sequence = batch or (parts * grid.data * grid.z * grid.x * grid.y, sequence_of(model))
     whole = Batch(samples, sequence)
     made = Pipeline(plain, cut, network, whole, fill, planned, rest, recompute=recompute, ways=ways, compile=compile)
-    handle = Handle(network, None, None, filled, type(model).__name__, getattr(model, "config", None))
+    handle = Handle(network, None, None, filled, type(model).__name__, getattr(model, "config", None), made.amax)
     return Pipelined(model, plain, made, handle)
 
 

@@ -10,8 +10,16 @@ import numpy as np
 
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.layout import Layout
-from cubeloom.parallel.specs import LayerSpec, Side, stream
-from cubeloom.parallel.volume import Received, copies_volume, gradient_volume, pass_volume, repeated_volume, sum_volume
+from cubeloom.parallel.specs import LayerSpec, Side, fp8_layers, stream
+from cubeloom.parallel.volume import (
+    Received,
+    amax_volume,
+    copies_volume,
+    gradient_volume,
+    pass_volume,
+    repeated_volume,
+    sum_volume,
+)
 from cubeloom.pipeline import Schedule
 from cubeloom.pipeline.workload import Workload, holders
 
@@ -89,6 +97,8 @@ def pipeline_volume(
         yield axes, updates * nbytes
     if schedule.stages - 1 in own:
         yield sum_volume(losses * work.portions + averaged, ("data", "z"), _DOUBLE, c)
+    rounded = (count * len(fp8_layers([layer])) for layers in stages for layer, count in layers)
+    yield from amax_volume(sum(rounded), c, len(schedule.workers))
     yield sum_volume(1, ("pipe",), _DOUBLE, c, len(schedule.workers))
     for stage, times in work.receives:
         yield ("pipe",), times * received[stage]

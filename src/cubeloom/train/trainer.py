@@ -12,6 +12,7 @@ from torch import Tensor
 from cubeloom.comm import Network, blames_others, devices
 from cubeloom.comm.recorder import Waits
 from cubeloom.models import ModelSource, skeleton
+from cubeloom.parallel.fp8 import AMAX
 from cubeloom.pipeline import Updates
 from cubeloom.pipeline.runtime import Pipeline
 from cubeloom.pipeline.runtime.recorded import GraphRecord
@@ -73,6 +74,8 @@ class Trainer:
         self.optimizer = optimizer_of(job.optimizer, self.parameters, self.pipeline.gradients)
         self._share = job.grid.share(network.coordinates, job.batch.samples)
         self.done, progress = self._take_up(decision or decide(job, network.host_group))
+        if self.pipeline.amax is not None:
+            self.pipeline.amax.load(progress.get(AMAX, {}))
         # The best validation loss, and how many evaluations since were no better.
         self._best: list[float] = progress.get("best", [])
         self.best_step: int | None = progress.get(BEST)
@@ -159,6 +162,8 @@ class Trainer:
             BEST: self.best_step,
             "model": self._source.describe(),
         }
+        if self.pipeline.amax is not None:
+            progress[AMAX] = self.pipeline.amax.state()
         best = self.best_step if self.job.checkpoint.best else None
         if self.job.checkpoint.asynchronous:
             self._writer.save(self.done, self.parameters, self.optimizer, progress, best)

@@ -18,10 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cubeloom.base import torch_private
 from cubeloom.comm import Pending
 from cubeloom.parallel import weave
-from cubeloom.parallel.collective import Collective, Started
+from cubeloom.parallel.collective import Collective, Payload, Started
 from cubeloom.parallel.cut import CutError
+from cubeloom.parallel.fp8 import FP8Matmul, LayerFP8
 from cubeloom.parallel.gradients import Gradients, WeightGradient
 from cubeloom.parallel.layers.declared import Declared, Making, Seen, make_layer
 from cubeloom.parallel.layers.turn import Turn
@@ -159,7 +161,7 @@ class CubeLinear(nn.Module):
         of, name = state.network, spec.name
         dims = {"rows": 0, "features": 1 if isinstance(product, Convolve) else -1}
         self._input = Collective.between(spec.input(inputs), of, f"{name} input", dims, inplace=True)
-        self._output: Callable[[Tensor], Tensor] = Collective.between(
+        self._output: Callable[..., Tensor] = Collective.between(
             spec.output(outputs), of, f"{name} output", dims, inplace=True
         )
         self._regather = state.rest.inputs == "regathered" and inputs != "replicated" and along_n.size > 1
@@ -170,29 +172,50 @@ class CubeLinear(nn.Module):
         # meanwhile.
         alone = weight.sharded and along_n.size == along_k.size == 1
         self._lone_matmul = between or alone
+        self.fp8: LayerFP8 | None = None
+        if state.amax is not None and isinstance(spec, LinearSpec) and spec.takes_fp8:
+            self.fp8 = weight.rounding = LayerFP8(state.amax, name, weight)
         # If only a bias is added to the product, the matmul adds it.
-        self._adds_bias = bias is not None and along_k.size == 1 and not spec.turn
+        self._adds_bias = bias is not None and along_k.size == 1 and not spec.turn and self.fp8 is None
         self._name = name
         self._turn = Turn(name, of, spec.k_axis) if spec.turn else None
         self._own_classes = spec.own_classes(state.config, along_n.index)
 
-    def _start(self, x: Tensor, source: Tensor) -> Started:
+    def _start(self, x: Tensor, source: Tensor, instead: Payload | None = None) -> Started:
         """Start to prepare the input for the matmul. `source` is the tensor that the layer was called with."""
-        return self._input.start(x)
+        return self._input.start(x, instead)
+
+    def _use(self, x: Tensor) -> Product:
+        """The local operation of this use of the layer."""
+        if self.fp8 is None:
+            return self._product
+        first = torch.is_grad_enabled() and not torch_private.in_backward()
+        return self.fp8.use(first, x.dtype) or self._product
+
+    def _save_kept(self, x: Tensor, source: Tensor, product: Product) -> None:
+        """In a recomputed forward whose result was kept: save what the backward needs."""
+        instead = _rounded_input(product)
+        if self._regather:
+            _Saved.apply(x, x.detach() if instead is None else instead.outgoing(x), x)
+            return
+        whole = self._start(x, source, instead).finish()
+        _Saved.apply(whole, None if instead is None else instead.of(x), x)
 
     def forward(self, x: Tensor) -> Tensor:
         kind, source = x.device.type, x
         result = weave.kept(self._name)
         if torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))  # before it is communicated
+        product = self._use(x)
         if result is not None:
-            _Saved.apply(*((x, x.detach()) if self._regather else (self._start(x, source).finish(), None)), x)
+            self._save_kept(x, source, product)
             return result
-        started = self._start(x, source)
+        instead = _rounded_input(product)
+        started = self._start(x, source, instead)
         # Created between the two nodes of the input's collective: in the backward the weight gradient is then computed
         # while the input gradient is communicated.
         regather = self._input if self._regather else None
-        call = _Call(self._name, self._product, self._gathered, self._state.gradients, regather, weave.place()[1])
+        call = _Call(self._name, product, self._gathered, self._state.gradients, regather, weave.place()[1])
         if not self._state.updates_under_way:
             call.version = version_of(self.weight)
         behind = self._state.hides_weight_gradients
@@ -206,14 +229,18 @@ class CubeLinear(nn.Module):
         whole = started.finish()
         if token is None:
             token = _WeightGradient.apply(self.weight, bias, call)
-        shard = x.detach() if self._regather else None
+        shard = None
+        if self._regather:
+            shard = x.detach() if instead is None else instead.own
+        values = None if instead is None else instead.of(x)
+        saved = values if shard is None else shard
         if weave.replaying():
-            whole, shard = _Saved.apply(whole, shard, token), None  # where nothing more is needed, it ends here
-        partial = _Matmul.apply(whole, shard, token, weight, bias, call)
+            whole, saved = _Saved.apply(whole, saved, token), None  # where nothing more is needed, it ends here
+        partial = _Matmul.apply(whole, values, saved, token, weight, bias, call)
         self._gathered.read("forward", call.ways)
         if self._lone_matmul:
             weave.pause()
-        y = self._output(partial)
+        y = self._output(partial) if call.gradient is None else self._output(partial, call.gradient)
         if self._turn is not None:
             y = self._turn(y)
         if self.bias is not None and not self._adds_bias:
@@ -233,6 +260,10 @@ def _(spec: LinearSpec, making: Making) -> nn.Module:
     return make(spec, making.state, weight, making.parameter("bias"), product_of(making.plain))
 
 
+def _rounded_input(product: Product) -> Payload | None:
+    return product.input if isinstance(product, FP8Matmul) else None
+
+
 @dataclass
 class _Call:
     """One use of the layer: what its nodes pass to each other in the backward."""
@@ -246,6 +277,11 @@ class _Call:
     operands: tuple[Pending, Tensor] | None = None  # X and dY of the weight gradient
     version: Version | None = None  # of the weight in the forward, if it must not change until the backward
     kept: Tensor | None = None  # the gathered weight, if it is kept until the backward
+
+    @property
+    def gradient(self) -> Payload | None:
+        """What is used instead of the output's gradient, if it is rounded."""
+        return self.product.output_gradient if isinstance(self.product, FP8Matmul) else None
 
 
 class _WeightGradient(torch.autograd.Function):
@@ -289,22 +325,24 @@ class _Saved(torch.autograd.Function):
     """In a forward that is computed once more: what the product's node saved in the first one, before the product."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: Tensor | None, token: Tensor) -> Tensor:
-        ctx.save_for_backward(x if shard is None else shard)
+    def forward(ctx: Any, x: Tensor, saved: Tensor | None, token: Tensor) -> Tensor:
+        ctx.save_for_backward(x if saved is None else saved)
         return x.view_as(x)
 
 
 class _Matmul(torch.autograd.Function):
     """Y = X Wᵀ of local blocks. Its backward computes dX = dY W, and leaves X and dY for the weight gradient.
 
-    For a convolution read its products, with samples and pixels as rows.
+    For a convolution read its products, with samples and pixels as rows. `values`: X as it is multiplied, if it is
+    rounded. `saved`: what the backward needs, if not X.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        shard: Tensor | None,
+        values: Tensor | None,
+        saved: Tensor | None,
         token: Tensor,
         weight: Tensor,
         bias: nn.Parameter | None,
@@ -312,18 +350,21 @@ class _Matmul(torch.autograd.Function):
     ) -> Tensor:
         ctx.call = call
         if not weave.replaying():
-            ctx.save_for_backward(x if shard is None else shard)
+            ctx.save_for_backward(x if saved is None else saved)
         ctx.token = token.detach()
         ctx.shape = x.shape
+        if values is not None:
+            return call.product.forward(values, weight)
         return call.product.forward(x, weight.to(x.dtype), None if bias is None else local_of(bias).to(x.dtype))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, Tensor | None, None, None, None]:
         call: _Call = ctx.call
         (saved,) = ctx.saved_tensors
-        gradient = gradient.contiguous()
+        dtype = gradient.dtype
+        gradient = gradient.contiguous() if call.gradient is None else call.gradient.of(gradient)
         token = None
-        if ctx.needs_input_grad[2]:
+        if ctx.needs_input_grad[3]:
             # If only the shard of X was kept, its all-gather overlaps the next matmul.
             x = Pending(saved) if call.regather is None else call.regather.again(saved)
             call.operands = (x, gradient)
@@ -333,7 +374,8 @@ class _Matmul(torch.autograd.Function):
             if call.version is not None:
                 check_unchanged(call.weight.parameter, call.version, f"the weight of {call.layer}")
             whole = call.weight.backward(call.layer)
-            dx = call.product.input_gradient(gradient, whole.to(gradient.dtype), ctx.shape)
+            whole = whole.to(dtype) if call.gradient is None else whole
+            dx = call.product.input_gradient(gradient, whole, ctx.shape)
             call.weight.read("backward", call.ways)
             call.kept = None
-        return dx, None, token, None, None, None
+        return dx, None, None, token, None, None, None

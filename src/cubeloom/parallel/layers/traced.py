@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cubeloom.base import torch_private
 from cubeloom.base.operations import operation_of
 from cubeloom.parallel import weave
-from cubeloom.parallel.collective import Collective, Started
+from cubeloom.parallel.collective import Collective, Payload, Started
 from cubeloom.parallel.gradients import WeightGradient
 from cubeloom.parallel.layers.alike import all_parts_of, own_part_of
 from cubeloom.parallel.layers.classes import Classes
@@ -122,7 +122,7 @@ class TracedLinear(CubeLinear):
         if spec.given == "whole":
             self._own_classes = None  # parts are gathered with their padding, which is then cut off
 
-    def _start(self, x: Tensor, source: Tensor) -> Started:
+    def _start(self, x: Tensor, source: Tensor, instead: Payload | None = None) -> Started:
         whole = self._shared.of(source)
         if whole is not None:
             return _Ready(self._input, whole)

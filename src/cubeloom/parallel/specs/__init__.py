@@ -10,6 +10,7 @@ from cubeloom.parallel.specs.block import repeated as repeated
 from cubeloom.parallel.specs.left_whole import WholeParameter as WholeParameter
 from cubeloom.parallel.specs.left_whole import WholeSpec as WholeSpec
 from cubeloom.parallel.specs.linear import LinearSpec as LinearSpec
+from cubeloom.parallel.specs.linear import fp8_layers as fp8_layers
 from cubeloom.parallel.specs.linear import shared_copies as shared_copies
 from cubeloom.parallel.specs.lookup import EmbeddingSpec as EmbeddingSpec
 from cubeloom.parallel.specs.lookup import TableSpec as TableSpec

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from cubeloom.base.grid import Grid
 from cubeloom.parallel.arrangement import Arrangement, padded, sectioned
-from cubeloom.parallel.config import FREED, KEPT, Batch, ParallelConfig, ShardingPolicy, choose
+from cubeloom.parallel.config import FREED, KEPT, Batch, Element, ParallelConfig, ShardingPolicy, choose
 from cubeloom.parallel.layout import Axes, Layout
 from cubeloom.parallel.specs.spec import (
     ROWS,
@@ -73,6 +73,17 @@ class LinearSpec(LayerSpec):
     sections: tuple[int, ...] = ()
     padded: bool = False  # a loss's head: its outputs are padded if the grid does not divide them
     with_loss: bool = False  # fused with the cross-entropy that reads it, where the grid allows it
+
+    @property
+    def takes_fp8(self) -> bool:
+        """Whether FP8 applies: a linear on tokens that is not the output layer, nor next to it."""
+        last = self.padded or self.with_loss or self.turn or self.shares is not None
+        return type(self) is LinearSpec and self.pixels is None and self.kernel_numel == 1 and not last
+
+    @property
+    def operand(self) -> Element:
+        """What is moved of its input, its weight and its output's gradient."""
+        return "operand" if self.takes_fp8 else "item"
 
     @property
     def k_axis(self) -> Side:
@@ -176,15 +187,15 @@ class LinearSpec(LayerSpec):
         n = self.held(c)
         x, y = c.samples * into * self.k, c.samples * out * n
         for spread, when in _spreads(c, self.always_in):
-            yield from there_and_back(*self.input(spread), x, when=when)
+            yield from there_and_back(*self.input(spread), x, when=when, gathered=self.operand)
             if spread == "rows":  # only the shard of the input was kept
-                yield Transfer("W", *self.input(spread), x, when=when & c.regathered)
+                yield Transfer("W", *self.input(spread), x, self.operand, when & c.regathered)
         for spread, when in _spreads(c, self.always_out):
-            yield from there_and_back(*self.output(spread), y, when=when)
+            yield from there_and_back(*self.output(spread), y, when=when, gathered=self.operand)
         if self.turn:
             yield from there_and_back(*self.turned, y)
         rest, used = self.weight(cut=True)
-        yield from weight_transfers(rest, used, self.k * n * self.kernel_numel, c)
+        yield from weight_transfers(rest, used, self.k * n * self.kernel_numel, c, self.operand)
 
     def parameters(self, c: ParallelConfig) -> Iterator[Parameter]:
         n, arranged, of_weight = self.held(c), partial(self.arrangement, c), partial(self._weight_arrangement, c)
@@ -210,8 +221,12 @@ class LinearSpec(LayerSpec):
 
     def saved(self, c: ParallelConfig) -> Any:
         """Bytes of its input, gathered or the shard."""
-        whole = c.rows(self.pixels[0] if self.pixels else None) * self.k / c.size(self.k_axis) * c.item
-        return whole / choose((c.sharded | self.always_in) & c.regathered, c.size(self.n_axis), 1)
+        whole = c.rows(self.pixels[0] if self.pixels else None) * self.k / c.size(self.k_axis)
+        return (
+            whole
+            * c.bytes_of(self.operand)
+            / choose((c.sharded | self.always_in) & c.regathered, c.size(self.n_axis), 1)
+        )
 
     def rows_in(self, c: ParallelConfig) -> Any:
         """Input rows on one rank of data and z."""
@@ -297,6 +312,11 @@ def key_value_problem(heads: int, queries: int, axis: str, ranks: Any) -> str:
     )
 
 
+def fp8_layers(specs: Iterable[LayerSpec]) -> list[str]:
+    """The names of the layers whose operands can be rounded to FP8."""
+    return [spec.name for spec in specs if isinstance(spec, LinearSpec) and spec.takes_fp8]
+
+
 def shared_copies(specs: Iterable[LayerSpec], grid: Grid) -> set[tuple[str, int]]:
     """The process groups that sum gradients of copies: the axis, and the number of neighbours."""
     config = ParallelConfig.exact(grid, ShardingPolicy(), Batch(1, 1), item=1)
@@ -316,12 +336,14 @@ def _spreads(c: ParallelConfig, always: bool) -> tuple[tuple[Spread, Any], ...]:
     return (("rows", True),) if always else (("rows", c.sharded), ("replicated", 1 - c.sharded))
 
 
-def weight_transfers(rest: Layout, used: Layout, elements: int, c: ParallelConfig) -> Iterator[Transfer]:
+def weight_transfers(
+    rest: Layout, used: Layout, elements: int, c: ParallelConfig, element: Element = "item"
+) -> Iterator[Transfer]:
     """A weight is all-gathered along z, its gradient reduce-scattered. Over data it stays a partial sum."""
     freed, kept = c.weights == FREED, c.weights == KEPT
-    yield Transfer("F", rest, used, elements, when=freed, of_weight=True)
-    yield Transfer("F", rest, used, elements, when=kept, of_weight=True, gathered_to_keep=True)
-    yield Transfer("I", rest, used, elements, when=freed, of_weight=True)  # gathered again for the input gradient
+    yield Transfer("F", rest, used, elements, element, freed, of_weight=True)
+    yield Transfer("F", rest, used, elements, element, kept, of_weight=True, gathered_to_keep=True)
+    yield Transfer("I", rest, used, elements, element, freed, of_weight=True)  # gathered again for the input gradient
     yield gradient_scatter(rest, used, elements, c.weights_cut)
 
 

@@ -188,10 +188,17 @@ def there_and_back(
     when: Any = True,
     back: Phase = "I",
     back_when: Any = True,
+    gathered: Element | None = None,
 ) -> Iterator[Transfer]:
-    """A redistribution in the forward, and its backward."""
-    yield Transfer("F", source, target, elements, element, when)
-    yield Transfer(back, target.gradient, source.gradient, elements, element, when & back_when)
+    """A redistribution in the forward, and its backward. `gathered`: what all-gathers move instead of `element`."""
+    forward, backward = (source, target), (target.gradient, source.gradient)
+    yield Transfer("F", *forward, elements, _moved(forward, element, gathered), when)
+    yield Transfer(back, *backward, elements, _moved(backward, element, gathered), when & back_when)
+
+
+def _moved(layouts: tuple[Layout, Layout], element: Element, gathered: Element | None) -> Element:
+    gathers = gathered is not None and any(move.operation == "all_gather" for move in redistribute(*layouts))
+    return gathered if gathers and gathered is not None else element
 
 
 def collectives(spec: LayerSpec, c: ParallelConfig) -> Iterator[Collective]:

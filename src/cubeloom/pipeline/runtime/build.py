@@ -21,6 +21,7 @@ from cubeloom.parallel import AnyCut, Batch, CubeState, ShardingPolicy, resolve
 from cubeloom.parallel.check import Example
 from cubeloom.parallel.compiled import compile_local, whole_blocks
 from cubeloom.parallel.config import ParallelConfig
+from cubeloom.parallel.fp8 import AmaxHistory, amax_history
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.layout import Axes
 from cubeloom.parallel.recomputed import blocks_of, layers_of, recompute_blocks
@@ -199,6 +200,11 @@ def plan_stages(
     within("ways", ways)
     if schedule.updates is not Updates.FLUSH and len(schedule.homes) > len(schedule.workers):
         raise UserError(f"{schedule.name} updates weights within a step: it runs with one stage a worker, not several")
+    if schedule.updates is not Updates.FLUSH and rest.precision == "fp8":
+        raise UserError(
+            f"{schedule.name} updates weights within a step, and the scales of FP8 are those of whole steps: use another"
+            ' schedule, such as 1f1b or chimera, or precision = "model"'
+        )
     if len(schedule.workers) != grid.pipe:
         raise UserError(
             f"{schedule.name} has {len(schedule.workers)} workers, and the grid {grid} has pipe={grid.pipe}"
@@ -283,6 +289,7 @@ class LocalStages:
     parameters: dict[str, nn.Parameter]
     gradients: Gradients
     clock: Clock
+    amax: AmaxHistory | None  # of the layers whose operands are rounded to FP8
     alike: bool = True  # all ranks of a place on the pipe axis use the same parameters
 
 
@@ -305,7 +312,8 @@ def hold(
     """
     make_groups(network, layout, rest)
     gradients, clock = Gradients(rest.gradients), Clock(seed)
-    held = LocalStages({}, {}, {}, gradients, clock)
+    amax = amax_history(layout.specs, network, rest, gradients)
+    held = LocalStages({}, {}, {}, gradients, clock, amax)
     homes = layout.schedule.held_by(network.coordinates["pipe"])
     # By stage: workers with the same stages must create the groups of their gradients in one order.
     for replica, stage in sorted(homes, key=lambda home: home[1]):
@@ -313,7 +321,7 @@ def hold(
         if layout.row is None:
             _prune(own, layout, stage)
         under_way = layout.schedule.updates is not Updates.FLUSH
-        state = CubeState(network, rest, gradients, clock=clock, updates_under_way=under_way, portioned=True)
+        state = CubeState(network, rest, gradients, clock=clock, updates_under_way=under_way, portioned=True, amax=amax)
         specs = layout.specs_of(stage)
         in_parts = recompute == "attention" or isinstance(recompute, Budget)
         local = compile and layout.row is None  # else `finish` compiles

@@ -12,6 +12,7 @@ from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
 from cubeloom.parallel import AnyCut, Batch, CubeState, ShardingPolicy
 from cubeloom.parallel.config import ParallelConfig
+from cubeloom.parallel.fp8 import AmaxHistory
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.layers.declared import FoundCut
 from cubeloom.parallel.replace import Fill
@@ -59,7 +60,7 @@ class Pipeline:
         self.layout = plan_stages(model, cut, network.grid, batch, schedule, rest, stages, ways)
         self.layout.check_options(recompute)
         if record is not None:
-            check_recordable(self.layout.specs, schedule, ways, bool(recompute))
+            check_recordable(self.layout.specs, schedule, ways, bool(recompute), rest.precision)
         self._here = network.coordinates["pipe"]
         part = Batch(batch.samples // (len(portions(schedule)) * ways), batch.sequence)
 
@@ -96,6 +97,11 @@ class Pipeline:
     @property
     def gradients(self) -> Gradients:
         return self._held.gradients
+
+    @property
+    def amax(self) -> AmaxHistory | None:
+        """What FP8 remembers of earlier steps, the same on all ranks."""
+        return self._held.amax
 
     def step(
         self,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Ledger, Network
+from cubeloom.parallel.config import Precision
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import like, local_of
 from cubeloom.parallel.specs import DropoutSpec, LayerSpec
@@ -31,7 +32,9 @@ from cubeloom.pipeline.runtime.stage import Carry, Data, Portion, Stage
 Function = Callable[..., Carry]
 
 
-def check_recordable(specs: Iterable[LayerSpec], schedule: Schedule, ways: int, recomputes: bool) -> None:
+def check_recordable(
+    specs: Iterable[LayerSpec], schedule: Schedule, ways: int, recomputes: bool, precision: Precision = "model"
+) -> None:
     """Raises UserError if a step does something that a recording cannot repeat."""
     reasons = {
         "dropout draws other numbers in every step": any(
@@ -40,6 +43,7 @@ def check_recordable(specs: Iterable[LayerSpec], schedule: Schedule, ways: int, 
         f"{schedule.name} keeps several versions of weights": schedule.updates is not Updates.FLUSH,
         f"strands take turns in Python (ways = {ways})": ways > 1,
         "what is recomputed is so by Python": recomputes,
+        "FP8 has other scales in every step": precision == "fp8",
     }
     for reason, holds in reasons.items():
         if holds:

@@ -39,7 +39,7 @@ def seconds(layer: LayerSpec, s: ParallelConfig, machine: Machine) -> Seconds:
         return _attention(layer, s, machine)
     touched, found = layer.touched(s), Seconds(0.0, 0.0, 0.0, 0)
     for product in layer.products(s):
-        one = _product(product, s, machine, _dtype(layer, machine))
+        one = _product(product, s, machine, _dtype(layer, s, machine))
         found = Seconds(*(one + more for one, more in zip(found, one, strict=True)))
     if isinstance(layer, specs.BetweenSpec):
         found = _fused(layer.flops_here(s), machine)
@@ -82,8 +82,13 @@ def optimizer(numbers: Any, item: int, device: Device, software: Software = OWN)
     return memory_bound(device, slower * numbers * (2 * item + software.update_bytes - 4))
 
 
-def _dtype(layer: LayerSpec, machine: Machine) -> Dtype:
-    """In which a layer's products are computed: with FP8, all linears but the head."""
+def _dtype(layer: LayerSpec, s: ParallelConfig, machine: Machine) -> Dtype:
+    """In which a layer's products are computed: with FP8, all linears but the head.
+
+    Ours by the layout's precision; of others' runs all, as their software has it.
+    """
+    if s.precision == "fp8" and isinstance(layer, specs.LinearSpec) and layer.takes_fp8:
+        return "fp8"
     eight = machine.software.products == "fp8" and machine.device.fp8 > 0 and machine.dtype != "fp32"
     return "fp8" if eight and isinstance(layer, specs.LinearSpec) and not layer.with_loss else machine.dtype
 

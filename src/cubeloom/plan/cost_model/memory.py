@@ -54,14 +54,15 @@ def room(piece: Piece, s: ParallelConfig) -> PieceMemory:
             else:
                 owned = _added(owned, more)
         if isinstance(layer, specs.LinearSpec):
-            whole = layer.k * layer.n * layer.kernel_numel / s.size("x", "y") * s.item
-            gathered = gathered + whole * s.gathers
-            largest = np.maximum(largest, whole)
+            whole = layer.k * layer.n * layer.kernel_numel / s.size("x", "y")
+            nbytes = s.bytes_of(layer.operand)
+            gathered = gathered + whole * nbytes * s.gathers
+            largest = np.maximum(largest, whole * s.item)
             into, out = layer.rows_in(s), layer.rows_out(s)
             # If only the shard of an input was kept, it is being gathered when its weight gradient is deferred.
             again = (s.size(layer.n_axis) > 1) & (s.sharded | layer.always_in) & s.regathered
             inputs = into * layer.k / s.size(layer.k_axis) * (1 + again / s.size(layer.n_axis))
-            noted = noted + (inputs + out * layer.n / s.size(layer.n_axis)) * s.item
+            noted = noted + (inputs + out * layer.n / s.size(layer.n_axis)) * nbytes
     head = joined(piece, s)
     kept = {layer.name: saved(layer, s, head) for layer in piece.layers}
     stream = sum(each.elements(piece.tokens, s) for each in piece.outputs) * s.item / s.ways

@@ -58,7 +58,9 @@ def passing(
     # A linear's kept weights are counted elsewhere; a table is gathered again each time.
     freed = s.gathers & (s.weights == FREED)
     gathered = [
-        nothing if own is None else own * (s.gathers if isinstance(layer, specs.EmbeddingSpec) else freed)
+        nothing
+        if own is None
+        else own * _share(layer, s) * (s.gathers if isinstance(layer, specs.EmbeddingSpec) else freed)
         for layer, own in zip(layers, weights, strict=True)
     ]
     scattered, depth = s.gathers, s.z  # of a weight's gradient, which is whole before its reduce-scatter
@@ -129,6 +131,11 @@ def _weight(layer: LayerSpec, s: ParallelConfig) -> Any:
         case specs.EmbeddingSpec():
             return layer.entries * layer.features / s.size("x", "y") * s.item
     return None
+
+
+def _share(layer: LayerSpec, s: ParallelConfig) -> float:
+    """Of a weight's bytes, those that are gathered: FP8 rounds before."""
+    return s.bytes_of(layer.operand) / s.item if isinstance(layer, specs.LinearSpec) else 1.0
 
 
 def _forward(layer: LayerSpec, s: ParallelConfig, joined: FusedHead | None, size: _Linear | None, waiting: Any) -> Any:

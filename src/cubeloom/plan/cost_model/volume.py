@@ -7,8 +7,8 @@ from typing import Any
 
 from cubeloom.parallel.config import ParallelConfig
 from cubeloom.parallel.layout import Axes
-from cubeloom.parallel.specs import LayerSpec
-from cubeloom.parallel.volume import add, gradient_volume, pass_volume
+from cubeloom.parallel.specs import LayerSpec, fp8_layers
+from cubeloom.parallel.volume import add, amax_volume, gradient_volume, pass_volume
 from cubeloom.pipeline import Schedule
 from cubeloom.pipeline.volume import Block, StageOutput, pipeline_volume
 from cubeloom.plan.cost_model.recompute import Recompute
@@ -30,7 +30,8 @@ def step_bytes(model: Model, c: ParallelConfig) -> Bytes:
                 tied[each.name, axes] = axes, nbytes
             else:
                 summed.append((axes, count * nbytes))
-    return add([*passed, *summed, *tied.values()])
+    rounded = sum(count * len(fp8_layers([layer])) for layer, count in layers)
+    return add([*passed, *summed, *tied.values(), *amax_volume(rounded, c)])
 
 
 def pipeline_bytes(

@@ -12,7 +12,8 @@ from typing import Any
 from cubeloom.base.errors import UserError
 from cubeloom.base.grid import Grid
 from cubeloom.base.limits import SAMPLES, within
-from cubeloom.parallel.config import GradientDtype
+from cubeloom.parallel.config import GradientDtype, Precision
+from cubeloom.parallel.specs import fp8_layers
 from cubeloom.parallel.volume import named
 from cubeloom.plan.cost_model.recompute import RECOMPUTE
 from cubeloom.plan.cost_model.volume import pipeline_bytes
@@ -102,6 +103,7 @@ def search(
     reserve: float = 0.08,
     record: bool = False,
     gradients: GradientDtype = "float32",
+    precision: Precision = "model",
 ) -> Answer:
     """The best plans for a step of `samples` on so many devices of a cluster; of all grids, or of one.
 
@@ -111,8 +113,10 @@ def search(
     model = load(model) if isinstance(model, str) else model
     machine = cluster(machine) if isinstance(machine, str) else machine
     _check(model, machine, devices, samples, sequence, reserve)
+    if precision == "fp8":
+        _check_fp8(model, machine, record)
     item = SIZES[dtype]
-    task = Task(samples, sequence or model.sequence, devices, item, reserve, record, gradients)
+    task = Task(samples, sequence or model.sequence, devices, item, reserve, record, gradients, precision)
     found, tally = candidates(model, machine, task, dtype, only, keep)
     plans = refined(model, machine, task, dtype, found, keep)
     refused = {reason: count for reason, count in tally.refused.most_common() if count}
@@ -152,12 +156,25 @@ def _check(model: Model, machine: Cluster, devices: int, samples: int, sequence:
         raise UserError(f"a sequence of {sequence} tokens is too long: {model.name} has {model.sequence} positions")
 
 
+def _check_fp8(model: Model, machine: Cluster, record: bool) -> None:
+    if not machine.device.fp8:
+        raise UserError(f"{machine.name}: its device {machine.device.name} has no rate of FP8; use precision = model")
+    if model.planes is not None:
+        raise UserError(
+            f"{model.name} has no written cut, and FP8 is for models that have one (docs/fp8.md); use precision = model"
+        )
+    if not any(fp8_layers(kind.layers) for kind in model.kinds):
+        raise UserError(f"{model.name} has no linear on tokens before its output layer; use precision = model")
+    if record:
+        raise UserError("stages cannot be recorded: FP8 has other scales in every step; leave out one of the two")
+
+
 def on_devices(answer: Answer, devices: int) -> Answer:
     """The same question for another number of devices."""
     task = answer.task
     sequence = task.sequence if answer.model.tokens else None
     asked = answer.model, answer.cluster, devices, task.samples, sequence, answer.dtype
-    return search(*asked, reserve=task.reserve, record=task.record)
+    return search(*asked, reserve=task.reserve, record=task.record, precision=task.precision)
 
 
 def counts_that_work(answer: Answer, most: int = 2) -> list[int]:

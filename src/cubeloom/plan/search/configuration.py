@@ -46,6 +46,8 @@ def configuration(answer: Answer, plan: Plan) -> str:
         },
         "optimizer": {"zero": True},
     }
+    if answer.task.precision != "model":
+        sections["layout"]["precision"] = answer.task.precision
     if answer.task.record and plan.recordable:
         sections["layout"]["record"] = True
     kind = answer.cluster.device.kind

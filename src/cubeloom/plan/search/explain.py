@@ -61,7 +61,7 @@ def explain(answer: Answer, grid: Grid) -> Explanation:
         raise UserError("no decomposition can run, so that there is none to compare with; see what was refused")
     own = search(
         answer.model, answer.cluster, task.devices, task.samples, task.sequence if answer.model.tokens else None,
-        answer.dtype, only=grid, reserve=task.reserve, record=task.record,
+        answer.dtype, only=grid, reserve=task.reserve, record=task.record, precision=task.precision,
     )  # fmt: skip
     best = answer.plans[0]
     return Explanation(grid, best, own.plans[0] if own.plans else None, dict(own.refused))

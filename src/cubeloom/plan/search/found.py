@@ -72,6 +72,7 @@ class Plan:
             ways=self.ways,
             item=task.item,
             gradients=task.gradients,
+            precision=task.precision,
             rank_stride=self.rank_stride,
         )
 

@@ -127,6 +127,7 @@ def settings_of(candidates: Sequence[Candidate], apart: Sequence[Sequence[int]],
         ways=each(lambda c: c.ways),
         item=task.item,
         gradients=task.gradients,
+        precision=task.precision,
         record=each(lambda c: task.record and not c.recompute, bool),
         rank_stride={axis: rank_stride[:, place] for place, axis in enumerate(AXES)},
     )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubeloom.base.divisors import divisors
-from cubeloom.parallel.config import FREED, KEPT, REPLICATED, GradientDtype, ParallelConfig
+from cubeloom.parallel.config import FREED, KEPT, REPLICATED, GradientDtype, ParallelConfig, Precision
 from cubeloom.plan.hardware import Cluster
 
 Array = NDArray[Any]
@@ -30,6 +30,7 @@ class Task:
     reserve: float = 0.08  # of a device's memory, for what lies below tensors
     record: bool = False  # stages as CUDA graphs, where that is possible
     gradients: GradientDtype = "float32"  # in which they are accumulated and reduced
+    precision: Precision = "model"  # of the operands of linears
 
     def room(self, cluster: Cluster) -> float:
         """Bytes of a device that tensors may take."""
@@ -79,6 +80,7 @@ def space(task: Task, per_node: int, only: tuple[int, int, int] | None = None) -
         ways=_along(5, np.array(WAYS, dtype=float)),
         item=task.item,
         gradients=task.gradients,
+        precision=task.precision,
         record=task.record,
         rank_stride={
             "z": _along(0, apart_of[:, 0]), "y": _along(0, apart_of[:, 1]), "x": _along(0, apart_of[:, 2]),

@@ -18,6 +18,7 @@ from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
 from cubeloom.models.parallelize import Handle, handle_of
 from cubeloom.parallel.arranged import arrangement_of, block_values
+from cubeloom.parallel.fp8 import AMAX
 from cubeloom.parallel.parameter import Block, block_of, local_of
 from cubeloom.tools.convert.hugging_face_folder import (
     HuggingFaceFolder,
@@ -54,7 +55,10 @@ def save(model: nn.Module, folder: str | Path, *, optimizer: Optimizer | None = 
     handle = handle_of(model)
     of = PlainOptimizer(optimizer, model)
     done = _updates(of.optimizer) if step is None else step
-    return save_checkpoint(Path(folder), done, model, of, handle.network, {"model": type(model).__name__})  # type: ignore[arg-type]
+    progress: dict[str, Any] = {"model": type(model).__name__}
+    if handle.amax is not None:
+        progress[AMAX] = handle.amax.state()
+    return save_checkpoint(Path(folder), done, model, of, handle.network, progress)  # type: ignore[arg-type]
 
 
 def load(model: nn.Module, folder: str | Path, *, optimizer: Optimizer | None = None) -> int:
@@ -81,7 +85,9 @@ def load(model: nn.Module, folder: str | Path, *, optimizer: Optimizer | None = 
             load_weights(found[-1], model, of, handle.network)  # type: ignore[arg-type]
             step = 0
         else:
-            step = load_checkpoint(found[-1], model, of, handle.network)[0]  # type: ignore[arg-type]
+            step, progress = load_checkpoint(found[-1], model, of, handle.network)  # type: ignore[arg-type]
+            if handle.amax is not None:
+                handle.amax.load(progress.get(AMAX, {}))
     handle.filled = True
     return step
 

@@ -138,7 +138,8 @@ def planned(job: Job, cluster: str, devices: int) -> Job:
     else:
         find = partial(search, derive(job.model.called, source))
     for count in range(devices, 0, -1):
-        options = {"record": job.layout.record, "gradients": job.layout.gradients}
+        layout = job.layout
+        options = {"record": layout.record, "gradients": layout.gradients, "precision": layout.precision}
         answer = find(cluster, count, job.batch.samples, job.batch.sequence, dtype, **options)
         if answer.plans:
             return replace(job_of(answer, answer.plans[0], job), device=job.device)  # on the device of the job

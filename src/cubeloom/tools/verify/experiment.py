@@ -82,7 +82,7 @@ class Experiment:
         layout.check_options(self.recompute)
         specs = list(layout.specs)
         if self.record:
-            check_recordable(specs, self.schedule, self.ways, bool(self.recompute))
+            check_recordable(specs, self.schedule, self.ways, bool(self.recompute), self.rest.precision)
         if self.asynchronous and self.drops:
             raise UserError(f"{self.schedule.name} can be compared without dropout only: use --dropout 0")
         tied = any(shared_owner(spec) is not None for spec in specs)
@@ -127,7 +127,8 @@ class Experiment:
         return replace(
             self,
             grid=Grid(),
-            rest=self.rest if self.drops else ShardingPolicy(),  # with dropout the serial model is a cube of one device
+            # With dropout the serial model is a cube of one device.
+            rest=self.rest if self.drops else ShardingPolicy(precision=self.rest.precision),
             zero=False,
             schedule=None,
             recompute=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +17,7 @@ from cubeloom.models.weights import check_weights
 from cubeloom.parallel import ParallelConfig, step_volume
 from cubeloom.parallel.recomputed import layers_of
 from cubeloom.parallel.specs import cut_share
+from cubeloom.parallel.volume import Volume
 from cubeloom.tools.verify.experiment import Experiment
 from cubeloom.tools.verify.runs import WEIGHTS, Outcome, differences_of_files, grid_run, no_less_than_nan
 from cubeloom.tools.verify.serial import Serially, SerialRun, train_serially
@@ -192,14 +194,18 @@ def _predict(experiment: Experiment) -> list[dict[str, Fraction]]:
     grid, zero = experiment.grid, experiment.zero
     places = [grid.coordinates(rank) for rank in range(grid.world)]
     configs = [_config(experiment, rank) for rank in range(grid.world)]
+    step: Callable[[ParallelConfig, dict[str, int]], Volume]
     if experiment.schedule is None:
         specs = experiment.specs()
         again = [layers_of(block, specs) for block in experiment.blocks(experiment.skeleton(), specs)]
-        each = [step_volume(specs, config, zero, again) for config in configs]
+        step = lambda config, _: step_volume(specs, config, zero, again)  # noqa: E731
     else:
         layout = experiment.layout(experiment.schedule)
-        each = [
-            layout.volume(config, place["pipe"], zero, experiment.recompute)
-            for config, place in zip(configs, places, strict=True)
-        ]
-    return [{axis: size * experiment.steps for axis, size in step.items()} for step in each]
+        step = lambda config, place: layout.volume(config, place["pipe"], zero, experiment.recompute)  # noqa: E731
+    found = []
+    for config, place in zip(configs, places, strict=True):
+        first, later = step(replace(config, first_step=True), place), step(config, place)
+        axes = first.keys() | later.keys()
+        none, more = Fraction(0), experiment.steps - 1
+        found.append({axis: first.get(axis, none) + more * later.get(axis, none) for axis in axes})
+    return found

@@ -22,7 +22,9 @@ from cubeloom.comm import Network, devices
 from cubeloom.parallel import apply, materialise
 from cubeloom.parallel.arranged import Lie, lie_of
 from cubeloom.parallel.parameter import local_of
+from cubeloom.parallel.specs import fp8_layers
 from cubeloom.tools.verify.experiment import Experiment
+from cubeloom.tools.verify.fp8 import rounding
 from cubeloom.tools.verify.live import Train, adamw, build, fill_of, plainly
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
 
@@ -61,9 +63,12 @@ def serial_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outco
         state = apply(model, experiment.cut(model), network, experiment.batch, fill, experiment.rest)
     else:
         materialise(model, fill)
+    step_on = plainly(model, state)
+    if state is None and experiment.rest.precision == "fp8":
+        step_on = rounding(model, fp8_layers(experiment.specs()), step_on)
     outcome = Outcome()
     optimizer = adamw(model.parameters(), experiment)
-    for step in train(plainly(model, state), optimizer, experiment, experiment.grid.coordinates(0), device, outcome):
+    for step in train(step_on, optimizer, experiment, experiment.grid.coordinates(0), device, outcome):
         save_file(whole(model, gradients=True), Path(folder) / gradients_of(step))
     save_file(whole(model, gradients=False), Path(folder) / WEIGHTS)
     (Path(folder) / FLOPS).write_text(json.dumps(outcome.flops), encoding="utf-8")

@@ -37,7 +37,8 @@ def check(job: Job, device_here: bool = True) -> None:
             raise UserError(
                 "layout.record = true: stages are recorded on a GPU only; use device = 'cuda', or leave it out"
             )
-        check_recordable(layout.specs, layout.schedule, job.layout.ways, job.layout.recompute != "none")
+        recomputes = job.layout.recompute != "none"
+        check_recordable(layout.specs, layout.schedule, job.layout.ways, recomputes, job.layout.precision)
     _check_folder(job.folder)
 
 

@@ -16,7 +16,7 @@ from cubeloom.models.configs import Config
 from cubeloom.models.named import named
 from cubeloom.models.presets import PRESETS, config
 from cubeloom.parallel import ShardingPolicy
-from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Weights
+from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Precision, Weights
 from cubeloom.pipeline import Schedule, Sync, family, generate, overlapped, synchronised
 from cubeloom.train.job.rates import Decay
 
@@ -221,6 +221,10 @@ class LayoutSettings:
     """For selective: all blocks are recomputed, except layer results of this many bytes on a rank, those that take the
     longest to compute per byte. Without it, attention alone is recomputed.
     """
+    precision: Precision = "model"
+    """Operands of the linears of blocks: in the model's dtype, or rounded to FP8 before they are gathered and multiplied
+    (docs/fp8.md).
+    """
     compile: bool = False
     """Let torch compile the code between collectives. The first steps then take longer."""
     record: bool = False
@@ -243,7 +247,9 @@ class LayoutSettings:
 
     def rest(self, source: ModelSource) -> ShardingPolicy:
         """The policy for this model. Raises UserError if the model does not support it."""
-        return models.sharding_policy(source, self.activations, self.weights, self.inputs, self.gradients)
+        return models.sharding_policy(
+            source, self.activations, self.weights, self.inputs, self.gradients, self.precision
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
