@@ -78,7 +78,8 @@ def issued(operators: int, s: ParallelConfig, machine: Machine) -> Any:
 
 def optimizer(numbers: Any, item: int, device: Device, software: Software = OWN) -> Any:
     """AdamW: gradient and weight, two states and the float32 weight, read and written."""
-    return memory_bound(device, numbers * (2 * item + software.update_bytes - 4))
+    less = OWN.state_bytes(item) - software.state_bytes(item)
+    return memory_bound(device, numbers * (2 * item + software.update_bytes - 4 - 2 * less))
 
 
 def _dtype(layer: LayerSpec, machine: Machine) -> Dtype:

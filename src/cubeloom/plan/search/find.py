@@ -270,7 +270,7 @@ def _room(
     """Bytes of the worker that needs most."""
     item = batch.settings.item
     return _most(
-        memory(shape, batch.workers, load.first, count, c, item, recompute).total
+        memory(shape, batch.workers, load.first, count, c, item, recompute, batch.cluster.software).total
         for load, c in zip(held, carried, strict=True)
     )
 

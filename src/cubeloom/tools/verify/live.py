@@ -14,6 +14,7 @@ from cubeloom.base import counter
 from cubeloom.comm import Network
 from cubeloom.models.weights import stored_values
 from cubeloom.parallel import Batch, CubeState, apply
+from cubeloom.parallel.arranged import Lie
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import Block, local_of
 from cubeloom.parallel.recomputed import recompute_blocks
@@ -24,6 +25,8 @@ from cubeloom.pipeline.runtime.channels import Boundary
 from cubeloom.pipeline.runtime.recorded import GraphRecord
 from cubeloom.tools.verify.experiment import Experiment
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
+from cubeloom.train.adamw import AdamW
+from cubeloom.train.optimizers import locate
 
 # The tensors that each stage sends to the next, if the network cannot tell.
 Known = Mapping[int, Boundary]
@@ -64,7 +67,18 @@ EPSILON = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 1e-3}
 
 def adamw(parameters: Iterable[nn.Parameter], experiment: Experiment) -> Optimizer:
     """In one kernel, as in `train`: it needs no additional memory."""
+    if experiment.moments is not None:
+        return AdamW(parameters, lr=experiment.learning_rate, eps=EPSILON[experiment.dtype])
     return torch.optim.AdamW(parameters, lr=experiment.learning_rate, eps=EPSILON[experiment.dtype], fused=True)
+
+
+def serial_adamw(model: nn.Module, experiment: Experiment) -> Optimizer:
+    """Of a model that no grid cuts."""
+    made = adamw(model.parameters(), experiment)
+    if isinstance(made, AdamW):
+        for name, parameter in model.named_parameters():
+            made.locate(parameter, name, Lie(tuple(parameter.shape), (0,) * parameter.dim(), ()))
+    return made
 
 
 # One forward and backward of a step on a rank's samples; returns the loss.
@@ -120,8 +134,11 @@ class Live:
     def optimizer_state(self) -> Iterator[Tensor]:
         """Moments and similar tensors, and master weights."""
         yield from (part.tensor for part in self.optimizer.parts.values() if part.master)
-        for state in self.optimizer.optimizer.state.values():
+        made = self.optimizer.optimizer
+        for state in made.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
+        if isinstance(made, AdamW):
+            yield from made.indices
 
 
 def build(experiment: Experiment, network: Network, fill: Fill, known: Known | None = None) -> Live:
@@ -154,10 +171,11 @@ def build(experiment: Experiment, network: Network, fill: Fill, known: Known | N
         pipeline.learn({name: tensor.to(network.device) for name, tensor in first.items()}, known)
         step, parameters, gradients = pipeline.step, pipeline.parameters, pipeline.gradients
     optimizer: BlockOptimizer | ShardedOptimizer = (
-        ShardedOptimizer(parameters.values(), gradients, make)
+        ShardedOptimizer(parameters.values(), gradients, make, experiment.masters)
         if experiment.zero
-        else BlockOptimizer(parameters.values(), make)
+        else BlockOptimizer(parameters.values(), make, experiment.masters)
     )
+    locate(optimizer, parameters, network)
     live = Live(experiment, network, step, parameters, optimizer, gradients)
     if experiment.asynchronous:
         live.step = partial(pipeline.step, update=live.update)

@@ -23,7 +23,7 @@ from cubeloom.parallel import apply, materialise
 from cubeloom.parallel.arranged import Lie, lie_of
 from cubeloom.parallel.parameter import local_of
 from cubeloom.tools.verify.experiment import Experiment
-from cubeloom.tools.verify.live import Train, adamw, build, fill_of, plainly
+from cubeloom.tools.verify.live import Train, build, fill_of, plainly, serial_adamw
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
 
 WEIGHTS = "weights.safetensors"
@@ -62,7 +62,7 @@ def serial_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outco
     else:
         materialise(model, fill)
     outcome = Outcome()
-    optimizer = adamw(model.parameters(), experiment)
+    optimizer = serial_adamw(model, experiment)
     for step in train(plainly(model, state), optimizer, experiment, experiment.grid.coordinates(0), device, outcome):
         save_file(whole(model, gradients=True), Path(folder) / gradients_of(step))
     save_file(whole(model, gradients=False), Path(folder) / WEIGHTS)

@@ -14,6 +14,7 @@ from cubeloom.base.file_errors import retried
 from cubeloom.comm import Network
 from cubeloom.parallel.arranged import lie_of
 from cubeloom.parallel.parameter import local_of
+from cubeloom.train.adamw import AdamW
 from cubeloom.train.checkpoint.blocks import read_blocks
 from cubeloom.train.checkpoint.entries import (
     MASTER,
@@ -120,7 +121,8 @@ def _make_room(parameters: Parameters, optimizer: Optimizer, stored: Index, upda
         if name in own and key != MASTER:
             tensor = optimizer.parts[own[name]].tensor
             state = optimizer.optimizer.state[tensor]
-            state[key] = torch.zeros_like(tensor)  # padding stays zero, because nothing is read into it
+            dtype = optimizer.optimizer.moments if isinstance(optimizer.optimizer, AdamW) else tensor.dtype
+            state[key] = torch.zeros_like(tensor, dtype=dtype)  # padding stays zero, because nothing is read into it
             state["step"] = torch.tensor(updates, device=tensor.device)  # where a fused optimizer counts its updates
 
 
