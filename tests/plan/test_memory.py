@@ -103,14 +103,15 @@ SHORT = [
     Case(grid="z=4", rest=ShardingPolicy(weights="kept"), ways=2),
     Case(grid="y=2", count=3, recompute=True),
     Case(grid="pipe=2", model="long", shape="zb-h1", count=4),
-    Case(grid="y=2", moments="bfloat16"),
+    Case(moments="bfloat16"),
 ]
 CASES = [
     *SHORT,
     Case(grid="z=4", model="long", recompute=True),
     Case(grid="y=2", dtype=torch.float32),
-    Case(grid="y=2", dtype=torch.float32, moments="bfloat16"),
-    Case(grid="data=2", masters=False, moments="bfloat16"),
+    Case(grid="z=2,y=2,x=2", moments="bfloat16"),
+    Case(dtype=torch.float32, moments="bfloat16"),
+    Case(masters=False, moments="bfloat16"),
     Case(grid="data=2"),
     Case(grid="y=2", model="llama", recompute="attention"),
     Case(grid="x=2", model="llama"),

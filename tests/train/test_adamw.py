@@ -9,7 +9,6 @@ from statistics import mean, stdev
 
 import pytest
 import torch
-from grids import rest_is_long
 from jobs import job
 from torch import Tensor, nn
 from whole import tensors
@@ -26,6 +25,7 @@ from cubeloom.train.job import Job
 from cubeloom.train.job.settings import CheckpointSettings, OptimizerSettings, RateSettings
 from cubeloom.train.loop import train
 from cubeloom.train.trainer import Trainer
+from grids import rest_is_long
 
 BF16 = OptimizerSettings(moments="bfloat16")
 OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
