@@ -9,24 +9,32 @@ from statistics import mean, stdev
 
 import pytest
 import torch
-from jobs import job
+from jobs import MODEL, job
 from torch import Tensor, nn
 from whole import tensors
 
+from cubeloom import Grid
 from cubeloom.base import counter
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
 from cubeloom.launch import RankPool
+from cubeloom.models import GPTConfig, OurModel
+from cubeloom.parallel import Batch
 from cubeloom.parallel.arranged import Lie
 from cubeloom.parallel.arrangement import Run
+from cubeloom.pipeline import generate
+from cubeloom.tools.verify import Experiment
 from cubeloom.train import adamw_update
 from cubeloom.train.adamw import MOMENTS, AdamW, index_of
 from cubeloom.train.job import Job
-from cubeloom.train.job.settings import CheckpointSettings, OptimizerSettings, RateSettings
+from cubeloom.train.job.settings import CheckpointSettings, DataSettings, OptimizerSettings, RateSettings, Source
 from cubeloom.train.loop import train
 from cubeloom.train.trainer import Trainer
 from grids import rest_is_long
+from parity import holds
+from serial_runs import Verified
 
+POEM = Path(__file__).parents[2] / "examples" / "tyger.txt"
 BF16 = OptimizerSettings(moments="bfloat16")
 OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
@@ -235,6 +243,17 @@ def test_every_grid_and_every_restart_rounds_alike(
     close(checkpoint_of(ranks, replace(made, grid=job(tmp_path, "x=2,y=2").grid)), serial)
 
 
+def test_it_trains_as_the_serial_model_does(verified: Verified) -> None:
+    """Which rounds alike."""
+    model = OurModel(GPTConfig(vocab=32, positions=8, hidden=16, layers=2, heads=2, tied=True))
+    schedule = generate("chimera", 2, 2)
+    made = Experiment(model=model, grid=Grid(pipe=2), batch=Batch(4, 8), schedule=schedule, moments="bfloat16")
+    report = verified(made)
+    holds(report)
+    other = verified(replace(made, moments=None))
+    assert report.serial_losses[-1] != other.serial_losses[-1]
+
+
 @pytest.mark.parametrize(("first", "second"), [(None, "bfloat16"), ("bfloat16", None)])
 def test_a_run_goes_on_with_other_moments(
     ranks: RankPool, tmp_path: Path, first: str | None, second: str | None
@@ -251,8 +270,9 @@ def test_a_run_goes_on_with_other_moments(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_a_small_model_learns_as_with_moments_of_float32(ranks: RankPool, tmp_path: Path) -> None:
-    """After 200 steps the loss lies within three standard deviations of six seeds."""
+    """After 200 steps the loss lies within three standard deviations of four seeds."""
 
     def loss(seed: int, settings: OptimizerSettings) -> float:
         made = job(
@@ -261,6 +281,9 @@ def test_a_small_model_learns_as_with_moments_of_float32(ranks: RankPool, tmp_pa
             steps=200,
             seed=seed,
             dtype="float32",
+            model=replace(MODEL, vocab=None, positions=32, hidden=32, dropout=0.0),
+            data=DataSettings(sources=(Source(stream=str(POEM)),)),
+            batch=Batch(4, 32),
             optimizer=settings,
             rate=RateSettings(peak=3e-3, warmup=20),
         )
@@ -268,6 +291,8 @@ def test_a_small_model_learns_as_with_moments_of_float32(ranks: RankPool, tmp_pa
         assert ended.loss is not None
         return float(ended.loss)
 
-    usual = [loss(seed, OptimizerSettings()) for seed in range(6)]
-    found = [loss(seed, BF16) for seed in range(3)]
+    usual = [loss(seed, OptimizerSettings()) for seed in range(4)]
+    found = [loss(seed, BF16) for seed in range(2)]
+    (tmp_path / "losses.txt").write_text(str((usual, found)))
+    assert mean(usual) < 2  # of 5.8: it learns
     assert abs(mean(found) - mean(usual)) < 3 * stdev(usual) and max(found) < max(usual) + 3 * stdev(usual)

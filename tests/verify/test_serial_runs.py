@@ -43,6 +43,7 @@ ALIKE: dict[str, Any] = {
     "rest": ShardingPolicy(activations="replicated", weights="kept"),
     "zero": True,
     "masters": False,
+    "offload": True,
     "schedule": generate("1f1b", 2, 2),
     "patience": 60.0,
     "ways": 2,

@@ -28,9 +28,9 @@ def optimizer_of(
 ) -> BlockOptimizer | ShardedOptimizer:
     make = partial(fused, settings)
     made = (
-        ShardedOptimizer(parameters.values(), gradients, make, settings.masters)
+        ShardedOptimizer(parameters.values(), gradients, make, settings.masters, settings.offload)
         if settings.zero
-        else BlockOptimizer(parameters.values(), make, settings.masters)
+        else BlockOptimizer(parameters.values(), make, settings.masters, settings.offload)
     )
     locate(made, parameters, network)
     return made

@@ -10,7 +10,7 @@ import torch
 from cubeloom.comm import Ledger, Network, devices
 from cubeloom.parallel.parameter import local_of
 from cubeloom.parallel.replace import Fill
-from cubeloom.tools.rehearse.memory import Memory, Tracker
+from cubeloom.tools.rehearse.memory import HOST, Memory, Tracker
 from cubeloom.tools.verify import Experiment
 from cubeloom.tools.verify.live import Live, build, fill_of
 
@@ -26,7 +26,7 @@ class Seen:
 def watch(live: Live, tracker: Tracker, ledger: Ledger) -> Seen:
     """Train, with the tracker and the ledger on."""
     tracker.label("parameters", map(local_of, live.parameters.values()))
-    tracker.label("optimizer", live.optimizer_state())
+    _label_state(live, tracker)
     # With a sharded optimizer, gradients are freed by the end of the backward.
     live.summed.observer = lambda found: tracker.label("gradients", [found])
     tracker.begin()
@@ -36,8 +36,13 @@ def watch(live: Live, tracker: Tracker, ledger: Ledger) -> Seen:
         data = live.data(number)
         tracker.label("buffers", data.values())
         live.train(data, number, lambda: tracker.label("gradients", live.gradients()))
-        tracker.label("optimizer", live.optimizer_state())
+        _label_state(live, tracker)
     return Seen(Ledger(ledger.entries[mark:]), tracker.memory())
+
+
+def _label_state(live: Live, tracker: Tracker) -> None:
+    tracker.label("optimizer", live.optimizer_state())
+    tracker.label(HOST, live.host_state())
 
 
 def compute_time(live: Live, repeats: int = 3) -> float:

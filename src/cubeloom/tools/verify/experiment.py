@@ -38,6 +38,7 @@ class Experiment:
     zero: bool = False  # optimizer state sharded over the data axis
     masters: bool = True  # float32 copies of weights with a lower precision
     moments: Literal["bfloat16"] | None = None  # rounded stochastically
+    offload: bool = False  # optimizer state and masters in the host's memory
     weights: str | None = None  # a file to start from, instead of initial values
     schedule: Schedule | None = None  # of the pipeline, if the grid has one
     patience: float = 120  # seconds that a rank waits for another
@@ -62,6 +63,7 @@ class Experiment:
             zero=job.optimizer.zero,
             masters=job.optimizer.masters,
             moments=job.optimizer.moments,
+            offload=job.optimizer.offload,
             schedule=job.schedule.schedule(job.grid.pipe),
             ways=job.layout.ways,
             recompute=job.layout.recomputation,
@@ -135,6 +137,7 @@ class Experiment:
             rest=self.rest if self.drops else ShardingPolicy(),  # with dropout the serial model is a cube of one device
             zero=False,
             masters=True,
+            offload=False,
             schedule=None,
             recompute=False,
             record=False,

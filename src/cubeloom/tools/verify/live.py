@@ -26,6 +26,7 @@ from cubeloom.pipeline.runtime.recorded import GraphRecord
 from cubeloom.tools.verify.experiment import Experiment
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
 from cubeloom.train.adamw import AdamW
+from cubeloom.train.offload import elements_of
 from cubeloom.train.optimizers import locate
 
 # The tensors that each stage sends to the next, if the network cannot tell.
@@ -132,13 +133,21 @@ class Live:
                 yield part.tensor.grad
 
     def optimizer_state(self) -> Iterator[Tensor]:
-        """Moments and similar tensors, and master weights."""
-        yield from (part.tensor for part in self.optimizer.parts.values() if part.master)
-        made = self.optimizer.optimizer
+        """Moments and similar tensors, and master weights: those on the device."""
+        parts, made = self.optimizer.parts.values(), self.optimizer.optimizer
+        yield from (part.tensor for part in parts if part.master and not part.offload)
+        hosted = set(map(id, self.host_state()))
         for state in made.state.values():
-            yield from (value for value in state.values() if isinstance(value, Tensor))
+            yield from (value for value in state.values() if isinstance(value, Tensor) and id(value) not in hosted)
         if isinstance(made, AdamW):
             yield from made.indices
+
+    def host_state(self) -> Iterator[Tensor]:
+        """Those in the host's memory."""
+        for part in self.optimizer.parts.values():
+            if part.offload:
+                yield from elements_of(self.optimizer.optimizer.state[part.tensor]).values()
+                yield from () if part.home is None else (part.home,)
 
 
 def build(experiment: Experiment, network: Network, fill: Fill, known: Known | None = None) -> Live:
@@ -171,9 +180,9 @@ def build(experiment: Experiment, network: Network, fill: Fill, known: Known | N
         pipeline.learn({name: tensor.to(network.device) for name, tensor in first.items()}, known)
         step, parameters, gradients = pipeline.step, pipeline.parameters, pipeline.gradients
     optimizer: BlockOptimizer | ShardedOptimizer = (
-        ShardedOptimizer(parameters.values(), gradients, make, experiment.masters)
+        ShardedOptimizer(parameters.values(), gradients, make, experiment.masters, experiment.offload)
         if experiment.zero
-        else BlockOptimizer(parameters.values(), make, experiment.masters)
+        else BlockOptimizer(parameters.values(), make, experiment.masters, experiment.offload)
     )
     locate(optimizer, parameters, network)
     live = Live(experiment, network, step, parameters, optimizer, gradients)

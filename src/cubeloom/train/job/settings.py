@@ -272,6 +272,10 @@ class OptimizerSettings:
     """For adamw: keep both moments in bfloat16, rounded stochastically; without masters, weights of bfloat16 are rounded
     so as well. By default moments have the dtype of the weights that are updated.
     """
+    offload: bool = False
+    """Keep the optimizer's state and master weights in the host's memory, and bring them to the device part by part while
+    weights are updated.
+    """
 
     def __post_init__(self) -> None:
         for place, beta in enumerate(self.betas):
