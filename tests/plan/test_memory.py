@@ -53,11 +53,14 @@ class Case:
     dtype: torch.dtype = torch.bfloat16
     masters: bool = True
     moments: Literal["bfloat16"] | None = None
+    offload: bool = False
 
     def __str__(self) -> str:
         rest = f"{self.rest.activations}/{self.rest.weights}/{self.rest.inputs}"
         end = f"{f'-again-{self.recompute}' if self.recompute else ''}-{self.dtype.itemsize}"
-        end += f"{'' if self.masters else '-alone'}{'' if self.moments is None else '-rounded'}"
+        end += (
+            f"{'' if self.masters else '-alone'}{'' if self.moments is None else '-rounded'}{'-hosted' * self.offload}"
+        )
         return f"{self.model}-{self.grid}-{self.shape}-{self.count}x{self.samples}-{rest}-{self.ways}{end}"
 
 
@@ -75,7 +78,7 @@ def predicted(case: Case) -> float:
         regathered=case.rest.inputs == "regathered", ways=float(case.ways), item=item, rank_stride=dict.fromkeys(AXES, 1.0),
     )  # fmt: skip
     held = loads(model, shape, g.pipe)
-    software = Software(masters=case.masters, moments=2 if case.moments else None)
+    software = Software(masters=case.masters, moments=2 if case.moments else None, offload=case.offload)
     carried = carry(held, cost(model, s, cluster("perlmutter"), "bf16"))
     return max(
         float(memory(shape, g.pipe, load.first, float(case.count), each, item, case.recompute, software).total)
@@ -93,6 +96,7 @@ def rehearsed(case: Case) -> int:
         model=OurModel(MODELS[case.model]), grid=grid, batch=Batch(case.samples * case.count * grid.z * grid.data, SEQUENCE),
         rest=case.rest, steps=2, dtype=case.dtype, schedule=schedule_of(shape_of(case), grid.pipe, case.count),
         recompute=case.recompute, zero=True, ways=case.ways, masters=case.masters, moments=case.moments,
+        offload=case.offload,
     )  # fmt: skip
     return rehearse(experiment).chosen.memory.peak
 
@@ -104,6 +108,7 @@ SHORT = [
     Case(grid="y=2", count=3, recompute=True),
     Case(grid="pipe=2", model="long", shape="zb-h1", count=4),
     Case(moments="bfloat16"),
+    Case(offload=True, samples=1),
 ]
 CASES = [
     *SHORT,
@@ -112,6 +117,8 @@ CASES = [
     Case(grid="z=2,y=2,x=2", moments="bfloat16"),
     Case(dtype=torch.float32, moments="bfloat16"),
     Case(masters=False, moments="bfloat16"),
+    Case(grid="z=2,y=2,x=2", offload=True),
+    Case(grid="y=2", dtype=torch.float32, offload=True),
     Case(grid="data=2"),
     Case(grid="y=2", model="llama", recompute="attention"),
     Case(grid="x=2", model="llama"),

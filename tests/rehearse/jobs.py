@@ -57,6 +57,7 @@ JOBS = {
     "zero": job("data=4,y=2", zero=True),
     "rounded": job("pipe=2,data=2", "chimera", zero=True, moments="bfloat16"),
     "alone": job("y=2", dtype=torch.bfloat16, masters=False, moments="bfloat16"),
+    "hosted": job("data=2,y=2", dtype=torch.bfloat16, zero=True, offload=True),
     "kept": job("data=2,z=2,x=2", rest=KEPT),
     "bert": job("y=2,x=2", model=TURNING),
     "next-sentence": job("y=2,x=2", model=replace(BERT, next_sentence=True)),

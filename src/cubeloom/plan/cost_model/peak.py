@@ -67,9 +67,11 @@ def memory(
         left, off = _put_off(shape, workers, worker, count)
         later = np.maximum(later, left * least + off * c.noted + c.gradients + 2 * c.largest)
     buffers = most + 2 * c.handed if workers > 1 else most
-    later = np.maximum(later, _updating(shape, c, item) - (c.gathered + (buffers - most)))
+    states, moved = c.states * (software.state_bytes(item) / shape.replicas), 0.0
+    if software.offload:
+        states, moved = np.zeros_like(states), c.pair * (software.state_bytes(item) / shape.replicas)
+    later = np.maximum(later, _updating(shape, c, item) + moved - (c.gathered + (buffers - most)))
     update = np.maximum(0.0, later - (kept + there + most))
-    states = c.states * (software.state_bytes(item) / shape.replicas)
     return Memory(c.weights, there, states, kept, c.gathered, buffers, update)
 
 

@@ -44,6 +44,8 @@ class Software:
     """Weights in half precision have float32 copies, which the optimizer updates."""
     moments: float | None = None
     """Bytes of each of AdamW's two moments of a parameter; by default those of the weights that it updates."""
+    offload: bool = False
+    """The optimizer's state is in the host's memory; at most two parameters' is on the device."""
     step: float = 0.0
     """Seconds of a step in which nothing is computed: data, clipping, logs, waiting for the host."""
 

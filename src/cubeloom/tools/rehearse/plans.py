@@ -133,7 +133,9 @@ def cluster_of(job: Job, name: str) -> Cluster:
     """The cluster, with what the job's optimizer keeps on a device."""
     found, settings = hardware.cluster(name), job.optimizer
     moments = None if settings.moments is None else dtypes.as_torch(settings.moments).itemsize
-    return replace(found, software=replace(found.software, masters=settings.masters, moments=moments))
+    return replace(
+        found, software=replace(found.software, masters=settings.masters, moments=moments, offload=settings.offload)
+    )
 
 
 def planned(job: Job, cluster: str, devices: int) -> Job:
