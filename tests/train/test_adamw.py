@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import pytest
 import torch
@@ -234,7 +235,7 @@ GRIDS = [("data=2,z=2", "1f1b", True), ("pipe=2,x=2", "chimera", True), ("y=2", 
 def test_every_grid_and_every_restart_rounds_alike(
     ranks: RankPool, tmp_path: Path, grid: str, schedule: str, zero: bool
 ) -> None:
-    more = {"optimizer": BF16, "checkpoint": CheckpointSettings(every=3, keep=9)}
+    more: dict[str, Any] = {"optimizer": BF16, "checkpoint": CheckpointSettings(every=3, keep=9)}
     serial = checkpoint_of(ranks, job(tmp_path / "one", microbatches=1, **more))
     assert {tensor.dtype for name, tensor in serial.items() if "exp_avg" in name} == {torch.bfloat16}
     changed = more | {"optimizer": replace(BF16, zero=zero)}

@@ -181,7 +181,7 @@ def zero(tensors: list[Tensor]) -> None:
 
 def add_to_each(tensors: list[Tensor], number: Tensor | float) -> None:
     """Add the same number to all of them, in few kernels."""
-    torch._foreach_add_(tensors, number)  # type: ignore[arg-type]
+    torch._foreach_add_(tensors, number)
 
 
 def has_backward_hooks(module: nn.Module) -> bool:

@@ -80,14 +80,16 @@ class AdamW(torch.optim.Optimizer):
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
         states = [self._state_of(each) for each in parameters]
         steps = [state["step"] for state in states]
+        beta1, beta2 = group["betas"]
         torch_private.add_to_each(steps, 1.0 if self.found_inf is None else 1.0 - self.found_inf)
         update(
             [_local(each) for each in parameters],
             [_local(each.grad) for each in parameters if each.grad is not None],
-            *([state[name] for state in states] for name in MOMENTS),
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
             [self._places[each] for each in parameters],
             torch.stack(steps),
-            Hyper(group["lr"], *group["betas"], group["eps"], group["weight_decay"]),
+            Hyper(group["lr"], beta1, beta2, group["eps"], group["weight_decay"]),
             self.grad_scale,
             self.found_inf,
         )

@@ -122,7 +122,7 @@ def _on_a_cpu(
         seed = int(counter.bits(key, torch.tensor(step)).item())
         factors = factors_of(numbers, numbers.beta1**step, numbers.beta2**step)
         for block in each.blocks():
-            new = updated(block.values, block.gradient, block.index, seed, factors, by)
+            new = updated(block.values, block.gradient, block.positions, seed, factors, by)
             for mine, value in zip(block.values, new, strict=True):
                 mine.copy_(value)
 
@@ -141,7 +141,7 @@ class _Flat(NamedTuple):
     columns: Tensor
 
     @property
-    def index(self) -> Tensor:
+    def positions(self) -> Tensor:
         return self.rows[:, None] + self.columns
 
     def blocks(self) -> Iterator[_Flat]:
@@ -198,6 +198,6 @@ def update_group(
     for each, own, seed in zip(flat, numbers, seeds, strict=True):
         wide = torch.promote_types(each.values.weight.dtype, torch.float32)
         factors = Factors(*own.to(wide).unbind())
-        new = updated(each.values, each.gradient, each.index, seed, factors, scale.to(wide))
+        new = updated(each.values, each.gradient, each.positions, seed, factors, scale.to(wide))
         for mine, value in zip(each.values, new, strict=True):
             mine.copy_(torch.where(forbidden > 0, mine, value))
