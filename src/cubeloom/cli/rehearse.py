@@ -83,12 +83,13 @@ def memory_table(found: Rehearsal) -> Table:
     from cubeloom.tools.rehearse.memory import KINDS
 
     timed = any(run.compute_s is not None for run in found.runs)
-    table = Table(title="Memory of tensors, and what the peak is", box=None, pad_edge=False)
-    hosted = any(run.memory.host for run in found.runs)
-    for name in ("rank", "peak", *KINDS, *(["in the host"] if hosted else []), *(["compute"] if timed else [])):
+    hosted = max(run.memory.host for run in found.runs)
+    caption = f"and at most {bytes_(hosted)} of a rank in the host's memory" if hosted else None
+    table = Table(title="Memory of tensors, and what the peak is", caption=caption, box=None, pad_edge=False)
+    for name in ("rank", "peak", *KINDS, *(["compute"] if timed else [])):
         table.add_column(name, justify="right")
     for run in found.runs:
-        sizes = [run.memory.peak, *(run.memory.at_peak[kind] for kind in KINDS), *([run.memory.host] if hosted else [])]
+        sizes = (run.memory.peak, *(run.memory.at_peak[kind] for kind in KINDS))
         compute = [] if run.compute_s is None else [f"{run.compute_s * 1000:.1f} ms"]
         table.add_row(str(run.rank), *map(bytes_, sizes), *compute)
     return table
