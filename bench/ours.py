@@ -53,7 +53,7 @@ def our_step(
         model = build(our_config(size))
     batch = Batch(size.samples, size.sequence)
     state = apply(model, cut_of(model), network, batch, filled(values), rest, compile=compiled)
-    optimizer = our_adamw(dict(model.named_parameters()), state.gradients)
+    optimizer = our_adamw(dict(model.named_parameters()), state.gradients, network)
     tokens, targets = tokens_of(size, network.device)
     data = {"tokens": tokens, "targets": targets}
     run = Weave(model, ways, state.staggers)
@@ -82,7 +82,7 @@ def train_step(size: AnySize, values: dict[str, Tensor], network: Network, *, re
         compile=True,
         record=GraphRecord() if recorded else None,
     )
-    optimizer = our_adamw(pipeline.parameters, pipeline.gradients)
+    optimizer = our_adamw(pipeline.parameters, pipeline.gradients, network)
     tokens, targets = tokens_of(size, network.device)
 
     def step() -> Tensor:
@@ -94,10 +94,12 @@ def train_step(size: AnySize, values: dict[str, Tensor], network: Network, *, re
     return step
 
 
-def our_adamw(parameters: dict[str, nn.Parameter], gradients: Gradients) -> BlockOptimizer | ShardedOptimizer:
+def our_adamw(
+    parameters: dict[str, nn.Parameter], gradients: Gradients, network: Network
+) -> BlockOptimizer | ShardedOptimizer:
     """Without masters, as the peer has none."""
     settings = OptimizerSettings(betas=(0.9, 0.999), weight_decay=0.01, masters=False)
-    optimizer = optimizer_of(settings, parameters, gradients)
+    optimizer = optimizer_of(settings, parameters, gradients, network)
     for group in optimizer.optimizer.param_groups:
         group["lr"] = 1e-4
     return optimizer

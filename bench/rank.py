@@ -154,7 +154,7 @@ def ours(job: Job, size: LlamaSize, network: Network, known: Known | None, *, re
     tokens, targets = tokens_of(size, network.device)
     data = network.shard({"tokens": tokens, "targets": targets})
     pipeline.learn(data, known)
-    optimizer = our_adamw(pipeline.parameters, pipeline.gradients)
+    optimizer = our_adamw(pipeline.parameters, pipeline.gradients, network)
 
     def step() -> Tensor:
         loss = pipeline.launch(data)

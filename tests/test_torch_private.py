@@ -225,6 +225,13 @@ def test_many_are_zeroed_at_once() -> None:
     assert all(not tensor.any() for tensor in tensors)
 
 
+@pytest.mark.parametrize("number", [0.5, torch.tensor(0.5)])
+def test_a_number_is_added_to_many_at_once(number: torch.Tensor | float) -> None:
+    tensors = [torch.tensor(1.0), torch.tensor(2.0)]
+    private.add_to_each(tensors, number)
+    assert [tensor.item() for tensor in tensors] == [1.5, 2.5]
+
+
 def test_backward_hooks_of_a_module_are_seen() -> None:
     assert not private.has_backward_hooks(nn.Linear(2, 2))
     for register in ("register_full_backward_hook", "register_full_backward_pre_hook"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from cubeloom.plan.cost_model.recompute import Recompute
 from cubeloom.plan.cost_model.schedules import ALONE, SHAPES
 from cubeloom.plan.cost_model.worker_load import carry, loads
 from cubeloom.plan.hardware import cluster
+from cubeloom.plan.hardware.software import Software
 from cubeloom.plan.model import Model
 from cubeloom.plan.model.derive import derive
 from cubeloom.plan.search.find import cost
@@ -50,10 +51,16 @@ class Case:
     ways: int = 1
     recompute: Recompute = False
     dtype: torch.dtype = torch.bfloat16
+    masters: bool = True
+    moments: Literal["bfloat16"] | None = None
+    offload: bool = False
 
     def __str__(self) -> str:
         rest = f"{self.rest.activations}/{self.rest.weights}/{self.rest.inputs}"
         end = f"{f'-again-{self.recompute}' if self.recompute else ''}-{self.dtype.itemsize}"
+        end += (
+            f"{'' if self.masters else '-alone'}{'' if self.moments is None else '-rounded'}{'-hosted' * self.offload}"
+        )
         return f"{self.model}-{self.grid}-{self.shape}-{self.count}x{self.samples}-{rest}-{self.ways}{end}"
 
 
@@ -71,9 +78,10 @@ def predicted(case: Case) -> float:
         regathered=case.rest.inputs == "regathered", ways=float(case.ways), item=item, rank_stride=dict.fromkeys(AXES, 1.0),
     )  # fmt: skip
     held = loads(model, shape, g.pipe)
+    software = Software(masters=case.masters, moments=2 if case.moments else None, offload=case.offload)
     carried = carry(held, cost(model, s, cluster("perlmutter"), "bf16"))
     return max(
-        float(memory(shape, g.pipe, load.first, float(case.count), each, item, case.recompute).total)
+        float(memory(shape, g.pipe, load.first, float(case.count), each, item, case.recompute, software).total)
         for load, each in zip(held, carried, strict=True)
     )
 
@@ -87,7 +95,8 @@ def rehearsed(case: Case) -> int:
     experiment = Experiment(
         model=OurModel(MODELS[case.model]), grid=grid, batch=Batch(case.samples * case.count * grid.z * grid.data, SEQUENCE),
         rest=case.rest, steps=2, dtype=case.dtype, schedule=schedule_of(shape_of(case), grid.pipe, case.count),
-        recompute=case.recompute, zero=True, ways=case.ways,
+        recompute=case.recompute, zero=True, ways=case.ways, masters=case.masters, moments=case.moments,
+        offload=case.offload,
     )  # fmt: skip
     return rehearse(experiment).chosen.memory.peak
 
@@ -98,11 +107,18 @@ SHORT = [
     Case(grid="z=4", rest=ShardingPolicy(weights="kept"), ways=2),
     Case(grid="y=2", count=3, recompute=True),
     Case(grid="pipe=2", model="long", shape="zb-h1", count=4),
+    Case(moments="bfloat16"),
+    Case(offload=True, samples=1),
 ]
 CASES = [
     *SHORT,
     Case(grid="z=4", model="long", recompute=True),
     Case(grid="y=2", dtype=torch.float32),
+    Case(grid="z=2,y=2,x=2", moments="bfloat16"),
+    Case(dtype=torch.float32, moments="bfloat16"),
+    Case(masters=False, moments="bfloat16"),
+    Case(grid="z=2,y=2,x=2", offload=True),
+    Case(grid="y=2", dtype=torch.float32, offload=True),
     Case(grid="data=2"),
     Case(grid="y=2", model="llama", recompute="attention"),
     Case(grid="x=2", model="llama"),

@@ -6,6 +6,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+import torch
+
 from cubeloom import Grid
 from cubeloom.models import BERTConfig, Config, GPTConfig, LlamaConfig, OurModel
 from cubeloom.parallel import Batch, ParallelConfig, ShardingPolicy, step_volume
@@ -53,6 +55,9 @@ JOBS = {
     "woven": job("y=2,x=2", ways=2),
     "woven-along-z": job("z=2", model=replace(GPT, layers=1), rest=KEPT, ways=2),
     "zero": job("data=4,y=2", zero=True),
+    "rounded": job("pipe=2,data=2", "chimera", zero=True, moments="bfloat16"),
+    "alone": job("y=2", dtype=torch.bfloat16, masters=False, moments="bfloat16"),
+    "hosted": job("data=2,y=2", dtype=torch.bfloat16, zero=True, offload=True),
     "kept": job("data=2,z=2,x=2", rest=KEPT),
     "bert": job("y=2,x=2", model=TURNING),
     "next-sentence": job("y=2,x=2", model=replace(BERT, next_sentence=True)),

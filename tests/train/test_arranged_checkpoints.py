@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from whole import tensors
 
 from cubeloom import Grid
 from cubeloom.comm import Network
@@ -19,11 +19,8 @@ from cubeloom.pipeline.runtime import Pipeline
 from cubeloom.train.checkpoint import (
     checkpoints,
     load_checkpoint,
-    read_blocks,
-    read_index,
     save_checkpoint,
 )
-from cubeloom.train.checkpoint.shard import Shard
 from cubeloom.train.job.settings import OptimizerSettings
 from cubeloom.train.optimizers import optimizer_of
 from grids import rest_is_long
@@ -59,7 +56,7 @@ def train(model: LanguageConfig, on: On, folder: Path, first: int, last: int) ->
     fill = initial_values(plain, 0, on.dtype)
     pipeline = Pipeline(plain, cut_of(plain), network, BATCH, fill, generate(on.schedule, grid.pipe, 2))
     settings = OptimizerSettings(zero=on.zero, weight_decay=0.1)
-    optimizer = optimizer_of(settings, pipeline.parameters, pipeline.gradients)
+    optimizer = optimizer_of(settings, pipeline.parameters, pipeline.gradients, network)
     for group in optimizer.optimizer.param_groups:
         group["lr"], group["eps"] = 1e-2, 1e-6
     if first:
@@ -72,19 +69,6 @@ def train(model: LanguageConfig, on: On, folder: Path, first: int, last: int) ->
         optimizer.zero_grad()
     save_checkpoint(folder, last, pipeline.parameters, optimizer, network, {})
     return losses
-
-
-def tensors(folder: Path) -> dict[str, Tensor]:
-    """All of the newest checkpoint, whole."""
-    checkpoint = checkpoints(folder)[-1]
-    index = read_index(checkpoint)
-    found = {name: torch.empty(stored.shape, dtype=stored.dtype) for name, stored in index.items()}
-    read_blocks(
-        checkpoint,
-        index,
-        {name: Shard.of(each, tuple(each.shape), (0,) * each.dim()) for name, each in found.items()},
-    )
-    return found
 
 
 CASES = [

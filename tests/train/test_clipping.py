@@ -17,9 +17,11 @@ from cubeloom.comm import Network, devices
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, LanguageConfig, LlamaConfig, build, cut_of
 from cubeloom.parallel import Batch, apply, initial_values, materialise
+from cubeloom.parallel.arranged import Lie
 from cubeloom.pipeline import generate
 from cubeloom.pipeline.runtime import Pipeline
 from cubeloom.train import ShardedOptimizer
+from cubeloom.train.adamw import AdamW
 from cubeloom.train.clipping import GradShard, clip, norm_of, pieces, set_clip_and_skip
 from cubeloom.train.job.settings import OptimizerSettings
 from cubeloom.train.optimizers import fused
@@ -124,6 +126,7 @@ def test_what_has_few_digits_is_divided_by_a_number_with_many(on: Where, shape: 
 
 KINDS = [
     OptimizerSettings(name="adamw"),
+    OptimizerSettings(name="adamw", moments="bfloat16"),
     OptimizerSettings(name="sgd", momentum=0.9),
     OptimizerSettings(name="sgd", momentum=0.0),
 ]
@@ -135,7 +138,11 @@ CASES = [
 
 
 def _name(value: object) -> str:
-    return f"{value.name} {value.momentum}" if isinstance(value, OptimizerSettings) else str(value)
+    return (
+        f"{value.name} {value.momentum} {value.moments or ''}".strip()
+        if isinstance(value, OptimizerSettings)
+        else str(value)
+    )
 
 
 class _Optimized:
@@ -144,6 +151,8 @@ class _Optimized:
     def __init__(self, settings: OptimizerSettings, dtype: torch.dtype, kind: devices.Kind) -> None:
         self.parameter = nn.Parameter(torch.linspace(-1, 1, 300, device=kind).to(dtype).view(3, 100))
         self._optimizer = fused(settings, [self.parameter])
+        if isinstance(self._optimizer, AdamW):
+            self._optimizer.locate(self.parameter, "weight", Lie((3, 100), (0, 0), ()))
 
     def step(self, gradient: torch.Tensor, size: float, most: float, limit: float) -> None:
         self.parameter.grad = gradient.to(self.parameter, copy=True)

@@ -36,11 +36,14 @@ OTHERS: dict[str, Any] = {
     "learning_rate": 1e-2,
     "weights": "a file",
     "nudged": True,
+    "moments": "bfloat16",
 }
 ALIKE: dict[str, Any] = {
     "grid": Grid(y=2),
     "rest": ShardingPolicy(activations="replicated", weights="kept"),
     "zero": True,
+    "masters": False,
+    "offload": True,
     "schedule": generate("1f1b", 2, 2),
     "patience": 60.0,
     "ways": 2,

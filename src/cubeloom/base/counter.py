@@ -31,7 +31,7 @@ def key(*parts: object) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def bits(key: int, index: Tensor) -> Tensor:
+def bits(key: int | Tensor, index: Tensor) -> Tensor:
     """64 random bits for each int64 index (SplitMix64's finaliser on key + index · step; int64 wraps around)."""
     state = index * _STEP + key
     state = (state ^ _shift(state, 30)) * _FIRST
@@ -47,6 +47,17 @@ def _shift(state: Tensor, places: int) -> Tensor:
 def uniform(key: int, index: Tensor) -> Tensor:
     """float64 in [0, 1), 53 bits each."""
     return _shift(bits(key, index), 11).to(torch.float64) * 2.0**-53
+
+
+def rounded(values: Tensor, random: Tensor) -> Tensor:
+    """bfloat16, rounded up or down at random such that the mean is the value, by the low 16 of these random bits.
+
+    bfloat16 is the upper half of float32: a random lower half is added, and cut off.
+    """
+    wide = values.float()
+    carried = wide.view(torch.int32) + (random & 0xFFFF).to(torch.int32)
+    found = (carried & -0x10000).view(torch.float32)
+    return torch.where(wide.isfinite(), found, wide).to(torch.bfloat16)  # a carry could turn NaN into a number
 
 
 def global_index(

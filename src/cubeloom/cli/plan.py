@@ -18,7 +18,7 @@ from cubeloom.base.files import write_asked
 from cubeloom.base.grid import Grid
 from cubeloom.launch.environment import current, membership
 from cubeloom.parallel.config import Precision
-from cubeloom.plan.hardware import Dtype
+from cubeloom.plan.hardware import Cluster, Dtype
 from cubeloom.plan.model import Model, names
 from cubeloom.plan.model.found import FoundModel, found_model
 from cubeloom.plan.search import (
@@ -124,7 +124,7 @@ class Plan:
     def _answer(self) -> Answer:
         model, devices, samples, sequence = self._asked()
         layout = None if self._job is None else self._job.layout
-        asked = self.cluster, devices, samples, sequence, self._dtype()
+        asked = self._cluster(), devices, samples, sequence, self._dtype()
         options: dict[str, Any] = {
             "reserve": self.reserve,
             "record": self.record or (layout is not None and layout.record),
@@ -141,6 +141,14 @@ class Plan:
         planes = {(grid.x, grid.y) for grid in explained}
         show = max(self.top or _TOP, 5 * self.rehearse)
         return search_found(model, *asked, show=show, planes=planes, **options)
+
+    def _cluster(self) -> Cluster | str:
+        """With what the optimizer of a FILE keeps."""
+        if self._job is None:
+            return self.cluster
+        from cubeloom.tools.rehearse.plans import cluster_of
+
+        return cluster_of(self._job, self.cluster)
 
     def _asked(self) -> tuple[Model | FoundModel | str, int, int, int | None]:
         """Model, devices, samples and sequence: of the options, or of a file."""

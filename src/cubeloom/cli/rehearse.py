@@ -83,7 +83,9 @@ def memory_table(found: Rehearsal) -> Table:
     from cubeloom.tools.rehearse.memory import KINDS
 
     timed = any(run.compute_s is not None for run in found.runs)
-    table = Table(title="Memory of tensors, and what the peak is", box=None, pad_edge=False)
+    hosted = max(run.memory.host for run in found.runs)
+    caption = f"and at most {bytes_(hosted)} of a rank in the host's memory" if hosted else None
+    table = Table(title="Memory of tensors, and what the peak is", caption=caption, box=None, pad_edge=False)
     for name in ("rank", "peak", *KINDS, *(["compute"] if timed else [])):
         table.add_column(name, justify="right")
     for run in found.runs:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -103,6 +105,48 @@ def recording(device: torch.device) -> bool:
 def put(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy to the device without waiting for its earlier work, which a copy from pageable memory would do."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Copies:
+    """Copies between the host's memory and a device, beside the device's other work: on a GPU in a stream of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = None if device.type == "cpu" else torch.cuda.Stream(device)
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], torch.cuda.Event | None]:
+        """Copies on the device, and the moment from which on they may be used: see `wait`."""
+        with self._beside():
+            found = {name: each.to(self._device, non_blocking=True, copy=True) for name, each in tensors.items()}
+            return found, None if self._stream is None else self._stream.record_event()
+
+    def wait(self, moment: torch.cuda.Event | None) -> None:
+        """The device's work that is launched from here on begins after this moment. The host does not wait."""
+        if moment is not None:
+            torch.cuda.current_stream(self._device).wait_event(moment)
+
+    def store(self, tensors: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor]) -> None:
+        """Copy to memory of `host_memory`, after all work launched so far."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with self._beside():
+            for name, each in tensors.items():
+                into[name].copy_(each, non_blocking=True)
+                if self._stream is not None:
+                    each.record_stream(self._stream)  # its memory is reused only after it was copied
+
+    def join(self) -> None:
+        """The device's work that is launched from here on begins after all copies."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def _beside(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
+def host_memory(like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Uninitialised memory of the host for a tensor of a device; pinned, so that copies need not wait for each other."""
+    return torch.empty(like.shape, dtype=dtype or like.dtype, pin_memory=like.device.type != "cpu")
 
 
 def settle(device: torch.device) -> None:

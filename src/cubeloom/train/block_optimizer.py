@@ -13,23 +13,27 @@ from torch import nn
 from torch.optim import Optimizer
 
 from cubeloom.parallel.parameter import local_of
+from cubeloom.train.offload import stepper
 from cubeloom.train.part import Part
 
 
 class BlockOptimizer:
     def __init__(
-        self, parameters: Iterable[nn.Parameter], make: Callable[[list[nn.Parameter]], Optimizer], masters: bool = True
+        self,
+        parameters: Iterable[nn.Parameter],
+        make: Callable[[list[nn.Parameter]], Optimizer],
+        masters: bool = True,
+        offload: bool = False,
     ) -> None:
-        self.parts = {each: Part.of(each, slice(0, len(local_of(each))), masters) for each in parameters}
+        self.parts = {each: Part.of(each, slice(0, len(local_of(each))), masters, offload) for each in parameters}
         self.optimizer = make([part.tensor for part in self.parts.values()])
+        self._update = stepper(self.optimizer, self.parts.values(), offload)
 
     def step(self) -> None:
         for parameter, part in self.parts.items():
             part.tensor.grad = None
             part.take_gradient(parameter)
-        self.optimizer.step()
-        for part in self.parts.values():
-            part.publish()
+        self._update()
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()

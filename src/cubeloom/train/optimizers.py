@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from cubeloom.comm import Network
+from cubeloom.parallel.arranged import lie_of
 from cubeloom.parallel.gradients import Gradients
+from cubeloom.train.adamw import AdamW
 from cubeloom.train.block_optimizer import BlockOptimizer
 from cubeloom.train.job.settings import OptimizerSettings
 from cubeloom.train.sharded_optimizer import ShardedOptimizer
@@ -21,11 +24,26 @@ def optimizer_of(
     settings: OptimizerSettings,
     parameters: Mapping[str, nn.Parameter],
     gradients: Gradients,
+    network: Network,
 ) -> BlockOptimizer | ShardedOptimizer:
     make = partial(fused, settings)
-    if settings.zero:
-        return ShardedOptimizer(parameters.values(), gradients, make, settings.masters)
-    return BlockOptimizer(parameters.values(), make, settings.masters)
+    made = (
+        ShardedOptimizer(parameters.values(), gradients, make, settings.masters, settings.offload)
+        if settings.zero
+        else BlockOptimizer(parameters.values(), make, settings.masters, settings.offload)
+    )
+    locate(made, parameters, network)
+    return made
+
+
+def locate(
+    optimizer: BlockOptimizer | ShardedOptimizer, parameters: Mapping[str, nn.Parameter], network: Network
+) -> None:
+    """Tell an optimizer that rounds stochastically where the parts lie in their whole tensors."""
+    if isinstance(optimizer.optimizer, AdamW):
+        for name, parameter in parameters.items():
+            part = optimizer.parts[parameter]
+            optimizer.optimizer.locate(part.tensor, name, lie_of(parameter, network, part.rows))
 
 
 def fused(settings: OptimizerSettings, parts: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -38,6 +56,8 @@ def fused(settings: OptimizerSettings, parts: list[nn.Parameter]) -> torch.optim
     own: dict[str, Any] = (
         {"momentum": settings.momentum} if settings.name == "sgd" else {"betas": settings.betas, "eps": settings.eps}
     )
+    if settings.moments is not None:
+        return AdamW(groups, **own)
     made = KINDS[settings.name](groups, **own, fused=True)
     if own.get("momentum"):
         # torch allocates this state in the first step, and leaves it uninitialised if that step is skipped.

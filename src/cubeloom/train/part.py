@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cubeloom.base.errors import UserError
+from cubeloom.comm import devices
 from cubeloom.parallel.parameter import local_of
 
 
@@ -22,13 +23,22 @@ class Part:
     tensor: nn.Parameter
     rows: slice
     block: Tensor
+    offload: bool = False
+    """Its optimizer state and its master copy are in the host's memory (`train.offload`)."""
+    home: Tensor | None = None
+    """The master copy there. `tensor` then has values during its update only, and no memory otherwise."""
 
     @classmethod
-    def of(cls, parameter: nn.Parameter, rows: slice, masters: bool = True) -> Part:
-        own = local_of(parameter)[rows]
-        few_digits = own.dtype.itemsize < torch.float32.itemsize
-        # nn.Parameter shares memory; `float` copies a lower precision, and only that.
-        part = cls(nn.Parameter(own.float() if masters and few_digits else own), rows, own)
+    def of(cls, parameter: nn.Parameter, rows: slice, masters: bool = True, offload: bool = False) -> Part:
+        own, home = local_of(parameter)[rows], None
+        tensor = own
+        if masters and own.dtype.itemsize < torch.float32.itemsize:
+            if offload:
+                home = devices.host_memory(own, torch.float32).copy_(own)
+                tensor = torch.empty((), dtype=home.dtype, device=own.device).expand(own.shape)
+            else:
+                tensor = own.float()
+        part = cls(nn.Parameter(tensor), rows, own, offload, home)  # nn.Parameter shares memory
         if part.master:
             parameter.grad_dtype = part.tensor.dtype  # so that a float32 sum is not rounded on its way to the master
         return part
@@ -36,6 +46,17 @@ class Part:
     @property
     def master(self) -> bool:
         return self.tensor.dtype != self.block.dtype
+
+    @property
+    def values(self) -> Tensor:
+        """What the optimizer updates; not during an update."""
+        return self.tensor if self.home is None else self.home
+
+    def new_state(self, dtype: torch.dtype) -> Tensor:
+        """Zeros for an element-wise state of the optimizer, where that is kept."""
+        if self.offload:
+            return devices.host_memory(self.tensor, dtype).zero_()
+        return torch.zeros_like(self.tensor, dtype=dtype)
 
     def take_gradient(self, parameter: nn.Parameter) -> None:
         """Before a step: take the part's rows of the parameter's gradient, if there is one."""

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from cubeloom.comm import Axis
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import local_of
+from cubeloom.train.offload import stepper
 from cubeloom.train.part import Part
 
 
@@ -32,19 +33,18 @@ class ShardedOptimizer:
         gradients: Gradients,
         make: Callable[[list[nn.Parameter]], Optimizer],
         masters: bool = True,
+        offload: bool = False,
     ) -> None:
         self._gradients = gradients
-        self._masters = masters
-        self.parts = {parameter: self._part(parameter) for parameter in parameters}
+        self.parts = {each: Part.of(each, self._rows(each), masters, offload) for each in parameters}
         self.optimizer = make([part.tensor for part in self.parts.values()])
+        self._update = stepper(self.optimizer, self.parts.values(), offload)
         gradients.scatter_to(self._receive)
 
     def step(self) -> None:
         for parameter, part in self.parts.items():
             part.take_gradient(parameter)  # unless a reduce-scatter has already brought it to the part
-        self.optimizer.step()
-        for part in self.parts.values():
-            part.publish()
+        self._update()
         self._gather()
 
     def replicas(self, parameter: nn.Parameter) -> int:
@@ -56,13 +56,13 @@ class ShardedOptimizer:
         for parameter in self.parts:
             parameter.grad = None
 
-    def _part(self, parameter: nn.Parameter) -> Part:
+    def _rows(self, parameter: nn.Parameter) -> slice:
         rows = len(local_of(parameter))
         if not self._gradients.scatters(parameter):
-            return Part.of(parameter, slice(0, rows), self._masters)
+            return slice(0, rows)
         axis = self._gradients.axis(parameter)
         size = rows // axis.size
-        return Part.of(parameter, slice(axis.index * size, (axis.index + 1) * size), self._masters)
+        return slice(axis.index * size, (axis.index + 1) * size)
 
     def _receive(self, parameter: nn.Parameter, summed: Tensor) -> None:
         part = self.parts[parameter].tensor

@@ -71,7 +71,7 @@ class Trainer:
         self._naming: Callable[[dict[str, Tensor]], dict[str, Tensor]] = self._source.naming
         self.pipeline = pipeline_of(job, self._source, network)
         self.parameters = self.pipeline.parameters
-        self.optimizer = optimizer_of(job.optimizer, self.parameters, self.pipeline.gradients)
+        self.optimizer = optimizer_of(job.optimizer, self.parameters, self.pipeline.gradients, network)
         self._share = job.grid.share(network.coordinates, job.batch.samples)
         self.done, progress = self._take_up(decision or decide(job, network.host_group))
         if self.pipeline.amax is not None:

@@ -79,7 +79,8 @@ def issued(operators: int, s: ParallelConfig, machine: Machine) -> Any:
 def optimizer(numbers: Any, item: int, device: Device, software: Software = OWN) -> Any:
     """AdamW: gradient and weight, two states and the float32 weight, read and written."""
     slower = device.bandwidth_fraction / (device.update_fraction or device.bandwidth_fraction)
-    return memory_bound(device, slower * numbers * (2 * item + software.update_bytes - 4))
+    less = OWN.state_bytes(item) - software.state_bytes(item)
+    return memory_bound(device, slower * numbers * (2 * item + software.update_bytes - 4 - 2 * less))
 
 
 def _dtype(layer: LayerSpec, s: ParallelConfig, machine: Machine) -> Dtype:

@@ -39,12 +39,14 @@ class PieceMemory(NamedTuple):
     gathered: Any  # bytes of all its gathered weights
     largest: Any  # of its largest weight, gathered along z
     given: Any  # bytes that it keeps if its forward is recomputed: the inputs of a block
+    pair: Any  # elements that the rank updates of the two largest parameters that follow each other
 
 
 def room(piece: Piece, s: ParallelConfig) -> PieceMemory:
     nothing: Any = np.float64(0)
     owned = shared = (nothing, nothing, nothing)
     gathered = largest = noted = nothing
+    parts: dict[str, Any] = {}  # in the order in which they are updated
     for layer in piece.layers:
         for each in layer.parameters(s):
             own, replicas = each.numbers(s) * each.when, s.size(*each.partial)
@@ -53,6 +55,7 @@ def room(piece: Piece, s: ParallelConfig) -> PieceMemory:
                 shared = _added(shared, more)
             else:
                 owned = _added(owned, more)
+                parts[each.name] = parts.get(each.name, nothing) + more[1]
         if isinstance(layer, specs.LinearSpec):
             whole = layer.k * layer.n * layer.kernel_numel / s.size("x", "y")
             nbytes = s.bytes_of(layer.operand)
@@ -71,7 +74,15 @@ def room(piece: Piece, s: ParallelConfig) -> PieceMemory:
     activations = sum(kept.values(), start=nothing)
     inside = sum((layer.inside(s) for layer in piece.layers if isinstance(layer, specs.AttentionSpec)), start=nothing)
     given = _given(piece, s) if piece.block else activations
-    return PieceMemory(*owned, *shared, activations, inside, found, noted, *most, gathered, largest, given)
+    return PieceMemory(
+        *owned, *shared, activations, inside, found, noted, *most, gathered, largest, given, _pair(parts)
+    )
+
+
+def _pair(parts: dict[str, Any]) -> Any:
+    """The most elements of two parameters that follow each other."""
+    sizes = list(parts.values())
+    return reduce(np.maximum, map(np.add, sizes, [*sizes[1:], np.float64(0)]), np.float64(0))
 
 
 def _given(piece: Piece, s: ParallelConfig) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 from cubeloom.plan.cost_model.recompute import Recompute
 from cubeloom.plan.cost_model.schedules import ScheduleModel
 from cubeloom.plan.cost_model.worker_load import WorkerLoad, updating
+from cubeloom.plan.hardware.software import OWN, Software
 
 
 class Memory(NamedTuple):
@@ -28,7 +29,14 @@ class Memory(NamedTuple):
 
 
 def memory(
-    shape: ScheduleModel, workers: int, worker: int, count: Any, c: WorkerLoad, item: int, recompute: Recompute
+    shape: ScheduleModel,
+    workers: int,
+    worker: int,
+    count: Any,
+    c: WorkerLoad,
+    item: int,
+    recompute: Recompute,
+    software: Software = OWN,
 ) -> Memory:
     """Of one worker with `count` micro-batches, while most of them are in flight, and what later moments need more.
 
@@ -59,10 +67,12 @@ def memory(
         left, off = _put_off(shape, workers, worker, count)
         later = np.maximum(later, left * least + off * c.noted + c.gradients + 2 * c.largest)
     buffers = most + 2 * c.handed if workers > 1 else most
-    later = np.maximum(later, _updating(shape, c, item) - (c.gathered + (buffers - most)))
+    states, moved = c.states * (software.state_bytes(item) / shape.replicas), 0.0
+    if software.offload:
+        states, moved = np.zeros_like(states), c.pair * (software.state_bytes(item) / shape.replicas)
+    later = np.maximum(later, _updating(shape, c, item) + moved - (c.gathered + (buffers - most)))
     update = np.maximum(0.0, later - (kept + there + most))
-    state = 12 if item < 4 else 2 * item  # two states; in half precision also a float32 weight
-    return Memory(c.weights, there, c.states * (state / shape.replicas), kept, c.gathered, buffers, update)
+    return Memory(c.weights, there, states, kept, c.gathered, buffers, update)
 
 
 def _waiting(shape: ScheduleModel, worker: int) -> int:

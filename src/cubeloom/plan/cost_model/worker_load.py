@@ -82,6 +82,7 @@ class WorkerLoad(NamedTuple):
     redoing_first: Any  # in the first one, in which the gradient of a head is new
     at_end: Any  # the most at the end of a backward
     redoing_at_end: Any
+    pair: Any  # elements of the two largest parts that are updated one after the other
     largest: Any  # the largest gradient reduce-scattered along z, while it is whole
     gathered: Any  # weights that are kept
     handed: Any
@@ -144,6 +145,7 @@ def _carried(load: Load, pieces: Pieces) -> WorkerLoad:
         redoing_first=redone[1],
         at_end=ending,
         redoing_at_end=redone[2],
+        pair=most_of([rooms["pair"][place] for place in some]),
         largest=most_of([rooms["largest"][place] for place in some]) * (s.gradient / item) * s.gathers,
         gathered=kept,
         handed=pieces.handed,

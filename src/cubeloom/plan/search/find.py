@@ -179,7 +179,8 @@ def _with_pipe(
     s = replace(s, samples=s.samples * own, rank_stride=_inner(mesh.space, index))
     some = taken(pieces, (place[index[0]], *index[1:]), (int(place[-1]) + 1, *mesh.shape[1:]), s)
     # The mesh does not include data, over which every weight has replicas.
-    rooms = [room._replace(states=room.states / own, shared_states=room.shared_states / own) for room in some.rooms]
+    split = ("states", "shared_states", "pair")
+    rooms = [room._replace(**{name: getattr(room, name) / own for name in split}) for room in some.rooms]
     some = replace(some, rooms=rooms)
     batch = _Batch(task.room(cluster), cluster, workers, count[index[:2]], s, some)
     for shape in shapes(workers):
@@ -270,7 +271,7 @@ def _room(
     """Bytes of the worker that needs most."""
     item = batch.settings.item
     return _most(
-        memory(shape, batch.workers, load.first, count, c, item, recompute).total
+        memory(shape, batch.workers, load.first, count, c, item, recompute, batch.cluster.software).total
         for load, c in zip(held, carried, strict=True)
     )
 

@@ -161,7 +161,7 @@ def _plans(
     count = float(alike.microbatches)
     timed = step(alike.shape, alike.workers, count, carried, some.settings, cluster, alike.recompute)
     rooms = [
-        memory(alike.shape, alike.workers, load.first, count, c, some.settings.item, alike.recompute)
+        memory(alike.shape, alike.workers, load.first, count, c, some.settings.item, alike.recompute, cluster.software)
         for load, c in zip(held, carried, strict=True)
     ]
     found = []

@@ -36,6 +36,8 @@ from cubeloom.base.torch_private import (
 
 Kind = Literal["parameters", "gradients", "optimizer", "activations", "buffers"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+HOST: Literal["host"] = "host"
+"""The label of tensors that stay in the host's memory, which count for no peak."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Memory:
     peak: int
     at_peak: dict[Kind, int]
     over_time: list[tuple[int, int]]  # (number of the operation, bytes)
+    host: int = 0  # bytes in the host's memory, at the end
 
     def thinned(self, points: int = 200) -> list[tuple[int, int]]:
         """At most `points` points of `over_time`, each the largest of its interval."""
@@ -65,12 +68,12 @@ class _Storage:
     outside: bool  # whether it was created outside of any backward
     died: int | None = None
     outlived: bool = False  # whether a later backward started while it existed
-    label: Kind | None = None
+    label: Kind | Literal["host"] | None = None
 
     @property
     def kind(self) -> Kind:
         """What is created outside of a backward and exists when one starts is kept for it; the rest is temporary."""
-        if self.label is not None:
+        if self.label is not None and self.label != HOST:
             return self.label
         return "activations" if self.outside and self.outlived else "buffers"
 
@@ -112,7 +115,7 @@ class Tracker(TorchDispatchMode):
         self._now += 1
         self._begun = self._now
 
-    def label(self, kind: Kind, tensors: Iterable[Tensor]) -> None:
+    def label(self, kind: Kind | Literal["host"], tensors: Iterable[Tensor]) -> None:
         """Label the purpose of some tensors."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
@@ -123,6 +126,8 @@ class Tracker(TorchDispatchMode):
             storage.outlived = self._backward > storage.backward
         changes: list[tuple[int, int, Kind]] = [(self._begun, 0, "buffers")]
         for storage in self._storages:
+            if storage.label == HOST:
+                continue
             changes.append((storage.born, storage.size, storage.kind))
             if storage.died is not None:
                 changes.append((storage.died, -storage.size, storage.kind))
@@ -141,7 +146,8 @@ class Tracker(TorchDispatchMode):
                 over_time.append((time, total))
             if time >= self._begun and total > peak:
                 peak, at_peak = total, now.copy()
-        return Memory(peak, {kind: at_peak[kind] for kind in KINDS}, over_time)
+        host = sum(storage.size for storage, _ in self._alive.values() if storage.label == HOST)
+        return Memory(peak, {kind: at_peak[kind] for kind in KINDS}, over_time, host)
 
     def _containing(self, storage: torch.UntypedStorage) -> _Storage | None:
         """The storage whose memory a new one shares: a gradient is a part of its bucket, as a storage of its own."""

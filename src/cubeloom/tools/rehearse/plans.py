@@ -12,9 +12,12 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
+from cubeloom.base import dtypes
 from cubeloom.base.errors import UserError
 from cubeloom.base.settings.convert import convert
 from cubeloom.comm.ledger import plain
+from cubeloom.plan import hardware
+from cubeloom.plan.hardware import Cluster
 from cubeloom.plan.model.derive import derive
 from cubeloom.plan.model.found import found_model
 from cubeloom.plan.search import Answer, Plan, configuration, search
@@ -126,6 +129,15 @@ def rehearsed(answer: Answer, count: int, base: Job | None = None, tell: Tell | 
     return Rehearsed(left, tuple(passed), tuple(failed))
 
 
+def cluster_of(job: Job, name: str) -> Cluster:
+    """The cluster, with what the job's optimizer keeps on a device."""
+    found, settings = hardware.cluster(name), job.optimizer
+    moments = None if settings.moments is None else dtypes.as_torch(settings.moments).itemsize
+    return replace(
+        found, software=replace(found.software, masters=settings.masters, moments=moments, offload=settings.offload)
+    )
+
+
 def planned(job: Job, cluster: str, devices: int) -> Job:
     """The job as the planner would run it on at most this many devices of a cluster: on as many as can be used."""
     dtype = planned_dtype(job.dtype)
@@ -137,10 +149,11 @@ def planned(job: Job, cluster: str, devices: int) -> Job:
         )
     else:
         find = partial(search, derive(job.model.called, source))
+    machine = cluster_of(job, cluster)
     for count in range(devices, 0, -1):
         layout = job.layout
         options = {"record": layout.record, "gradients": layout.gradients, "precision": layout.precision}
-        answer = find(cluster, count, job.batch.samples, job.batch.sequence, dtype, **options)
+        answer = find(machine, count, job.batch.samples, job.batch.sequence, dtype, **options)
         if answer.plans:
             return replace(job_of(answer, answer.plans[0], job), device=job.device)  # on the device of the job
     raise UserError(f"the job fits on no {devices} devices of {cluster} or fewer: {dict(answer.refused)}")

@@ -12,7 +12,7 @@ from cubeloom.comm import Ledger, Network, devices
 from cubeloom.comm.ledger import Entry
 from cubeloom.parallel.parameter import local_of
 from cubeloom.parallel.replace import Fill
-from cubeloom.tools.rehearse.memory import Memory, Tracker
+from cubeloom.tools.rehearse.memory import HOST, Memory, Tracker
 from cubeloom.tools.verify import Experiment
 from cubeloom.tools.verify.live import Live, build, fill_of
 
@@ -37,7 +37,7 @@ class Seen:
 def watch(live: Live, tracker: Tracker, ledger: Ledger) -> Seen:
     """Train, with the tracker and the ledger on."""
     tracker.label("parameters", map(local_of, live.parameters.values()))
-    tracker.label("optimizer", live.optimizer_state())
+    _label_state(live, tracker)
     # With a sharded optimizer, gradients are freed by the end of the backward.
     live.summed.observer = lambda found: tracker.label("gradients", [found])
     tracker.begin()
@@ -50,8 +50,13 @@ def watch(live: Live, tracker: Tracker, ledger: Ledger) -> Seen:
         with live.network.timing() as trace:
             live.train(data, number, lambda: tracker.label("gradients", live.gradients()))
         events = tuple(Event(what, transfer.number, transfer.entry) for what, transfer in trace.order)
-        tracker.label("optimizer", live.optimizer_state())
+        _label_state(live, tracker)
     return Seen(Ledger(ledger.entries[mark:]), events, tracker.memory())
+
+
+def _label_state(live: Live, tracker: Tracker) -> None:
+    tracker.label("optimizer", live.optimizer_state())
+    tracker.label(HOST, live.host_state())
 
 
 def compute_time(live: Live, repeats: int = 3) -> float:

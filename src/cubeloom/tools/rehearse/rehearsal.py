@@ -42,7 +42,11 @@ class RankRun:
         found: dict[str, object] = {
             "rank": self.rank,
             "bytes": {axis: plain(size) for axis, size in self.bytes.items()},
-            "memory": {"peak": self.memory.peak} | {str(kind): size for kind, size in self.memory.at_peak.items()},
+            "memory": {
+                "peak": self.memory.peak,
+                **{str(kind): size for kind, size in self.memory.at_peak.items()},
+                **({"host": self.memory.host} if self.memory.host else {}),
+            },
         }
         return found if self.compute_s is None else found | {"compute_s": self.compute_s}
 

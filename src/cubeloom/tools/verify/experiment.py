@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,9 @@ class Experiment:
     repeat: bool = False  # one batch for all steps, so that the model can learn it
     learning_rate: float = 1e-3
     zero: bool = False  # optimizer state sharded over the data axis
+    masters: bool = True  # float32 copies of weights with a lower precision
+    moments: Literal["bfloat16"] | None = None  # rounded stochastically
+    offload: bool = False  # optimizer state and masters in the host's memory
     weights: str | None = None  # a file to start from, instead of initial values
     schedule: Schedule | None = None  # of the pipeline, if the grid has one
     patience: float = 120  # seconds that a rank waits for another
@@ -57,6 +61,9 @@ class Experiment:
             seed=seed,
             initial_seed=seed,
             zero=job.optimizer.zero,
+            masters=job.optimizer.masters,
+            moments=job.optimizer.moments,
+            offload=job.optimizer.offload,
             schedule=job.schedule.schedule(job.grid.pipe),
             ways=job.layout.ways,
             recompute=job.layout.recomputation,
@@ -130,6 +137,8 @@ class Experiment:
             # With dropout the serial model is a cube of one device.
             rest=self.rest if self.drops else ShardingPolicy(precision=self.rest.precision),
             zero=False,
+            masters=True,
+            offload=False,
             schedule=None,
             recompute=False,
             record=False,

@@ -14,6 +14,7 @@ from cubeloom.base import counter
 from cubeloom.comm import Network
 from cubeloom.models.weights import stored_values
 from cubeloom.parallel import Batch, CubeState, apply
+from cubeloom.parallel.arranged import Lie
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import Block, local_of
 from cubeloom.parallel.recomputed import recompute_blocks
@@ -24,6 +25,9 @@ from cubeloom.pipeline.runtime.channels import Boundary
 from cubeloom.pipeline.runtime.recorded import GraphRecord
 from cubeloom.tools.verify.experiment import Experiment
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
+from cubeloom.train.adamw import AdamW
+from cubeloom.train.offload import elements_of
+from cubeloom.train.optimizers import locate
 
 # The tensors that each stage sends to the next, if the network cannot tell.
 Known = Mapping[int, Boundary]
@@ -64,7 +68,18 @@ EPSILON = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 1e-3}
 
 def adamw(parameters: Iterable[nn.Parameter], experiment: Experiment) -> Optimizer:
     """In one kernel, as in `train`: it needs no additional memory."""
+    if experiment.moments is not None:
+        return AdamW(parameters, lr=experiment.learning_rate, eps=EPSILON[experiment.dtype])
     return torch.optim.AdamW(parameters, lr=experiment.learning_rate, eps=EPSILON[experiment.dtype], fused=True)
+
+
+def serial_adamw(model: nn.Module, experiment: Experiment) -> Optimizer:
+    """Of a model that no grid cuts."""
+    made = adamw(model.parameters(), experiment)
+    if isinstance(made, AdamW):
+        for name, parameter in model.named_parameters():
+            made.locate(parameter, name, Lie(tuple(parameter.shape), (0,) * parameter.dim(), ()))
+    return made
 
 
 # One forward and backward of a step on a rank's samples; returns the loss.
@@ -118,10 +133,21 @@ class Live:
                 yield part.tensor.grad
 
     def optimizer_state(self) -> Iterator[Tensor]:
-        """Moments and similar tensors, and master weights."""
-        yield from (part.tensor for part in self.optimizer.parts.values() if part.master)
-        for state in self.optimizer.optimizer.state.values():
-            yield from (value for value in state.values() if isinstance(value, Tensor))
+        """Moments and similar tensors, and master weights: those on the device."""
+        parts, made = self.optimizer.parts.values(), self.optimizer.optimizer
+        yield from (part.tensor for part in parts if part.master and not part.offload)
+        hosted = set(map(id, self.host_state()))
+        for state in made.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor) and id(value) not in hosted)
+        if isinstance(made, AdamW):
+            yield from made.indices
+
+    def host_state(self) -> Iterator[Tensor]:
+        """Those in the host's memory."""
+        for part in self.optimizer.parts.values():
+            if part.offload:
+                yield from elements_of(self.optimizer.optimizer.state[part.tensor]).values()
+                yield from () if part.home is None else (part.home,)
 
 
 def build(experiment: Experiment, network: Network, fill: Fill, known: Known | None = None) -> Live:
@@ -154,10 +180,11 @@ def build(experiment: Experiment, network: Network, fill: Fill, known: Known | N
         pipeline.learn({name: tensor.to(network.device) for name, tensor in first.items()}, known)
         step, parameters, gradients = pipeline.step, pipeline.parameters, pipeline.gradients
     optimizer: BlockOptimizer | ShardedOptimizer = (
-        ShardedOptimizer(parameters.values(), gradients, make)
+        ShardedOptimizer(parameters.values(), gradients, make, experiment.masters, experiment.offload)
         if experiment.zero
-        else BlockOptimizer(parameters.values(), make)
+        else BlockOptimizer(parameters.values(), make, experiment.masters, experiment.offload)
     )
+    locate(optimizer, parameters, network)
     live = Live(experiment, network, step, parameters, optimizer, gradients)
     if experiment.asynchronous:
         live.step = partial(pipeline.step, update=live.update)

@@ -25,7 +25,7 @@ from cubeloom.parallel.parameter import local_of
 from cubeloom.parallel.specs import fp8_layers
 from cubeloom.tools.verify.experiment import Experiment
 from cubeloom.tools.verify.fp8 import rounding
-from cubeloom.tools.verify.live import Train, adamw, build, fill_of, plainly
+from cubeloom.tools.verify.live import Train, build, fill_of, plainly, serial_adamw
 from cubeloom.train import BlockOptimizer, ShardedOptimizer
 
 WEIGHTS = "weights.safetensors"
@@ -67,7 +67,7 @@ def serial_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outco
     if state is None and experiment.rest.precision == "fp8":
         step_on = rounding(model, fp8_layers(experiment.specs()), step_on)
     outcome = Outcome()
-    optimizer = adamw(model.parameters(), experiment)
+    optimizer = serial_adamw(model, experiment)
     for step in train(step_on, optimizer, experiment, experiment.grid.coordinates(0), device, outcome):
         save_file(whole(model, gradients=True), Path(folder) / gradients_of(step))
     save_file(whole(model, gradients=False), Path(folder) / WEIGHTS)

@@ -24,7 +24,7 @@ from cubeloom.pipeline.memory import versions
 from cubeloom.pipeline.runtime.build import StagePlan
 from cubeloom.pipeline.runtime.microbatches import cut_up, portions
 from cubeloom.tools.verify.experiment import Experiment
-from cubeloom.tools.verify.live import adamw, fill_of
+from cubeloom.tools.verify.live import fill_of, serial_adamw
 from cubeloom.tools.verify.runs import FLOPS, WEIGHTS, Outcome, whole
 
 
@@ -35,7 +35,7 @@ def stale_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcom
     device = devices.use(kind, 0)
     model = experiment.skeleton()
     materialise(model, fill_of(experiment, model, device))
-    optimizer = adamw(model.parameters(), experiment)
+    optimizer = serial_adamw(model, experiment)
     used = _versions_of_groups(schedule)
     stages = _stages(model, experiment.layout(schedule))
     outcome, counter = Outcome(), FlopCounter()

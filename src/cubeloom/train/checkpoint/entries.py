@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cubeloom.base.errors import UserError
-from cubeloom.comm import Network
+from cubeloom.comm import Network, devices
 from cubeloom.parallel.arranged import lie_of
 from cubeloom.parallel.parameter import local_of
 from cubeloom.train.block_optimizer import BlockOptimizer
@@ -76,11 +76,12 @@ def state_of(
 ) -> dict[str, Shard]:
     """The optimizer's tensors, each with the shape of its parameter; only the stored ones, if `stored` is given."""
     found = {}
+    devices.settle(network.device)  # state in the host's memory may still be on its way there
     for name, parameter in updated(parameters, optimizer).items():
         part = optimizer.parts[parameter]
         tensors = dict(optimizer.optimizer.state.get(part.tensor, {}))
         if part.master:
-            tensors[MASTER] = part.tensor
+            tensors[MASTER] = part.values
         for key, value in tensors.items():
             entry = f"{STATE}{key}/{name}"
             if isinstance(value, torch.Tensor) and value.dim() and (stored is None or entry in stored):

@@ -14,6 +14,7 @@ from cubeloom.base.file_errors import retried
 from cubeloom.comm import Network
 from cubeloom.parallel.arranged import lie_of
 from cubeloom.parallel.parameter import local_of
+from cubeloom.train.adamw import AdamW
 from cubeloom.train.checkpoint.blocks import read_blocks
 from cubeloom.train.checkpoint.entries import (
     MASTER,
@@ -104,7 +105,7 @@ def _exact(stored: Index, parameters: Parameters, optimizer: Optimizer, network:
     for name, parameter in updated(parameters, optimizer).items():
         part, entry = optimizer.parts[parameter], f"{STATE}{MASTER}/{name}"
         if part.master and entry not in stored:
-            found[f"{WEIGHTS}{name}"] = shard_of(part.tensor, parameter, part, network)
+            found[f"{WEIGHTS}{name}"] = shard_of(part.values, parameter, part, network)
         elif not part.master and entry in stored:
             found[entry] = Shard.lying(local_of(parameter), lie_of(parameter, network))
     return found
@@ -118,9 +119,10 @@ def _make_room(parameters: Parameters, optimizer: Optimizer, stored: Index, upda
             continue
         key, _, name = entry.removeprefix(STATE).partition("/")
         if name in own and key != MASTER:
-            tensor = optimizer.parts[own[name]].tensor
-            state = optimizer.optimizer.state[tensor]
-            state[key] = torch.zeros_like(tensor)  # padding stays zero, because nothing is read into it
+            part = optimizer.parts[own[name]]
+            tensor, state = part.tensor, optimizer.optimizer.state[part.tensor]
+            dtype = optimizer.optimizer.moments if isinstance(optimizer.optimizer, AdamW) else tensor.dtype
+            state[key] = part.new_state(dtype)  # padding stays zero, because nothing is read into it
             state["step"] = torch.tensor(updates, device=tensor.device)  # where a fused optimizer counts its updates
 
 

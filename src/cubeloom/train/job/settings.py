@@ -274,6 +274,14 @@ class OptimizerSettings:
     """Keep float32 master weights if weights have a lower precision; without them small updates are rounded away, but
     memory is saved.
     """
+    moments: Literal["bfloat16"] | None = None
+    """For adamw: keep both moments in bfloat16, rounded stochastically; without masters, weights of bfloat16 are rounded
+    so as well. By default moments have the dtype of the weights that are updated.
+    """
+    offload: bool = False
+    """Keep the optimizer's state and master weights in the host's memory, and bring them to the device part by part while
+    weights are updated.
+    """
 
     def __post_init__(self) -> None:
         for place, beta in enumerate(self.betas):
@@ -283,6 +291,10 @@ class OptimizerSettings:
             raise UserError(f"optimizer.eps must be above 0, got {self.eps}")
         within("optimizer.weight_decay", self.weight_decay, least=0)
         within("optimizer.clip", self.clip, least=0)
+        if self.moments is not None and self.name != "adamw":
+            raise UserError(
+                f'optimizer.moments = "{self.moments}" is for optimizer.name = "adamw"; {self.name} has none: leave it out'
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
