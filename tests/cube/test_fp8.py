@@ -93,7 +93,14 @@ def test_pipelines_and_microbatches(verified: Verified, name: str, grid: str, mi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"schedule": generate("1f1b", 1, 2)}, {"recompute": True}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, marks=pytest.mark.long),
+        {"schedule": generate("1f1b", 1, 2)},
+        pytest.param({"recompute": True}, marks=pytest.mark.long),
+    ],
+)
 def test_compiled_blocks_round_as_well(ranks: RankPool, verified: Verified, changes: dict[str, Any]) -> None:
     """The backend makes no kernels, which would take minutes."""
     ranks.run(2, without_kernels)

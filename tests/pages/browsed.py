@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+from grids import rest_is_long
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 Theme = Literal["light", "dark"]
 LOOKS: list[tuple[Theme, int]] = [("light", 1400), ("light", 400), ("dark", 1400), ("dark", 400)]
-looks = pytest.mark.parametrize(("theme", "width"), LOOKS)
+# In the short suite each theme and each width.
+looks = pytest.mark.parametrize(("theme", "width"), rest_is_long(LOOKS, [("light", 1400), ("dark", 400)]))
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 # Elements that reach over the page's right edge, but for those inside one that scrolls.
 TOO_WIDE = """() => {

@@ -198,7 +198,7 @@ def test_ranks_measure_themselves(ranks: RankPool) -> None:
     assert all(0 <= share <= 1 for share in by_rank[0].drags.values())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_ranks_that_torchrun_started_measure_their_machine(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"

@@ -135,7 +135,7 @@ def test_what_cannot_be_measured_is_refused(options: dict[str, Any], message: st
         command(**options)()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_ranks_that_torchrun_started_train_the_plans() -> None:
     asked = "--model gpt-tiny --cluster one-machine --devices 2 --global-batch 8 --dtype float32 --measure 1 --json"

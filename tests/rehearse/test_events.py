@@ -18,7 +18,7 @@ from grids import rest_is_long
 from .drawn import drawn
 from .layout_events import counted, from_layouts
 
-LONG, SHORT = 220, 12
+LONG, SHORT = 220, 4
 
 pytestmark = pytest.mark.timeout(180)
 
