@@ -136,9 +136,7 @@ def test_bert_with_next_sentence_and_its_own_decoder(verified: Verified, grid: s
 
 DROPPED = [
     ("gpt-tiny", "sharded", "x=2,y=2,z=2"),
-    ("bert-tiny", "replicated", "x=2,y=2,z=2"),
     ("bert-tiny", "sharded", "data=2,y=2"),
-    ("gpt-tiny", "replicated", "z=4"),
 ]
 
 

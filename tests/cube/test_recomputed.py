@@ -156,7 +156,7 @@ def test_a_budget_keeps_the_results_that_take_longest_for_their_bytes(ranks: Ran
     [
         ("x=2,y=2", "1f1b", {}),
         ("pipe=2,z=2", "chimera", {"ways": 2}),
-        ("y=2,z=2", "1f1b", {"rest": ShardingPolicy(inputs="regathered")}),
+        pytest.param("y=2,z=2", "1f1b", {"rest": ShardingPolicy(inputs="regathered")}, marks=pytest.mark.long),
     ],
     ids=str,
 )

@@ -95,9 +95,14 @@ def test_padding_is_not_seen(ranks: RankPool, model: Config, grid: str, rest: Sh
         ("pipe=2,y=2", {"schedule": generate("1f1b", 2, 4), "batch": Batch(4, 12)}),
         ("pipe=2,z=2,y=2", {"schedule": generate("chimera", 2, 4), "batch": Batch(8, 12)}),
         ("x=2,y=2", {"ways": 2, "batch": Batch(4, 12)}),
-        ("z=2,y=2", {"ways": 2, "batch": Batch(8, 12), "rest": ShardingPolicy(activations="replicated")}),
         ("data=2,y=2,z=2", {"zero": True}),
-        ("data=3,z=2", {"zero": True}),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("z=2,y=2", {"ways": 2, "batch": Batch(8, 12), "rest": ShardingPolicy(activations="replicated")}),
+                ("data=3,z=2", {"zero": True}),
+            )
+        ),
     ],
 )
 def test_in_pipelines_strands_and_with_sharded_state(ranks: RankPool, grid: str, changes: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ def differences(
     return found
 
 
-@pytest.mark.parametrize("kind", [Transformer, Images])
+@pytest.mark.parametrize("kind", [pytest.param(Transformer, marks=pytest.mark.long), Images])
 def test_without_the_check_wrong_code_trains_otherwise(kind: type[nn.Module], ranks: RankPool) -> None:
     wrong = {name: piece for name, piece in PIECES[kind].items() if piece.trains}
     assert len(wrong) >= 5

@@ -110,7 +110,7 @@ def test_published_steps_are_predicted_before_any_fit(name: str) -> None:
 
 
 @needs_data
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_constants_fitted_on_some_models_carry_over_to_others() -> None:
     """Fitted on half of the models of one node, judged on the others."""
     runs, times, _ = measured(read_rows(DATA / "vtrain/a100_single_node.csv"), "vtrain")

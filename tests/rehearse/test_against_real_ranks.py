@@ -43,7 +43,7 @@ def _as_measured(run: RankRun, real: Memory) -> bool:
     return abs(run.memory.peak - real.peak) <= near and all(part <= near for part in parts)
 
 
-SHORT = {"cube", "rounded", "hosted", "chimera-woven-zero", "split-backward", "woven-along-z", "padded"}
+SHORT = {"cube", "rounded", "hosted", "chimera-woven-zero", "padded"}
 
 
 @pytest.mark.slow

@@ -176,7 +176,7 @@ def test_stages_in_strands(
     trains(verified, theirs(family), grid, "chimera-zb", ways=2, steps=1, **changes)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stages_in_strands_and_compiled(verified: Verified, ranks: RankPool) -> None:
     """Positions and the embedding go along with the stream: the first are the same for all strands."""
     ranks.run(4, without_kernels)
