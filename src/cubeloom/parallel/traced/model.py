@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -31,7 +31,7 @@ from cubeloom.parallel.traced.loss import average_losses
 from cubeloom.parallel.traced.parts import buffers_to_cut
 from cubeloom.parallel.traced.report import table
 from cubeloom.parallel.traced.row import Row, watched_row
-from cubeloom.parallel.traced.search import Search, Watch, cut_samples, some_samples
+from cubeloom.parallel.traced.search import Samples, Search, Watch
 from cubeloom.parallel.traced.slices import OwnParts, part_of
 from cubeloom.parallel.traced.styles import Origin, Plan, origin, planned
 from cubeloom.parallel.traced.values import own_values, place_buffers, refuse_different_values
@@ -185,7 +185,8 @@ def trace(
         for placed in found.placed.values():
             for use in placed.uses:
                 use.fixed = False
-        why = cut_samples(model, kinds, sizes, inputs, tied, found, samples) if samples > 1 else None
+        some = Samples(model, kinds, sizes, inputs, tied, found, samples)
+        why = some.cut() if samples > 1 else None
     if why is not None and grid.data * grid.z > 1:
         raise CutError(
             f"{type(model).__name__} on {grid}: data and z cut samples, and this model would compute something else of some"
@@ -198,7 +199,7 @@ def trace(
         if samples < 2:
             raise CutError(f"{type(model).__name__} was run without samples, so that they cannot be cut")
         with asking_no_values(model):
-            some_samples(model, kinds, sizes, inputs, tied, found, samples, watch)
+            replace(some, model=model).part(watch)
 
     given = next((each.shape[0] for each in example.values() if isinstance(each, Tensor) and each.dim()), 1)
     between = found.flops[0] / max(1, samples), found.flops[1] / max(1, samples)

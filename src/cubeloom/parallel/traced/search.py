@@ -304,82 +304,71 @@ def _run_as_rank(model: nn.Module, run: RankRun, choices: Choices, inputs: Mappi
         run.finish(run_with(run, inputs))
 
 
-def cut_samples(
-    model: nn.Module,
-    known: Mapping[str, Known],
-    sizes: Mapping[str, int],
-    inputs: Mapping[str, Any],
-    tied: Mapping[str, str],
-    found: Found,
-    samples: int,
-) -> str | None:
-    """Run the model again on a part of the samples. If it computes something else for them than within all, say what.
-
-    Afterwards the layers know whose number of rows does not depend on the number of samples.
-    """
-    try:
-        run = some_samples(model, known, sizes, inputs, tied, found, samples)
-    except CutError as error:
-        _compare_rows(model, known, sizes, inputs, tied, found, samples)
-        return str(error)
-    found.outputs, found.averaged = run.outputs, frozenset(run.averaged_outputs)
-    found.losses += [LossUse(None, 1, 0, 0.0)] * len(found.averaged)
-    for name, each in run.placing.placed.items():
-        for use, here in zip(found.placed[name].uses, each.uses, strict=True):
-            use.fixed = here.fixed
-    return None
-
-
-def _compare_rows(
-    model: nn.Module,
-    known: Mapping[str, Known],
-    sizes: Mapping[str, int],
-    inputs: Mapping[str, Any],
-    tied: Mapping[str, str],
-    found: Found,
-    samples: int,
-) -> None:
-    """The same of a model whose samples cannot be cut: run it on half of them, and compare the number of rows."""
-    half = {
-        name: each[: samples // 2] if isinstance(each, Tensor) and each.dim() and len(each) == samples else each
-        for name, each in inputs.items()
-    }
-    placing = Placing(known, sizes, found.choices, tied)
-    with suppress(CutError):  # it does not run on half of them
-        record, _ = recorded(model, known, half, found.choices.slices)
-        _run_as_rank(model, RankRun(record, placing, {}), found.choices, half)
-        for name, each in placing.placed.items():
-            for use, here in zip(found.placed[name].uses, each.uses, strict=True):
-                use.fixed = use.call.rows_in == here.call.rows_in
-
-
 # Observes a run. It gets a function that returns a tensor's layout, and the rank's number of samples.
 Watch = Callable[[Callable[[Tensor], Tracked], int], AbstractContextManager[None]]
 
 
-def some_samples(
-    model: nn.Module,
-    known: Mapping[str, Known],
-    sizes: Mapping[str, int],
-    inputs: Mapping[str, Any],
-    tied: Mapping[str, str],
-    found: Found,
-    samples: int,
-    watch: Watch | None = None,
-) -> RankRun:
-    """A run of a rank with a part of the samples. Raises CutError if it computes something else for them than within
-    all.
-    """
-    parts = next(each for each in range(2, samples + 1) if samples % each == 0)
-    empty = {name: each.to("meta") if isinstance(each, Tensor) else each for name, each in inputs.items()}
-    placing = Placing(known, sizes, found.choices, tied)
-    record, _ = recorded(model, known, empty, found.choices.slices)
-    given = _parts_of_samples(empty, samples, parts)
-    run = RankRun(record, placing, given)
-    own = {name: tensor for name, (tensor, _) in given.items()}
-    with nullcontext() if watch is None else watch(run.lies, samples // parts):
-        _run_as_rank(model, run, found.choices, {**empty, **own})
-    return run
+@dataclass(frozen=True)
+class Samples:
+    """Runs on a part of the `count` samples of an example, with the layouts that were found for the whole."""
+
+    model: nn.Module
+    known: Mapping[str, Known]
+    sizes: Mapping[str, int]
+    inputs: Mapping[str, Any]
+    tied: Mapping[str, str]
+    found: Found
+    count: int
+
+    def cut(self) -> str | None:
+        """Run a rank's part. If the model computes something else for it than within all samples, say what.
+
+        Afterwards the layers know whose number of rows does not depend on the number of samples.
+        """
+        try:
+            run = self.part()
+        except CutError as error:
+            self._compare_rows()
+            return str(error)
+        self.found.outputs, self.found.averaged = run.outputs, frozenset(run.averaged_outputs)
+        self.found.losses += [LossUse(None, 1, 0, 0.0)] * len(self.found.averaged)
+        for name, each in run.placing.placed.items():
+            for use, here in zip(self.found.placed[name].uses, each.uses, strict=True):
+                use.fixed = here.fixed
+        return None
+
+    def part(self, watch: Watch | None = None) -> RankRun:
+        """The run of a rank's part. Raises CutError if the model computes something else for it than within all."""
+        parts = next(each for each in range(2, self.count + 1) if self.count % each == 0)
+        empty = {name: each.to("meta") if isinstance(each, Tensor) else each for name, each in self.inputs.items()}
+        given = _parts_of_samples(empty, self.count, parts)
+        own = {name: tensor for name, (tensor, _) in given.items()}
+        run = self._rank_run(empty, given)
+        with nullcontext() if watch is None else watch(run.lies, self.count // parts):
+            _run_as_rank(self.model, run, self.found.choices, {**empty, **own})
+        return run
+
+    def _rank_run(self, inputs: Mapping[str, Any], given: dict[str, tuple[Tensor, Tracked]]) -> RankRun:
+        placing = Placing(self.known, self.sizes, self.found.choices, self.tied)
+        record, _ = recorded(self.model, self.known, inputs, self.found.choices.slices)
+        return RankRun(record, placing, given)
+
+    def _compare_rows(self) -> None:
+        """If samples cannot be cut: run half of them as a whole example, and compare each layer's number of rows."""
+        half = {
+            name: each[: self.count // 2]
+            if isinstance(each, Tensor) and each.dim() and len(each) == self.count
+            else each
+            for name, each in self.inputs.items()
+        }
+        with suppress(CutError):  # it does not run on half of them
+            run = self._rank_run(half, {})
+            _run_as_rank(self.model, run, self.found.choices, half)
+            for name, each in run.placing.placed.items():
+                uses = self.found.placed[name].uses
+                if len(uses) == len(each.uses):
+                    for use, here in zip(uses, each.uses, strict=True):
+                        use.fixed = use.call.rows_in == here.call.rows_in
 
 
 def _parts_of_samples(inputs: Mapping[str, Any], samples: int, parts: int) -> dict[str, tuple[Tensor, Tracked]]:
