@@ -18,8 +18,9 @@ from cubeloom import Grid
 from cubeloom.comm import Network, devices
 
 TRAINED = "cubeloom, as `train` runs it"
+FP8 = f"{TRAINED}, FP8"
 RECIPES = (*peers.OF_TORCH_ALONE, "cubeloom", "cubeloom, compiled", TRAINED)
-ALL = tuple(dict.fromkeys((*peers.RECIPES, *RECIPES)))
+ALL = tuple(dict.fromkeys((*peers.RECIPES, *RECIPES, FP8)))
 # The strongest of each, that fit a GPU of 140 GB together.
 CHOSEN = (*(name for name in peers.RECIPES if name != "torch"), TRAINED)
 
@@ -42,6 +43,8 @@ def measure_one(
             return peers.step(name, size, values, data)
         if name == TRAINED:
             return train_step(size, values, network, recorded=on_gpu)  # a CPU records nothing
+        if name == FP8:
+            return train_step(size, values, network, recorded=False, precision="fp8")
         return our_step(size, values, network, compiled=name != "cubeloom")
 
     failed: list[str] = []

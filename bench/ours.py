@@ -15,6 +15,7 @@ from bench.peers.timing import Step
 from cubeloom.comm import Network, devices
 from cubeloom.models import GPTConfig, LlamaConfig, build, cut_of
 from cubeloom.parallel import Batch, ShardingPolicy, apply
+from cubeloom.parallel.config import Precision
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.weave import Weave
@@ -68,7 +69,9 @@ def our_step(
     return step
 
 
-def train_step(size: AnySize, values: dict[str, Tensor], network: Network, *, recorded: bool) -> Step:
+def train_step(
+    size: AnySize, values: dict[str, Tensor], network: Network, *, recorded: bool, precision: Precision = "model"
+) -> Step:
     """The same as `cubeloom train` runs it on one rank, compiled: a pipeline of one stage."""
     with torch.device("meta"):
         model = build(our_config(size))
@@ -79,6 +82,7 @@ def train_step(size: AnySize, values: dict[str, Tensor], network: Network, *, re
         Batch(size.samples, size.sequence),
         filled(values),
         generate("gpipe", 1, 1),
+        ShardingPolicy(precision=precision),
         compile=True,
         record=GraphRecord() if recorded else None,
     )

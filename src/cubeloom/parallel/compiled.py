@@ -91,7 +91,7 @@ def compile_local(model: nn.Module, plain: Mapping[str, nn.Module], state: CubeS
         if isinstance(module, CubeHead | CubeCrossEntropy):
             module.compile_local(BACKEND)
         elif _is_unnamed_leaf(module):
-            module.forward = torch.compile(module.forward, backend=BACKEND)
+            module.forward = torch.compile(module.forward, backend=BACKEND, dynamic=False)
 
 
 def _is_unnamed_leaf(module: nn.Module) -> bool:
@@ -120,7 +120,9 @@ class _Block:
         self._otherwise = otherwise  # the block's own forward
         self._fp8 = fp8
         self._calls: dict[object, _Call | None] = {}  # by kind; None: not compiled
-        self._run = torch.compile(_run, backend=BACKEND)
+        # Calls of one kind have one shape. Else the compiler would take a size that differs between kinds of blocks for one
+        # that changes, and its kernels would divide by it for every element.
+        self._run = torch.compile(_run, backend=BACKEND, dynamic=False)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         rounds = {name: each for name, each in self._fp8.items() if each.ready}

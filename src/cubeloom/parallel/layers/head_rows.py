@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -138,5 +139,6 @@ class Steps:
     scale: Callable[[Tensor, Tensor], Tensor] = scale
 
     def compiled(self, backend: str) -> Steps:
-        made = {each.name: torch.compile(getattr(self, each.name), backend=backend) for each in fields(self)}
+        run = partial(torch.compile, backend=backend, dynamic=False)
+        made = {each.name: run(getattr(self, each.name)) for each in fields(self)}
         return replace(self, **made)

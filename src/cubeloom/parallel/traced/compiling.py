@@ -35,4 +35,4 @@ def _left_to_python(kind: Any) -> type[nn.Module]:
 
 @cache
 def _compiled(kind: Any, backend: str) -> type[nn.Module]:
-    return type(kind.__name__, (kind,), {"forward": torch.compile(kind.forward, backend=backend)})
+    return type(kind.__name__, (kind,), {"forward": torch.compile(kind.forward, backend=backend, dynamic=False)})
