@@ -16,6 +16,7 @@ from bench.peers.recipes import PEER, AnySize
 from bench.peers.timing import Compared, Step, Timed, matmul_rate, take_turns
 from cubeloom import Grid
 from cubeloom.comm import Network, devices
+from cubeloom.parallel.config import Precision
 
 TRAINED = "cubeloom, as `train` runs it"
 FP8 = f"{TRAINED}, FP8"
@@ -41,10 +42,9 @@ def measure_one(
     def made(name: str) -> Step:
         if name in peers.RECIPES:
             return peers.step(name, size, values, data)
-        if name == TRAINED:
-            return train_step(size, values, network, recorded=on_gpu)  # a CPU records nothing
-        if name == FP8:
-            return train_step(size, values, network, recorded=False, precision="fp8")
+        if name in (TRAINED, FP8):
+            precision: Precision = "fp8" if name == FP8 else "model"
+            return train_step(size, values, network, recorded=on_gpu, precision=precision)  # a CPU records nothing
         return our_step(size, values, network, compiled=name != "cubeloom")
 
     failed: list[str] = []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cubeloom.parallel.deferred_wgrad import TOKENS, DeferredWgradBlock
+from cubeloom.parallel.deferred_wgrad import DeferredWgradBlock
 from cubeloom.parallel.feed_forward import feed_forward
 
 
@@ -46,10 +46,10 @@ def tapped_gradients(model: nn.Module, compiler: Callable[..., Callable[..., Ten
     given: dict[str, Tensor] = dict(model.named_parameters())
     tapped = DeferredWgradBlock.of(model, given, (x,))
     tokens: dict[str, tuple[Tensor, ...]] = {}
-    for layer, shapes in tapped.shapes.items():
+    for layer, own in tapped.tokens.items():
         weight = given[f"{layer}.weight"] = given[f"{layer}.weight"].detach()
-        tokens[layer] = tuple(weight.new_zeros(()).expand(shape).requires_grad_() for shape in shapes)
-        given |= zip((f"{layer}.{token}" for token in TOKENS), tokens[layer], strict=True)
+        tokens[layer] = tuple(weight.new_zeros(()).expand(each.shape).requires_grad_() for each in own.values())
+        given |= zip((f"{layer}.{token}" for token in own), tokens[layer], strict=True)
     run = compiler(lambda x, given: functional_call(tapped.block, given, (x,)))
     run(x, given).square().sum().backward()
     for layer, (of_input, of_output) in tokens.items():

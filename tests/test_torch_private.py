@@ -217,6 +217,7 @@ def test_many_norms_at_once_in_another_dtype() -> None:
     tensors = [torch.full((4,), 3.0), torch.ones(2, 2)]
     norms = private.norms_of(tensors, torch.float64)
     assert [norm.item() for norm in norms] == [6.0, 2.0] and norms[0].dtype == torch.float64
+    assert [norm.item() for norm in private.norms_of(tensors, order=torch.inf)] == [3.0, 1.0]
 
 
 def test_many_are_zeroed_at_once() -> None:

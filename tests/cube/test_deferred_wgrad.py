@@ -15,7 +15,8 @@ def tapped(block: nn.Module, x: Tensor) -> DeferredWgradBlock:
 
 def test_layers_are_measured_as_they_are_called() -> None:
     found = tapped(nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 2)), torch.ones(5, 3, 4))
-    assert found.shapes == {"0": ((5, 3, 4), (5, 3, 6)), "2": ((5, 3, 6), (5, 3, 2))}
+    shapes = {layer: tuple(each.shape for each in own.values()) for layer, own in found.tokens.items()}
+    assert shapes == {"0": ((5, 3, 4), (5, 3, 6)), "2": ((5, 3, 6), (5, 3, 2))}
     assert [type(layer) for layer in found.block.children()] == [DeferredWgradLinear, nn.GELU, DeferredWgradLinear]
 
 
@@ -38,13 +39,13 @@ class Twice(nn.Module):
 
 
 def test_layers_that_are_not_called_just_once_are_not_tapped() -> None:
-    assert tapped(Twice(), torch.ones(3, 4)).shapes.keys() == {"once"}
+    assert tapped(Twice(), torch.ones(3, 4)).tokens.keys() == {"once"}
 
 
 def test_layers_that_share_a_weight_are_not_tapped() -> None:
     block = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     block[2].weight = block[0].weight
-    assert tapped(block, torch.ones(3, 4)).shapes.keys() == {"1"}
+    assert tapped(block, torch.ones(3, 4)).tokens.keys() == {"1"}
 
 
 def test_taps_give_what_a_weight_gradient_is_the_product_of() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -15,7 +16,9 @@ from cubeloom import Grid, UserError
 from cubeloom.comm import Network, devices
 from cubeloom.launch import RankPool
 from cubeloom.models import GPTConfig, build, cut_of
-from cubeloom.parallel import Batch, initial_values
+from cubeloom.parallel import Batch, ShardingPolicy, initial_values
+from cubeloom.parallel.config import Precision
+from cubeloom.parallel.fp8 import AmaxHistory
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import local_of
 from cubeloom.pipeline import generate
@@ -36,12 +39,22 @@ class CallAgain:
     def __init__(self) -> None:
         self.slots: dict[Hashable, list[Function]] = {}
         self.gradients = Gradients()  # those of the pipeline
+        self.amax: AmaxHistory | None = None
+
+    @contextmanager
+    def measured_nothing(self) -> Iterator[None]:
+        """A graph that is being recorded computes nothing."""
+        now = self.amax and self.amax._now.clone()
+        yield
+        if self.amax is not None and now is not None:
+            self.amax._now.copy_(now)
 
     def __call__(self, function: Function, given: tuple[Carry, ...], slot: Hashable) -> Recording:
         self.slots.setdefault(slot, []).append(function)
         still = tuple({name: tensor.clone() for name, tensor in each.items()} for each in given)
         before = self.gradients.sums()
-        function(*still)
+        with self.measured_nothing():
+            function(*still)
         written = {each: place for each, place in self.gradients.sums().items() if each not in before}
 
         def again(*values: Mapping[str, Tensor]) -> Carry:
@@ -64,7 +77,7 @@ class CallAgain:
 
 
 def losses_and_weights(
-    record: Record | None, name: str, kind: devices.Kind, cube: Grid
+    record: Record | None, name: str, kind: devices.Kind, cube: Grid, precision: Precision = "model"
 ) -> tuple[list[float], dict[str, Tensor], list[Fraction]]:
     """On this cube in each place of the pipeline, or on two replicas; and what each step received."""
     schedule = SCHEDULES[name]
@@ -74,10 +87,10 @@ def losses_and_weights(
     dtype = torch.float64 if kind == devices.CPU else torch.float32
     with torch.device("meta"):
         model = build(GPTConfig(**SMALL))
-    fill = initial_values(model, 0, dtype, network.device)
-    pipeline = Pipeline(model, cut_of(model), network, Batch(6, 12), fill, schedule, record=record)
+    fill, rest = initial_values(model, 0, dtype, network.device), ShardingPolicy(precision=precision)
+    pipeline = Pipeline(model, cut_of(model), network, Batch(6, 12), fill, schedule, rest, record=record)
     if isinstance(record, CallAgain):
-        record.gradients = pipeline.gradients
+        record.gradients, record.amax = pipeline.gradients, pipeline.amax
     numbers = torch.Generator().manual_seed(1)
     losses, received = [], []
     for step in range(4):
@@ -98,11 +111,13 @@ def losses_and_weights(
     return losses, {name: local_of(each).cpu() for name, each in pipeline.parameters.items()}, received
 
 
-def _both(schedule: str, kind: devices.Kind, cube: Grid) -> tuple[float, float, list[str]]:
+def _both(
+    schedule: str, kind: devices.Kind, cube: Grid, precision: Precision = "model"
+) -> tuple[float, float, list[str]]:
     """The largest differences of losses and weights; and what each slot recorded."""
-    plain, weights, received = losses_and_weights(None, schedule, kind, cube)
+    plain, weights, received = losses_and_weights(None, schedule, kind, cube, precision)
     record: Record = CallAgain() if kind == devices.CPU else GraphRecord()
-    again, changed, once_more = losses_and_weights(record, schedule, kind, cube)
+    again, changed, once_more = losses_and_weights(record, schedule, kind, cube, precision)
     assert kind == devices.CPU or received == once_more  # what is called again counts itself
     worst = max(float((weights[name] - changed[name]).abs().max()) for name in weights)
     made = record.slots if isinstance(record, CallAgain) else {}
@@ -134,6 +149,14 @@ def test_recorded_stages_train_alike(
 def test_collectives_are_recorded_too(ranks: RankPool, schedule: str, cube: str) -> None:
     grid = Grid.parse(cube)
     for loss, weight, _ in ranks.run(grid.world * len(SCHEDULES[schedule].workers), _both, schedule, "cpu", grid):
+        assert loss <= 1e-12 and weight <= 1e-12
+
+
+@pytest.mark.parametrize(("schedule", "cube"), [("once", "x=2,z=2"), ("chimera-zb", "x=1")])
+def test_scales_of_fp8_are_those_of_each_step(ranks: RankPool, schedule: str, cube: str) -> None:
+    grid = Grid.parse(cube)
+    world = grid.world * len(SCHEDULES[schedule].workers)
+    for loss, weight, _ in ranks.run(world, _both, schedule, "cpu", grid, "fp8"):
         assert loss <= 1e-12 and weight <= 1e-12
 
 

@@ -164,9 +164,9 @@ def same_values(tensor: Tensor) -> Tensor:
     return torch.ops.aten._unsafe_view(tensor, tensor.shape)
 
 
-def norms_of(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+def norms_of(tensors: list[Tensor], dtype: torch.dtype | None = None, order: float = 2) -> list[Tensor]:
     """The norm of each tensor, in few kernels for all of them."""
-    return list(torch._foreach_norm(tensors, dtype=dtype))
+    return list(torch._foreach_norm(tensors, order, dtype=dtype))
 
 
 def assert_async(true: Tensor, message: str) -> None:

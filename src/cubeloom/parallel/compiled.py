@@ -19,9 +19,9 @@ from torch.func import functional_call
 
 from cubeloom.base import torch_private
 from cubeloom.base.grid import Grid
-from cubeloom.parallel.deferred_wgrad import TOKENS, DeferredWgradBlock, within
+from cubeloom.parallel.deferred_wgrad import DeferredWgradBlock, Token, within
 from cubeloom.parallel.feed_forward import fused_class
-from cubeloom.parallel.fp8 import FP8Matmul, LayerFP8, MeasuredMatmul
+from cubeloom.parallel.fp8 import SCALES, LayerFP8
 from cubeloom.parallel.gradients import WeightGradient
 from cubeloom.parallel.layers.head import CubeHead
 from cubeloom.parallel.layers.linear import CubeLinear
@@ -100,7 +100,8 @@ def _is_unnamed_leaf(module: nn.Module) -> bool:
     return not ours and next(module.children(), None) is None and type(module).forward is not nn.Module.forward
 
 
-Uses = Mapping[str, FP8Matmul | MeasuredMatmul | None]  # by layer
+# By FP8 layer: from the "gradients" of the tokens of a call to how its weight gradient is computed.
+Products = Mapping[str, Callable[..., Callable[..., Tensor]]]
 
 
 class _Block:
@@ -132,18 +133,17 @@ class _Block:
             kinds = {name: each.in_compiled for name, each in rounds.items()}
             tapped = DeferredWgradBlock.of(self._plain, values, arguments, named, kinds)
             # A linear that a call passes twice is not deferred, and so would not be rounded.
-            all_deferred = self._fp8.keys() <= tapped.shapes.keys()
+            all_deferred = self._fp8.keys() <= tapped.tokens.keys()
             self._calls[kind] = _Call.of(tapped, self._parameters, self._state, rounds) if all_deferred else None
         call = self._calls[kind]
         if call is None:
             return self._otherwise(*arguments, **named)
-        return self._run(call.tapped.block, call.names, call.values(self._uses()), arguments, named)
+        return self._run(call.tapped.block, call.names, call.values(self._products()), arguments, named)
 
-    def _uses(self) -> Uses:
-        """Of this call the products of layers that round, or measure."""
+    def _products(self) -> Products:
         first = torch.is_grad_enabled() and not torch_private.in_backward()
-        dtype = next(iter(self._parameters.values())).dtype
-        return {name: each.use(first, dtype) for name, each in self._fp8.items()}
+        uses = {name: each.compiled_use(first) for name, each in self._fp8.items()}
+        return {name: use for name, use in uses.items() if use is not None}
 
 
 def _kind(given: Any) -> Any:
@@ -184,40 +184,42 @@ class _Call:
         state: CubeState,
         rounds: Mapping[str, LayerFP8],
     ) -> _Call:
-        layers = tapped.shapes
+        layers = tapped.tokens
         names = [within(layer, "weight") for layer in layers]
         weights = {layer: parameters[name] for layer, name in zip(layers, names, strict=True)}
         others = {name: parameter for name, parameter in parameters.items() if name not in names}
-        tokens = (within(layer, token) for layer in layers for token in TOKENS)
-        scales = (within(layer, "scales") for layer in rounds)
+        tokens = (within(layer, token) for layer in layers for token in layers[layer])
+        scales = (within(layer, each) for layer in rounds for each in SCALES)
         return cls(tapped, weights, others, (*scales, *names, *others, *tokens), state, rounds)
 
-    def values(self, uses: Uses) -> tuple[Tensor, ...]:
+    def values(self, products: Products) -> tuple[Tensor, ...]:
         """The values in the order of the names."""
         weights = map(self.value, self.weights.values())
-        scales = (each.scales for each in self.rounds.values())
-        return *scales, *weights, *_Wanted.apply(self, uses, *self.others.values(), *self.weights.values())
+        scales = (getattr(each, name) for each in self.rounds.values() for name in SCALES)
+        return *scales, *weights, *_Wanted.apply(self, products, *self.others.values(), *self.weights.values())
 
     def value(self, parameter: nn.Parameter) -> Tensor:
         local = local_of(parameter)
         return local.clone() if self.state.updates_under_way else local
+
+    def token(self, layer: str, token: Token) -> Tensor:
+        """Tokens are never read: they are existing memory, expanded."""
+        memory = local_of(self.weights[layer])
+        return (memory if token.dtype is None else memory.view(token.dtype)).as_strided(
+            token.shape, (0,) * len(token.shape)
+        )
 
 
 class _Wanted(torch.autograd.Function):
     """Values and tokens that need gradients, inside autograd; the backward gives all parameters' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, uses: Uses, *parameters: nn.Parameter) -> tuple[Tensor, ...]:
-        ctx.call, ctx.products = call, uses
+    def forward(ctx: Any, call: _Call, products: Products, *parameters: nn.Parameter) -> tuple[Tensor, ...]:
+        ctx.call, ctx.products = call, products
         gradients = call.state.gradients
         ctx.uses = [gradients.use(each) for each in parameters]
         ctx.versions = [] if call.state.updates_under_way else [version_of(each) for each in parameters]
-        # Tokens are never read: they are existing memory, expanded.
-        tokens = (
-            local_of(weight).as_strided(shape, (0,) * len(shape))
-            for layer, weight in call.weights.items()
-            for shape in call.tapped.shapes[layer]
-        )
+        tokens = (call.token(layer, each) for layer, some in call.tapped.tokens.items() for each in some.values())
         return *map(call.value, call.others.values()), *tokens
 
     @staticmethod
@@ -227,18 +229,17 @@ class _Wanted(torch.autograd.Function):
         parameters = *call.others.values(), *call.weights.values()
         for parameter, version in zip(parameters, ctx.versions, strict=False):
             check_unchanged(parameter, version, f"a parameter of shape {list(parameter.shape)}")
-        of_others, operands = found[: len(call.others)], found[len(call.others) :]
-        for parameter, gradient in zip(call.others.values(), of_others, strict=True):
+        operands = iter(found[len(call.others) :])
+        for parameter, gradient in zip(call.others.values(), found, strict=False):
             gradients.add(parameter, gradient)
-        for (layer, weight), x, gradient in zip(call.weights.items(), operands[::2], operands[1::2], strict=True):
-            use, own = ctx.products.get(layer), (x, gradient)
-            if use is not None:
-                own = use.operands(x, gradient)
-            # `weight_gradient` takes dY first.
-            product = partial(
-                (use or Matmul()).weight_gradient, own[1], own[0], weight.shape, dtype=gradients.dtype_of(weight)
-            )
+        for layer, weight in call.weights.items():
+            own = [next(operands) for _ in call.tapped.tokens[layer]]
+            product = partial(ctx.products.get(layer, _product)(*own), dtype=gradients.dtype_of(weight))
             gradients.weight_gradient(WeightGradient(weight, layer, product))
         for use in ctx.uses:
             use.done()
         return (None,) * (2 + len(call.others) + len(call.weights))
+
+
+def _product(x: Tensor, gradient: Tensor) -> Callable[..., Tensor]:
+    return partial(Matmul().weight_gradient, gradient, x, torch.Size())

@@ -1,7 +1,7 @@
 """Computes the weight gradients of a compiled block's linear layers outside of the compiled code.
 
 The compiler creates one backward of a block, with all of its gradients. For a deferred weight it returns the operands
-of the gradient's matmul instead: two tokens stand for the weight among the inputs of the compiled function, and their
+of the gradient's matmul instead: tokens stand for the weight among the inputs of the compiled function, and their
 "gradients" are the layer's input and the gradient of its output. The matmul can then accumulate into the sum of earlier
 micro-batches in one pass, and can be deferred.
 """
@@ -22,13 +22,25 @@ from torch.nn import functional
 
 from cubeloom.base import torch_private
 
-TOKENS = ("of_input", "of_output")
-Shapes = tuple[torch.Size, torch.Size]  # of a layer's input and output, which are those of its tokens
+Shapes = tuple[torch.Size, torch.Size]  # of a layer's input and output
+
+
+@dataclass(frozen=True)
+class Token:
+    """Stands for a weight among the inputs of compiled code, and gets as its "gradient" what the weight's needs."""
+
+    shape: torch.Size
+    dtype: torch.dtype | None = None  # None: the weight's
 
 
 class DeferredWgradLinear(nn.Linear):
     of_input: Tensor
     of_output: Tensor
+
+    @staticmethod
+    def tokens(shapes: Shapes) -> dict[str, Token]:
+        """By name."""
+        return {"of_input": Token(shapes[0]), "of_output": Token(shapes[1])}
 
     def forward(self, x: Tensor) -> Tensor:
         y = seen_by(self.of_output, functional.linear(x, self.weight, self.bias))
@@ -74,7 +86,7 @@ class DeferredWgradBlock:
     """A plain block with deferred weight gradients in some of its layers, for calls of one kind."""
 
     block: nn.Module
-    shapes: Mapping[str, Shapes]  # by layer
+    tokens: Mapping[str, Mapping[str, Token]]  # by layer, by name
 
     @classmethod
     def of(
@@ -91,14 +103,16 @@ class DeferredWgradBlock:
         """
         block = deepcopy(plain)
         shapes = _shapes(block, parameters, arguments, dict(named or {}))
-        for name in shapes:
-            layer = block.get_submodule(name)
+        tokens: dict[str, Mapping[str, Token]] = {}
+        for name, of_layer in shapes.items():
+            layer: Any = block.get_submodule(name)
             layer.__class__ = DeferredWgradLinear
             if kinds is not None and name in kinds:
                 kinds[name](layer)
-            for token in TOKENS:
+            tokens[name] = layer.tokens(of_layer)
+            for token in tokens[name]:
                 layer.register_buffer(token, None)
-        return cls(block, shapes)
+        return cls(block, tokens)
 
 
 def within(layer: str, name: str) -> str:

@@ -60,7 +60,7 @@ class Pipeline:
         self.layout = plan_stages(model, cut, network.grid, batch, schedule, rest, stages, ways)
         self.layout.check_options(recompute)
         if record is not None:
-            check_recordable(self.layout.specs, schedule, ways, bool(recompute), rest.precision)
+            check_recordable(self.layout.specs, schedule, ways, bool(recompute))
         self._here = network.coordinates["pipe"]
         part = Batch(batch.samples // (len(portions(schedule)) * ways), batch.sequence)
 
@@ -73,8 +73,9 @@ class Pipeline:
         )
         self._recorded: RecordedSteps | None = None
         if record is not None:
+            once = len(portions(schedule)) == 1
             self._recorded = RecordedSteps(
-                held.stages.values(), held.parameters.values(), held.gradients, once=len(portions(schedule)) == 1
+                held.stages.values(), held.parameters.values(), held.gradients, held.amax, once=once
             )
         self._channels = Channels(network, schedule)
         self._boundaries: dict[int, Boundary] = {}  # of each stage's output

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
 from cubeloom.comm import Ledger, Network
-from cubeloom.parallel.config import Precision
+from cubeloom.parallel.fp8 import AmaxHistory
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import like, local_of
 from cubeloom.parallel.specs import DropoutSpec, LayerSpec
@@ -32,9 +32,7 @@ from cubeloom.pipeline.runtime.stage import Carry, Data, Portion, Stage
 Function = Callable[..., Carry]
 
 
-def check_recordable(
-    specs: Iterable[LayerSpec], schedule: Schedule, ways: int, recomputes: bool, precision: Precision = "model"
-) -> None:
+def check_recordable(specs: Iterable[LayerSpec], schedule: Schedule, ways: int, recomputes: bool) -> None:
     """Raises UserError if a step does something that a recording cannot repeat."""
     reasons = {
         "dropout draws other numbers in every step": any(
@@ -43,7 +41,6 @@ def check_recordable(
         f"{schedule.name} keeps several versions of weights": schedule.updates is not Updates.FLUSH,
         f"strands take turns in Python (ways = {ways})": ways > 1,
         "what is recomputed is so by Python": recomputes,
-        "FP8 has other scales in every step": precision == "fp8",
     }
     for reason, holds in reasons.items():
         if holds:
@@ -123,7 +120,7 @@ class _Slot:
 @dataclass
 class RecordedStage(Stage):
     """The first step runs unrecorded and shows which actions there are; `prepare` records them; later steps replay
-    them.
+    them. (With FP8 two steps run unrecorded.)
     """
 
     record: Record = field(default_factory=GraphRecord)
@@ -201,24 +198,36 @@ class RecordedSteps:
 
     The sums are zeroed at the start of a step, and portions add to them. If the worker has one stage and a step has one
     portion, the recording writes the gradients itself, and nothing is added.
+
+    `amax`: with FP8 recordings read the scales of each step where those of the first one are. Before the first step has
+    ended there are none, so it is the second one that shows how later steps compute.
     """
 
     def __init__(
-        self, stages: Iterable[Stage], parameters: Iterable[nn.Parameter], gradients: Gradients, *, once: bool
+        self,
+        stages: Iterable[Stage],
+        parameters: Iterable[nn.Parameter],
+        gradients: Gradients,
+        amax: AmaxHistory | None,
+        *,
+        once: bool,
     ) -> None:
         self._stages = [stage for stage in stages if isinstance(stage, RecordedStage)]
         self._parameters = list(parameters)
         self._gradients = gradients
         self._once = once and len(self._stages) == 1
-        self._steps = 0
+        self._unrecorded = 1  # steps that are left
+        if amax is not None:
+            amax.in_place = True
+            self._unrecorded = 2
         self._sums: dict[nn.Parameter, Tensor] = {}
 
     def begin(self) -> None:
-        """Called before a step's actions; records before the second step."""
-        self._steps += 1
-        if self._steps == 1:
+        """Called before a step's actions; records once no unrecorded steps are left."""
+        self._unrecorded -= 1
+        if self._unrecorded >= 0:
             return
-        if self._steps == 2:
+        if self._unrecorded == -1:
             self._prepare()
         for parameter, total in self._sums.items():
             grad = parameter.grad

@@ -114,7 +114,7 @@ def search(
     machine = cluster(machine) if isinstance(machine, str) else machine
     _check(model, machine, devices, samples, sequence, reserve)
     if precision == "fp8":
-        _check_fp8(model, machine, record)
+        _check_fp8(model, machine)
     item = SIZES[dtype]
     task = Task(samples, sequence or model.sequence, devices, item, reserve, record, gradients, precision)
     found, tally = candidates(model, machine, task, dtype, only, keep)
@@ -156,7 +156,7 @@ def _check(model: Model, machine: Cluster, devices: int, samples: int, sequence:
         raise UserError(f"a sequence of {sequence} tokens is too long: {model.name} has {model.sequence} positions")
 
 
-def _check_fp8(model: Model, machine: Cluster, record: bool) -> None:
+def _check_fp8(model: Model, machine: Cluster) -> None:
     if not machine.device.fp8:
         raise UserError(f"{machine.name}: its device {machine.device.name} has no rate of FP8; use precision = model")
     if model.planes is not None:
@@ -165,8 +165,6 @@ def _check_fp8(model: Model, machine: Cluster, record: bool) -> None:
         )
     if not any(fp8_layers(kind.layers) for kind in model.kinds):
         raise UserError(f"{model.name} has no linear on tokens before its output layer; use precision = model")
-    if record:
-        raise UserError("stages cannot be recorded: FP8 has other scales in every step; leave out one of the two")
 
 
 def on_devices(answer: Answer, devices: int) -> Answer:

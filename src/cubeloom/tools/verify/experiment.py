@@ -89,7 +89,7 @@ class Experiment:
         layout.check_options(self.recompute)
         specs = list(layout.specs)
         if self.record:
-            check_recordable(specs, self.schedule, self.ways, bool(self.recompute), self.rest.precision)
+            check_recordable(specs, self.schedule, self.ways, bool(self.recompute))
         if self.asynchronous and self.drops:
             raise UserError(f"{self.schedule.name} can be compared without dropout only: use --dropout 0")
         tied = any(shared_owner(spec) is not None for spec in specs)

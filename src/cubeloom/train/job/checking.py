@@ -38,7 +38,7 @@ def check(job: Job, device_here: bool = True) -> None:
                 "layout.record = true: stages are recorded on a GPU only; use device = 'cuda', or leave it out"
             )
         recomputes = job.layout.recompute != "none"
-        check_recordable(layout.specs, layout.schedule, job.layout.ways, recomputes, job.layout.precision)
+        check_recordable(layout.specs, layout.schedule, job.layout.ways, recomputes)
     _check_folder(job.folder)
 
 
