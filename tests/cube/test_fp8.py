@@ -26,8 +26,8 @@ from cubeloom.parallel.fp8 import (
     LayerFP8,
     scales_of,
 )
-from cubeloom.parallel.parameter import distribute
 from cubeloom.parallel.fp8_operations import DTYPES, GRADIENT, INPUT, WEIGHT, largest, round_to_fp8
+from cubeloom.parallel.parameter import distribute
 from cubeloom.parallel.specs import LinearSpec, fp8_layers
 from cubeloom.parallel.traced.values import own_values
 from cubeloom.parallel.weight import PrefetchOrder, Weight

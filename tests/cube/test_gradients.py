@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -429,11 +430,11 @@ def summed(gradients: Any, count: int) -> tuple[float, torch.dtype]:
 
     def noting(self: Gradients, wanted: WeightGradient) -> None:
         # As the products are in float32: what is asked here is how they are summed.
-        found = wanted.product(None)
+        found = wanted.product(None, torch.float32)
         exact = found.double()
         expected[wanted.parameter] = expected.get(wanted.parameter, torch.zeros_like(exact)) + exact
         # A head's can be asked for once only: it scales in place what it has found.
-        once = replace(wanted, product=lambda into: add_to(into, found)) if wanted.layer == "head" else wanted
+        once = replace(wanted, product=lambda into, _: add_to(into, found)) if wanted.layer == "head" else wanted
         compute(self, once)
 
     for parameter in pipeline.parameters.values():
@@ -473,3 +474,40 @@ def test_float32_sums_of_bfloat16_gradients_move_twice_the_bytes(ranks: RankPool
     wide, narrow = (ranks.run(2, bytes_of, Grid(data=2), each)[0]["data"] for each in ("float32", "model"))
     loss = 2 * 4 * 1  # a sum and a count, in float32
     assert wide - loss == 2 * (narrow - loss)
+
+
+def _dtypes_of_products(count: int, data: int, masters: bool) -> set[tuple[str, torch.dtype]]:
+    """The layers whose weight gradients were computed, and in which dtype, in a step of bfloat16."""
+    network = Network(Grid(data=data))
+    with torch.device("meta"):
+        model = build("gpt-tiny")
+    fill = initial_values(model, 0, torch.bfloat16)
+    pipeline = Pipeline(model, cut_of(model), network, Batch(2 * count, 8), fill, generate("1f1b", 1, count))
+    for parameter in pipeline.parameters.values() if masters else ():
+        parameter.grad_dtype = torch.float32
+    asked = set()
+    compute = Gradients.weight_gradient
+
+    def noting(self: Gradients, wanted: WeightGradient) -> None:
+        def product(into: Tensor | None, dtype: torch.dtype) -> Tensor:
+            asked.add((wanted.layer.rpartition(".")[2], dtype))
+            return wanted.product(into, dtype)
+
+        compute(self, replace(wanted, product=product))
+
+    tokens = torch.arange(16 * count).view(2 * count, 8) % 50
+    with patch.object(Gradients, "weight_gradient", noting):
+        pipeline.step({"tokens": network.share(tokens), "targets": network.share(tokens)})
+    return asked
+
+
+@pytest.mark.parametrize(("count", "data", "masters"), [(1, 1, False), (2, 1, False), (2, 2, False), (1, 1, True)])
+def test_a_product_that_is_the_gradient_is_rounded_once(ranks: RankPool, count: int, data: int, masters: bool) -> None:
+    """In one pass, and not by a copy; where sums follow, they are in float32."""
+    for asked in ranks.run(data, _dtypes_of_products, count, data, masters):
+        of_layers = {dtype for layer, dtype in asked if layer in ("qkv", "up", "down")}
+        alone = count == data == 1 and not masters
+        assert of_layers == {torch.bfloat16 if alone else torch.float32}
+        # The table of tokens is the head's too: two products are summed.
+        assert {dtype for layer, dtype in asked if layer == "head"} == {torch.float32}
+        assert ("lookup", torch.float32) in asked

@@ -234,7 +234,7 @@ class _Wanted(torch.autograd.Function):
             gradients.add(parameter, gradient)
         for layer, weight in call.weights.items():
             own = [next(operands) for _ in call.tapped.tokens[layer]]
-            product = partial(ctx.products.get(layer, _product)(*own), dtype=gradients.dtype_of(weight))
+            product = ctx.products.get(layer, _product)(*own)
             gradients.weight_gradient(WeightGradient(weight, layer, product))
         for use in ctx.uses:
             use.done()

@@ -26,9 +26,6 @@ from cubeloom.comm import Network
 from cubeloom.parallel.collective import Payload
 from cubeloom.parallel.config import ShardingPolicy
 from cubeloom.parallel.deferred_wgrad import DeferredWgradLinear, Shapes, Token
-from cubeloom.parallel.gradients import Gradients
-from cubeloom.parallel.parameter import local_of
-from cubeloom.parallel.products import Matmul, add_to
 from cubeloom.parallel.fp8_operations import (
     DTYPES,
     GRADIENT,
@@ -39,6 +36,9 @@ from cubeloom.parallel.fp8_operations import (
     round_to_fp8,
     transposed,
 )
+from cubeloom.parallel.gradients import Gradients
+from cubeloom.parallel.parameter import local_of
+from cubeloom.parallel.products import Matmul, add_to
 from cubeloom.parallel.specs import LayerSpec, fp8_layers
 from cubeloom.parallel.weight import Weight
 

@@ -1,6 +1,8 @@
-"""The kernels of `parallel.fp8_operations`, in Triton: a matrix is read once, in tiles that are written as they are and transposed."""
+"""The kernels of `parallel.fp8_operations`, in Triton: a matrix is read once, in tiles that are also written transposed."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -40,9 +42,20 @@ def transpose_bytes(values: Tensor) -> Tensor:
 
 @triton.jit
 def _round(
-    values, scale, eight, turned, largest, m, k, stride, share, most,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+    values: Any,
+    scale: Any,
+    eight: Any,
+    turned: Any,
+    largest: Any,
+    m: Any,
+    k: Any,
+    stride: Any,
+    share: Any,
+    most: Any,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
     row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     column = tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = (row < m)[:, None] & (column < k)[None, :]
@@ -63,7 +76,7 @@ def _round(
 
 
 @triton.jit
-def _transpose(values, turned, m, k, stride, TILE: tl.constexpr):
+def _transpose(values: Any, turned: Any, m: Any, k: Any, stride: Any, TILE: tl.constexpr) -> None:
     row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     column = tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = (row < m)[:, None] & (column < k)[None, :]

@@ -52,8 +52,8 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     m, k = values.shape
     shapes = (m, k) if rows else (0,), (k, m) if columns else (0,)
-    eight = (values.new_empty(shape, dtype=DTYPES[operand]) for shape in shapes)
-    return *eight, values.new_empty((), dtype=torch.float32)
+    eight, turned = (values.new_empty(shape, dtype=DTYPES[operand]) for shape in shapes)
+    return eight, turned, values.new_empty((), dtype=torch.float32)
 
 
 def largest(values: Tensor) -> Tensor:

@@ -65,6 +65,7 @@ class Gradients:
         self._final: set[nn.Parameter] = set()  # reduced during the passes that run now, while others accumulate
         self._noted: DeferredWeightGrads | None = None  # where deferred weight gradients are stored
         self._accumulating = False
+        self._once = False  # only one pass accumulates
         self._reset()
 
     def _reset(self) -> None:
@@ -152,12 +153,14 @@ class Gradients:
         self._sums = dict(sums)
 
     @contextmanager
-    def accumulating(self) -> Iterator[None]:
-        outer, self._accumulating = self._accumulating, True
+    def accumulating(self, once: bool = False) -> Iterator[None]:
+        """`once`: there is one backward inside."""
+        outer = self._accumulating, self._once
+        self._accumulating, self._once = True, once
         try:
             yield
         finally:
-            self._accumulating = outer
+            self._accumulating, self._once = outer
 
     @contextmanager
     def defer_weight_grads(self) -> Iterator[DeferredWeightGrads]:
@@ -219,11 +222,12 @@ class Gradients:
 
     def _compute(self, wanted: WeightGradient) -> None:
         if wanted.scatter is None:
-            self._sum(wanted.parameter, wanted.product)
+            dtype = self._dtype_of_product(wanted.parameter)
+            self._sum(wanted.parameter, lambda into: wanted.product(into, dtype))
             return
         key = (wanted.parameter, wanted.layer)
         earlier, strands = self._strands.pop(key, (None, 0))
-        product = wanted.product(earlier)
+        product = wanted.product(earlier, self.dtype_of(wanted.parameter))
         if strands + 1 < wanted.strands:
             self._strands[key] = product, strands + 1
             return
@@ -232,6 +236,14 @@ class Gradients:
         # One reduce-scatter may still overlap the next layer's computation.
         while len(self._arriving) > 1:
             self._arrive()
+
+    def _dtype_of_product(self, parameter: nn.Parameter) -> torch.dtype:
+        """That of the sum. If nothing is added to the product it is that of `grad`: it would be rounded to it anyway."""
+        how = self._reductions[parameter]
+        of_this_use = self._uses[parameter] == 1 and parameter not in self._sums and parameter.grad is None
+        if of_this_use and how.alone and how.ranks == 1 and (self._once or not self._accumulating):
+            return parameter.grad_dtype or self.dtype_of(parameter)
+        return self.dtype_of(parameter)
 
     def _arrive(self) -> None:
         parameter, pending = self._arriving.popleft()

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from cubeloom.comm import Pending
@@ -15,12 +16,13 @@ from cubeloom.comm import Pending
 class WeightGradient:
     """How to compute a parameter's gradient: its matmul, and the reduce-scatter of the result if z shards the weight.
 
-    The matmul adds to an earlier gradient. The strands of a weave sum their products before one reduce-scatter.
+    The matmul adds to an earlier gradient, or rounds its result to a dtype once; a product of many steps may leave it
+    wider. The strands of a weave sum their products before one reduce-scatter.
     """
 
     parameter: nn.Parameter
     layer: str  # two layers may share a weight
-    product: Callable[[Tensor | None], Tensor]
+    product: Callable[[Tensor | None, torch.dtype], Tensor]
     scatter: Callable[[Tensor], Pending] | None = None
     strands: int = 1
 

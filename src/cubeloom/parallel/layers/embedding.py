@@ -149,7 +149,7 @@ class _Lookup(torch.autograd.Function):
         index, *outside = ctx.saved_tensors
         call: _Call = ctx.call
 
-        def product(into: Tensor | None) -> Tensor:
+        def product(into: Tensor | None, dtype: torch.dtype) -> Tensor:
             rows = gradient.masked_fill(outside[0], 0) if outside else gradient
             if call.padding is not None:
                 rows = rows.masked_fill((index == call.padding).unsqueeze(-1), 0)

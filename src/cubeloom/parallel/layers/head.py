@@ -227,7 +227,7 @@ class _HeadAndLoss(torch.autograd.Function):
         scale = call.steps.scale
         if dw is not None:
 
-            def product(into: Tensor | None) -> Tensor:
+            def product(into: Tensor | None, dtype: torch.dtype) -> Tensor:
                 return add_to(into, scale(dw, gradient))
 
             call.gradients.weight_gradient(WeightGradient(ctx.parameter, call.layer, product, call.weight.scatter))

@@ -305,11 +305,11 @@ class _WeightGradient(torch.autograd.Function):
 
         gradients, weight = call.gradients, call.weight
 
-        def product(into: Tensor | None) -> Tensor:
-            return call.product.weight_gradient(gradient, x.wait(), ctx.shape, into, gradients.dtype_of(ctx.parameter))
+        def product(into: Tensor | None, dtype: torch.dtype) -> Tensor:
+            return call.product.weight_gradient(gradient, x.wait(), ctx.shape, into, dtype)
 
-        def bias_product(into: Tensor | None) -> Tensor:
-            return add_to(into, call.product.bias_gradient(gradient, gradients.dtype_of(ctx.bias)))
+        def bias_product(into: Tensor | None, dtype: torch.dtype) -> Tensor:
+            return add_to(into, call.product.bias_gradient(gradient, dtype))
 
         strands = call.ways if weight.sharded else 1
         if ctx.needs_input_grad[0]:

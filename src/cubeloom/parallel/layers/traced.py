@@ -328,8 +328,8 @@ class _Gathered(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:
         gradients, parameter = ctx.gradients, ctx.parameter
 
-        def product(into: Tensor | None) -> Tensor:
-            return add_to(into, gradient.to(gradients.dtype_of(parameter), copy=True))
+        def product(into: Tensor | None, dtype: torch.dtype) -> Tensor:
+            return add_to(into, gradient.to(dtype, copy=True))
 
         gradients.weight_gradient(WeightGradient(parameter, "whole", product, ctx.weight.scatter, ctx.ways))
         ctx.use.done()

@@ -135,7 +135,7 @@ class Pipeline:
         if not self._learned:
             self.learn(data)
         work = self._work(data, number, update)
-        with self.gradients.accumulating():
+        with self.gradients.accumulating(once=len(portions(self.schedule)) * self.ways == 1):
             if self._recorded is not None:
                 self._recorded.begin()
             self._run(work, self._channels, observer)
