@@ -10,7 +10,7 @@ import signal
 import weakref
 from collections.abc import Mapping
 from types import FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -542,3 +542,48 @@ def test_fp8_matrices_are_multiplied_with_their_factors(dtype: torch.dtype) -> N
     torch.testing.assert_close(found, 4 * left.float() @ right.float().t())
     by_rows = private.scaled_product(left, right.t().contiguous().t(), factors, torch.float32, fast=True)
     torch.testing.assert_close(by_rows, found)
+
+
+def test_functions_of_tensors_have_the_names_of_operations() -> None:
+    """What `__torch_function__` is called for, before torch 2.13 in place of `__torch_dispatch__`."""
+
+    class Seen(torch.Tensor):
+        names: ClassVar[list[str | None]] = []
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            cls.names.append(private.name_of_function(func))
+            return private.plain_functions(func, types, args, kwargs or {})
+
+    x = torch.ones(2).as_subclass(Seen)
+    _ = x.detach(), x.data, x * 2, 1 - x, torch.zeros_like(x), torch._foreach_norm([x]), x.sum(), x.shape
+    assert Seen.names == ["detach", "detach", "mul", "__rsub__", "zeros_like", "_foreach_norm", "sum", None]
+    elementwise = [name for name in Seen.names if name is not None and private.names_elementwise(name)]
+    assert elementwise == ["detach", "detach", "mul", "__rsub__", "zeros_like"]
+
+
+def _dispatches() -> bool:
+    seen: list[Any] = []
+
+    class Seen(DTensor):
+        __torch_function__ = private.plain_functions  # type: ignore[assignment]
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+            seen.append(func)
+            return super().__torch_dispatch__(func, types, args, kwargs or {})
+
+    held = DTensor.from_local(torch.ones(2), DeviceMesh("cpu", [0]), [Replicate()], run_check=False)
+    private.distributed_like(torch.ones(2), held, Seen).detach()
+    return bool(seen)
+
+
+def test_whether_subclasses_of_distributed_tensors_dispatch_is_known(ranks: RankPool) -> None:
+    assert ranks.run(1, _dispatches) == [private.DISPATCHES_SUBCLASSES]
+
+
+def test_flops_of_queries_that_share_keys() -> None:
+    query, key = torch.ones(1, 4, 8, 16), torch.ones(1, 2, 8, 16)
+    with private.FlopCounter() as counter, torch.no_grad():
+        functional.scaled_dot_product_attention(query, key, key, enable_gqa=True)
+    assert counter.total == 2 * (2 * 4 * 8 * 8 * 16)

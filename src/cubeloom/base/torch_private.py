@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from functools import cache
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -235,6 +236,41 @@ _COPIES = {
 }
 
 
+DISPATCHES_SUBCLASSES = tuple(int(each) for each in torch.__version__.split(".")[:2]) >= (2, 13)
+"""Whether `__torch_dispatch__` of a subclass of DTensor is called. Before, torch took all for DTensors, in C++."""
+
+
+def name_of_function(function: Any) -> str | None:
+    """Of what `__torch_function__` is called for: the operation's name. None for an attribute, but not for `data`."""
+    name = function.__name__
+    if name in ("__get__", "__set__"):
+        return "detach" if getattr(function.__self__, "__name__", "") == "data" and name == "__get__" else None
+    return str(name)
+
+
+@cache
+def names_elementwise(name: str) -> bool:
+    """The same as `is_elementwise`, of a function's or a method's name, such as `__mul__` or `_foreach_add_`."""
+    name = name.strip("_").removeprefix("foreach_").removeprefix("fused_")
+    if name in (
+        "to",
+        "type",
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "cpu",
+        "cuda",
+        "requires_grad",
+        "adamw",
+        "sgd",
+        "deepcopy",
+    ):
+        return True
+    packet = getattr(torch.ops.aten, name, None) or getattr(torch.ops.aten, name.removeprefix("r"), None)
+    return packet is not None and any(is_elementwise(getattr(packet, each)) for each in packet.overloads())
+
+
 def changes_its_input(operation: Any) -> bool:
     """Whether it changes and returns its first argument, like `add_`."""
     first = operation._schema.arguments[0].alias_info if operation._schema.arguments else None
@@ -312,8 +348,17 @@ class FlopCounter(TorchDispatchMode):
         found = function(*args, **(kwargs or {}))
         count = _FLOPS.get(getattr(function, "_overloadpacket", function))
         if count is not None:
-            self.total += int(count(*args, **(kwargs or {}), out_val=found))
+            given = _every_head(args) if "scaled_dot_product" in str(function) else args
+            self.total += int(count(*given, **(kwargs or {}), out_val=found))
         return found
+
+
+def _every_head(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Before torch 2.13 the formulas of attention want as many heads of keys and values as of queries."""
+    tensors = [each for each in args if isinstance(each, Tensor) and each.dim() == 4]
+    heads = max(each.shape[1] for each in tensors)
+    whole = {id(each): each.new_empty(len(each), heads, *each.shape[2:], device="meta") for each in tensors}
+    return tuple(whole.get(id(each), each) for each in args)
 
 
 # --- functions that modes of torch see ---

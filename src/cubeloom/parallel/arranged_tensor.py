@@ -24,7 +24,27 @@ class ArrangedTensor(DTensor):
     """
 
     arrangement: Arrangement
-    __torch_function__ = torch_private.plain_functions  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Before torch 2.13 operations of subclasses of DTensor are seen here only, and not in `__torch_dispatch__`."""
+        if torch_private.DISPATCHES_SUBCLASSES:
+            return torch_private.plain_functions(func, types, args, kwargs or {})
+        name = torch_private.name_of_function(func)
+        if name is None:  # an attribute
+            return torch_private.plain_functions(func, types, args, kwargs or {})
+        arranged = [each for each in torch_private.tree_leaves((args, kwargs)) if isinstance(each, ArrangedTensor)]
+        elementwise = torch_private.names_elementwise(name)
+        found = torch_private.plain_functions(func, types, args, kwargs or {})
+        if not elementwise and any(isinstance(each, Tensor) for each in torch_private.tree_leaves(found)):
+            _check_copies(arranged, name)
+        if elementwise and type(found) is DTensor and found.placements == arranged[0].placements:
+            return _become_arranged(found, arranged[0].arrangement)
+        return found
+
+    def clone(self, **options: Any) -> ArrangedTensor:
+        """For `deepcopy`, inside of which `__torch_function__` is not called."""
+        return _become_arranged(super().clone(**options), self.arrangement)
 
     @classmethod
     def of(cls, held: Tensor, arrangement: Arrangement) -> ArrangedTensor:
@@ -36,11 +56,8 @@ class ArrangedTensor(DTensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         arranged = [each for each in torch_private.tree_leaves((args, kwargs)) if isinstance(each, ArrangedTensor)]
         elementwise = torch_private.is_elementwise(func)
-        if not elementwise and any(each.arrangement.copies > 1 for each in arranged):
-            raise UserError(
-                f"{func.overloadpacket.__name__} of a tensor of which several ranks have copies of the same rows would count "
-                "them several times; use full_tensor(), or cubeloom.clip_grad_norm_ for norms of gradients"
-            )
+        if not elementwise:
+            _check_copies(arranged, func.overloadpacket.__name__)
         found = super().__torch_dispatch__(func, types, args, kwargs or {})
         if torch_private.changes_its_input(func):
             return args[0]
@@ -73,4 +90,19 @@ class ArrangedTensor(DTensor):
         raise UserError(
             f"torch.distributed.checkpoint would save {name} as this grid holds it, which no other grid could load; use "
             "cubeloom.save"
+        )
+
+
+def _become_arranged(found: Tensor, arrangement: Arrangement) -> ArrangedTensor:
+    """The same tensor, in the same graph."""
+    made: Any = found
+    made.__class__, made.arrangement = ArrangedTensor, arrangement
+    return made
+
+
+def _check_copies(arranged: Sequence[ArrangedTensor], operation: str) -> None:
+    if any(each.arrangement.copies > 1 for each in arranged):
+        raise UserError(
+            f"{operation} of a tensor of which several ranks have copies of the same rows would count them several times; "
+            "use full_tensor(), or cubeloom.clip_grad_norm_ for norms of gradients"
         )
