@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -59,9 +60,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = longest_first(items)
 
 
-def pytest_collection_finish() -> None:
-    """The server that ranks fork from imports what tests will use, once for all ranks."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The server that ranks fork from imports what tests will use, once for all ranks: packages, and the tests' own files."""
     PRELOAD.extend(part for name, parts in IMPORTED.items() if name in sys.modules for part in parts)
+    of_ranks = (item for item in session.items if "ranks" in getattr(item, "fixturenames", ()))
+    PRELOAD.extend(dict.fromkeys(item.getparent(pytest.Module).obj.__name__ for item in of_ranks))  # type: ignore[union-attr]
+    # What has been imported stays. Tests collect garbage, and would search all of it each time.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
