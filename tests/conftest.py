@@ -3,9 +3,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cache
+from multiprocessing import forkserver
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
@@ -13,9 +14,10 @@ from unittest.mock import patch
 import pytest
 from xdist.workermanage import WorkerController
 
+import server_paths
 from balance import Balanced, longest_first, quick
 from cubeloom.launch import RankPool, elastic
-from cubeloom.launch.ready import PRELOAD
+from cubeloom.launch.ready import PRELOAD, preload
 from cubeloom.launch.share_gpu import sharing
 from serial_runs import Verified
 
@@ -61,13 +63,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """The server that ranks fork from imports what tests will use, once for all ranks: packages, and the tests' own files."""
-    PRELOAD.extend(part for name, parts in IMPORTED.items() if name in sys.modules for part in parts)
-    of_ranks = (item for item in session.items if "ranks" in getattr(item, "fixturenames", ()))
-    PRELOAD.extend(dict.fromkeys(item.getparent(pytest.Module).obj.__name__ for item in of_ranks))  # type: ignore[union-attr]
-    # What has been imported stays. Tests collect garbage, and would search all of it each time.
+    """What has been imported stays. Tests collect garbage, and would search all of it each time."""
     gc.collect()
     gc.freeze()
+    files = {item.getparent(pytest.Module) for item in session.items if "ranks" in getattr(item, "fixturenames", ())}
+    if not session.config.option.collectonly:
+        begin_server(sorted(file.obj.__name__ for file in files if file is not None))
+
+
+def begin_server(files: Sequence[str]) -> None:
+    """Start the server that ranks fork from. It imports what tests use, and their files, once for all ranks."""
+    PRELOAD.extend(part for name, parts in IMPORTED.items() if name in sys.modules for part in parts)
+    PRELOAD.extend(files)
+    if files:
+        forkserver.set_forkserver_preload([server_paths.__name__, *preload()])
+        with patch.dict(os.environ, PYTHONPATH=server_paths.with_tests()):
+            forkserver.ensure_running()
 
 
 @pytest.fixture(scope="session")
