@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
 from multiprocessing import forkserver
@@ -62,19 +62,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = longest_first(items)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_collection_finish() -> None:
     """What has been imported stays. Tests collect garbage, and would search all of it each time."""
     gc.collect()
     gc.freeze()
-    files = {item.getparent(pytest.Module) for item in session.items if "ranks" in getattr(item, "fixturenames", ())}
-    if not session.config.option.collectonly:
-        begin_server(sorted(file.obj.__name__ for file in files if file is not None))
 
 
-def begin_server(files: Sequence[str]) -> None:
-    """Start the server that ranks fork from. It imports what tests use, and their files, once for all ranks."""
+@pytest.fixture(scope="session", autouse=True)
+def _server(request: pytest.FixtureRequest) -> None:
+    """The server that ranks fork from. It imports what tests use, and their files, once for all ranks.
+
+    What ranks write is pytest's to capture, as what this process writes while it sets up a test.
+    """
     PRELOAD.extend(part for name, parts in IMPORTED.items() if name in sys.modules for part in parts)
-    PRELOAD.extend(files)
+    of_ranks = (item for item in request.session.items if "ranks" in getattr(item, "fixturenames", ()))
+    files = {file.obj.__name__ for item in of_ranks if (file := item.getparent(pytest.Module)) is not None}
+    PRELOAD.extend(sorted(files))
     if files:
         forkserver.set_forkserver_preload([server_paths.__name__, *preload()])
         with patch.dict(os.environ, PYTHONPATH=server_paths.with_tests()):
