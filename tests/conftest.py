@@ -21,11 +21,13 @@ from cubeloom.launch.ready import PRELOAD, preload
 from cubeloom.launch.share_gpu import sharing
 from serial_runs import Verified
 
-# Packages that tests import, and what ranks then use of them: importing it takes a rank longer than most tests do.
+# Packages and files that tests import, and what ranks then use: importing it takes a rank longer than most tests do.
 IMPORTED = {
     "pytest": ["pytest"],
     "transformers": [f"transformers.models.{name}.modeling_{name}" for name in ("bert", "gpt2", "llama")],
     "diffusers": ["diffusers.models.unets.unet_2d"],
+    # What torch imports when it first compiles.
+    "compiling": ["torch._inductor.lowering", "torch._dynamo.backends.debugging", "torch.export._trace", "networkx"],
 }
 
 _SERIAL_RUNS = pytest.StashKey[Path]()
