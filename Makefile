@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Ranks are processes: one thread each, or they fight for the cores.
 export OMP_NUM_THREADS := 1
+# Tests start many processes, and each would compile every file that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 # An announcement that mkdocs-material prints at each build.
 export NO_MKDOCS_2_WARNING := 1
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
+from multiprocessing import forkserver
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
@@ -12,17 +14,20 @@ from unittest.mock import patch
 import pytest
 from xdist.workermanage import WorkerController
 
+import server_paths
 from balance import Balanced, longest_first, quick
 from cubeloom.launch import RankPool, elastic
-from cubeloom.launch.ready import PRELOAD
+from cubeloom.launch.ready import PRELOAD, preload
 from cubeloom.launch.share_gpu import sharing
 from serial_runs import Verified
 
-# Packages that tests import, and what ranks then use of them: importing it takes a rank longer than most tests do.
+# Packages and files that tests import, and what ranks then use: importing it takes a rank longer than most tests do.
 IMPORTED = {
     "pytest": ["pytest"],
     "transformers": [f"transformers.models.{name}.modeling_{name}" for name in ("bert", "gpt2", "llama")],
     "diffusers": ["diffusers.models.unets.unet_2d"],
+    # What torch imports when it first compiles.
+    "compiling": ["torch._inductor.lowering", "torch._dynamo.backends.debugging", "torch.export._trace", "networkx"],
 }
 
 _SERIAL_RUNS = pytest.StashKey[Path]()
@@ -60,8 +65,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """The server that ranks fork from imports what tests will use, once for all ranks."""
+    """What has been imported stays. Tests collect garbage, and would search all of it each time."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _server(request: pytest.FixtureRequest) -> None:
+    """The server that ranks fork from. It imports what tests use, and their files, once for all ranks.
+
+    What ranks write is pytest's to capture, as what this process writes while it sets up a test.
+    """
     PRELOAD.extend(part for name, parts in IMPORTED.items() if name in sys.modules for part in parts)
+    of_ranks = (item for item in request.session.items if "ranks" in getattr(item, "fixturenames", ()))
+    files = {file.obj.__name__ for item in of_ranks if (file := item.getparent(pytest.Module)) is not None}
+    PRELOAD.extend(sorted(files))
+    if files:
+        forkserver.set_forkserver_preload([server_paths.__name__, *preload()])
+        with patch.dict(os.environ, PYTHONPATH=server_paths.with_tests()):
+            forkserver.ensure_running()
 
 
 @pytest.fixture(scope="session")

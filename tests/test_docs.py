@@ -96,8 +96,13 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """As a reader would type it, or the same without another import of torch."""
     plain = not set(command) & set("|<>;&$")
     script = re.match(r"python (\S+\.py)", command)
+    words = shlex.split(command, comments=True)
     if script and plain:
-        return run_script(folder / script[1], *shlex.split(command, comments=True)[2:], folder=folder)
+        return run_script(folder / script[1], *words[2:], folder=folder)
+    if words[:2] == ["python", "-c"] and len(words) == 3:
+        file = folder / "command.py"
+        file.write_text(words[2])
+        return run_script(file, folder=folder)
     # Commands of the same environment as these tests.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}

@@ -7,8 +7,6 @@ from typing import Any
 
 import kubernetes_validate
 import yaml
-from kubeflow_trainer_api import models
-from pydantic import ValidationError
 
 VERSION = kubernetes_validate.latest_version()
 
@@ -33,6 +31,10 @@ def _of_kubernetes(part: Mapping[str, Any]) -> list[str]:
 
 def _of_train_job(part: dict[str, Any]) -> list[str]:
     """Its own fields, and the pod that the runtime would create from it."""
+    # A second to import, which every process that collects tests would take.
+    from kubeflow_trainer_api import models
+    from pydantic import ValidationError
+
     try:
         read = models.TrainerV1alpha1TrainJob.from_dict(part)
     except ValidationError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -53,6 +54,16 @@ def test_ranks_have_the_variables_of_when_their_pool_was_made(monkeypatch: pytes
         assert pool.run(1, os.getenv, "PART") == ["a quarter"]
         monkeypatch.setenv("PART", "an eighth")
         assert pool.run(2, os.getenv, "PART") == ["a quarter"] * 2
+
+
+def _has_imported(name: str) -> bool:
+    return name in sys.modules
+
+
+def test_ranks_begin_with_what_their_caller_has_imported() -> None:
+    """The server that they fork from has imported it for all of them."""
+    with RankPool(2) as pool:
+        assert pool.run(2, _has_imported, "cubeloom.tools.verify") == [True, True]
 
 
 def test_more_ranks_than_a_machine_can_start_are_refused() -> None:

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -42,6 +43,7 @@ from cubeloom.train.metrics.log import read_log
 from cubeloom.train.metrics.run import read_run
 from cubeloom.train.metrics_logger import MetricsLogger
 from cubeloom.train.trainer import Trainer
+from grids import rest_is_long
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -171,11 +173,15 @@ def test_steps_without_a_number_are_skipped_by_all(ranks: RankPool, tmp_path: Pa
     assert [each.skipped is not None for each in records[-2:]] == [True, True]
 
 
+ZERO, SGD = OptimizerSettings(zero=True), OptimizerSettings(name="sgd")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "optimizer", [OptimizerSettings(zero=True), OptimizerSettings(name="sgd")], ids=["zero", "sgd"]
+    ("optimizer", "dtype"),
+    rest_is_long(product([ZERO, SGD], ["float64", "bfloat16"]), [(ZERO, "bfloat16"), (SGD, "float64")]),
+    ids=lambda value: value if isinstance(value, str) else "zero" if value.zero else "sgd",
 )
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_a_step_that_is_skipped_changes_nothing(
     ranks: RankPool, tmp_path: Path, optimizer: OptimizerSettings, dtype: str
 ) -> None:

@@ -59,7 +59,7 @@ def test_rows_in_another_order_and_padding(tmp_path: Path) -> None:
 
 def reported(serial: list[float], grid: list[float]) -> Report:
     experiment = Experiment(model=preset("gpt-tiny"), grid=Grid(), batch=Batch(2, 8))
-    return _report(experiment, SerialRun(serial, Path()), [Outcome(losses=grid)])
+    return _report(experiment, experiment.specs(), SerialRun(serial, Path()), [Outcome(losses=grid)])
 
 
 @pytest.mark.parametrize("losses", [[nan, 2.0, 1.0], [3.0, nan, 1.0], [3.0, 2.0, nan]])

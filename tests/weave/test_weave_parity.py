@@ -79,8 +79,10 @@ def test_dropout_does_not_depend_on_the_number_of_ways(verified: Verified) -> No
         trains_as_serial(verified, GPTConfig(**SMALL, dropout=0.2), grid, ways)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("name", ["1f1b", "chimera-zb"])
+@pytest.mark.parametrize(
+    ("name", "recompute"),
+    rest_is_long(product(["1f1b", "chimera-zb"], [False, True]), [("1f1b", False), ("chimera-zb", True)]),
+)
 def test_in_a_pipeline(verified: Verified, name: str, recompute: bool) -> None:
     """Put-off weight gradients, recomputation and dropout with them."""
     model = GPTConfig(**SMALL, dropout=0.1)

@@ -40,6 +40,8 @@ AnyLoss = _Loss
 
 COMPILER = "torch._dynamo"
 """A module that torch imports when the first distributed tensor is created, which takes a second."""
+LAYOUT_CACHES = "torch.distributed.tensor.debug"
+"""A module that `forget_layouts` imports."""
 
 Called = TypeVar("Called", bound=Callable[..., Any])
 SavedTensorHooks = tuple[Callable[..., Any], Callable[..., Any]]

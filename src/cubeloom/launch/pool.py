@@ -10,6 +10,7 @@ next.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -189,6 +190,9 @@ def _serve(
             result = function(*arguments)
             world.leave()
             pipe.send(result)
+            del function, arguments, result
+            # What outlives a job, such as the code that it imported, stays: each later job would search it for garbage.
+            gc.freeze()
         except Exception as error:
             pipe.send(_failure(error, rank, ranks))
             return  # the process group is in an unknown state: the pool replaces this process

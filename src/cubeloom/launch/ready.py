@@ -20,12 +20,23 @@ from cubeloom.comm.meeting import LEAST
 from cubeloom.launch.environment import Membership
 
 # Forked ranks have these in memory already; torch imports its compiler when the first distributed tensor is made.
-PRELOAD = ["cubeloom.launch.pool", "cubeloom.models.our_model", "cubeloom.models.hugging_face", torch_private.COMPILER]
+PRELOAD = [
+    "cubeloom.launch.pool",
+    "cubeloom.models.our_model",
+    "cubeloom.models.hugging_face",
+    torch_private.COMPILER,
+    torch_private.LAYOUT_CACHES,
+]
 
 
 def preload() -> list[str]:
-    """And the models of Hugging Face that this process has imported: each of its ranks would take seconds to do so."""
-    return [*PRELOAD, *(name for name in sys.modules if name.startswith("transformers.") and ".modeling_" in name)]
+    """And what this process has imported of Cubeloom, besides its commands, and of Hugging Face's models.
+
+    A job uses what its caller does. The server imports it once; otherwise each rank would, for up to seconds.
+    """
+    ours = (name for name in sys.modules if name.startswith("cubeloom.") and not name.startswith("cubeloom.cli"))
+    theirs = (name for name in sys.modules if name.startswith("transformers.") and ".modeling_" in name)
+    return [*dict.fromkeys((*PRELOAD, *ours, *theirs))]
 
 
 def check_startable(ranks: int) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import TypeVar
 
 from cubeloom.base.errors import UserError
@@ -37,6 +38,7 @@ class LayerError(CutError):
         self.layer = layer
 
 
+@cache
 def pattern_of(name: str) -> str:
     """A module's name with its numbers replaced by `*`."""
     return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name)

@@ -239,9 +239,10 @@ _QUICK: dict[str, Function] = {
 def _as_it_was(model: nn.Module) -> Iterator[None]:
     """Restore what modules keep between calls: after the run it would be without values."""
     before: list[tuple[dict[str, Any], dict[str, Any]]]
-    before = [(vars(module), dict(vars(module))) for module in model.modules()]
-    before += [(torch_private.buffers_of(module), dict(torch_private.buffers_of(module))) for module in model.modules()]
-    for module in model.modules():
+    modules = list(model.modules())
+    before = [(vars(module), dict(vars(module))) for module in modules]
+    before += [(torch_private.buffers_of(module), dict(torch_private.buffers_of(module))) for module in modules]
+    for module in modules:
         torch_private.take_off_backward_hooks(module)  # no backward follows
     try:
         yield
@@ -264,9 +265,14 @@ def _without_values(module: nn.Module) -> nn.Module:
     return deepcopy(module, known)
 
 
+_PLAIN = {int, bool, float, str, type(None)}  # most of what is no tensor
+
+
 def leaves(value: Any, tensors: list[Tensor], numbers: list[Any]) -> None:
     """Collect tensors in order, and all other values in order."""
-    if isinstance(value, Tensor):
+    if type(value) in _PLAIN:
+        numbers.append(value)
+    elif isinstance(value, Tensor):
         tensors.append(value)
     elif isinstance(value, tuple | list):
         for each in value:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import traceback
 from collections.abc import Mapping
 from functools import cache
@@ -17,6 +18,8 @@ from torch import nn
 
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parent.parent)
+# Where an `assert` can begin.
+_ASSERTS = re.compile(r"(^|[:;])\s*assert\b", re.MULTILINE)
 
 
 def _is_theirs(file: str) -> bool:
@@ -60,7 +63,9 @@ def in_assertion() -> bool:
 def _assertions(file: str) -> frozenset[int]:
     """The lines of a file's assertions."""
     try:
-        nodes = ast.walk(ast.parse(Path(file).read_text(encoding="utf-8")))
+        text = Path(file).read_text(encoding="utf-8")
+        # A model of Hugging Face runs through files of thousands of lines, most of them without any.
+        nodes = ast.walk(ast.parse(text)) if _ASSERTS.search(text) else ()
     except (OSError, SyntaxError, ValueError):
         return frozenset()
     found = (range(node.lineno, (node.end_lineno or node.lineno) + 1) for node in nodes if isinstance(node, ast.Assert))

@@ -191,10 +191,12 @@ def plan_stages(
     stages: Sequence[range] | None = None,
     ways: int = 1,
     example: Example | None = None,
+    unchecked: bool = False,
 ) -> StagePlan:
     """Decide everything that needs no process group. Raises UserError for invalid requests.
 
-    `stages`: the pieces of each stage; by default they are balanced by counted multiplications.
+    `stages`: the pieces of each stage; by default they are balanced by counted multiplications. `unchecked`: see
+    `resolve`.
     """
     check(schedule)
     within("ways", ways)
@@ -218,7 +220,7 @@ def plan_stages(
             f"data={grid.data}·z={grid.z}; it must be a multiple of {least}: {nearest_multiples(batch.samples, least)}"
         )
     part = Batch(batch.samples // (count * ways), batch.sequence)
-    specs = resolve(model, cut, grid, rest, part, example, portions=count * ways)
+    specs = resolve(model, cut, grid, rest, part, example, unchecked, portions=count * ways)
     norm = next(filter(None, map(_batch_norm, specs)), None)
     if norm is not None and count > 1:
         raise UserError(

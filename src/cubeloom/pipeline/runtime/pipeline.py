@@ -33,8 +33,8 @@ class Pipeline:
     `model` is on the meta device and lists its pieces; `batch` is the whole batch. `stages`: the pieces of each stage,
     by default balanced. `recompute`: the stages that recompute their forward in their backward, or all, or attention
     alone. `ways`: strands of each micro-batch. `compile`: torch compiles the code between collectives. `record` records
-    stages' actions (`GraphRecord()` on a GPU). `seed` determines the masks of dropout. Raises UserError before anything
-    is allocated.
+    stages' actions (`GraphRecord()` on a GPU). `seed` determines the masks of dropout. `unchecked`: see `resolve`. Raises
+    UserError before anything is allocated.
     """
 
     def __init__(
@@ -52,12 +52,13 @@ class Pipeline:
         compile: bool = False,
         record: Record | None = None,
         seed: int = 0,
+        unchecked: bool = False,
     ) -> None:
         rest = rest or ShardingPolicy()
         self.network = network
         self.schedule = schedule
         self.ways = ways
-        self.layout = plan_stages(model, cut, network.grid, batch, schedule, rest, stages, ways)
+        self.layout = plan_stages(model, cut, network.grid, batch, schedule, rest, stages, ways, unchecked=unchecked)
         self.layout.check_options(recompute)
         if record is not None:
             check_recordable(self.layout.specs, schedule, ways, bool(recompute))

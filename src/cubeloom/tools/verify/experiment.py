@@ -102,10 +102,19 @@ class Experiment:
         """For a model without a pipeline, the modules that are recomputed in the backward."""
         return blocks_of(model, specs) if self.recompute is True else ()
 
-    def layout(self, schedule: Schedule) -> StagePlan:
-        """The layers of each stage. Raises UserError if the model cannot be cut this way."""
+    def layout(self, schedule: Schedule, unchecked: bool = False) -> StagePlan:
+        """The layers of each stage. Raises UserError if the model cannot be cut this way. `unchecked`: see `resolve`."""
         model = self.skeleton()
-        return plan_stages(model, self.cut(model), self.grid, self.batch, schedule, self.rest, ways=self.ways)
+        return plan_stages(
+            model,
+            self.cut(model),
+            self.grid,
+            self.batch,
+            schedule,
+            self.rest,
+            ways=self.ways,
+            unchecked=unchecked,
+        )
 
     def _strand_specs(self) -> list[LayerSpec]:
         within("ways", self.ways)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from cubeloom.base import counter
 from cubeloom.comm import Network
 from cubeloom.models.weights import stored_values
-from cubeloom.parallel import Batch, CubeState, apply
+from cubeloom.parallel import Batch, CubeState, apply, resolve
 from cubeloom.parallel.arranged import Lie
 from cubeloom.parallel.gradients import Gradients
 from cubeloom.parallel.parameter import Block, local_of
@@ -151,14 +151,18 @@ class Live:
 
 
 def build(experiment: Experiment, network: Network, fill: Fill, known: Known | None = None) -> Live:
-    """`known` replaces what workers tell each other before the first step."""
+    """`known` replaces what workers tell each other before the first step.
+
+    The caller has checked the model: `Experiment.specs()`, once for all ranks.
+    """
     model = experiment.skeleton()
     make = partial(adamw, experiment=experiment)
     step: Train
     if experiment.schedule is None:
         strand = Batch(experiment.batch.samples // experiment.ways, experiment.batch.sequence)
-        state = apply(model, experiment.cut(model), network, strand, fill, experiment.rest, experiment.compile)
-        specs = experiment.specs()
+        cut = experiment.cut(model)
+        specs = resolve(model, cut, experiment.grid, experiment.rest, strand, unchecked=True)
+        state = apply(model, cut, network, strand, fill, experiment.rest, experiment.compile, unchecked=True)
         recompute_blocks(model, experiment.blocks(model, specs), specs)
         step, gradients = plainly(Weave(model, experiment.ways, state.staggers), state), state.gradients
         parameters = dict(model.named_parameters())
@@ -175,6 +179,7 @@ def build(experiment: Experiment, network: Network, fill: Fill, known: Known | N
             ways=experiment.ways,
             compile=experiment.compile,
             record=GraphRecord() if experiment.record else None,
+            unchecked=True,
         )
         first = experiment.share(0, network.coordinates)
         pipeline.learn({name: tensor.to(network.device) for name, tensor in first.items()}, known)

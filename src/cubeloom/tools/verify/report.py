@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -16,7 +16,7 @@ from cubeloom.launch import RankPool
 from cubeloom.models.weights import check_weights
 from cubeloom.parallel import ParallelConfig, step_volume
 from cubeloom.parallel.recomputed import layers_of
-from cubeloom.parallel.specs import cut_share
+from cubeloom.parallel.specs import LayerSpec, cut_share
 from cubeloom.parallel.volume import Volume
 from cubeloom.tools.verify.experiment import Experiment
 from cubeloom.tools.verify.runs import WEIGHTS, Outcome, differences_of_files, grid_run, no_less_than_nan
@@ -112,7 +112,7 @@ def verify(
 
     `serially` may return the serial run of an earlier experiment; without it every call trains its own.
     """
-    experiment.specs()
+    specs = experiment.specs()
     if experiment.weights is not None:
         check_weights(experiment.weights, experiment.skeleton())
     if pool is None:
@@ -127,7 +127,7 @@ def verify(
         known = serially or anew
         serial = known(experiment)
         outcomes = pool.run(experiment.grid.world, grid_run, experiment, str(serial.folder), device, timeout=timeout)
-        report = _report(experiment, serial, outcomes)
+        report = _report(experiment, specs, serial, outcomes)
         if not report.may_be_rounding:
             return report
         nudged = known(replace(experiment, nudged=True))
@@ -149,8 +149,8 @@ def _loss_difference(ours: list[float], theirs: list[float]) -> float:
     return max(no_less_than_nan(abs(a - b) / abs(b)) for a, b in zip(ours, theirs, strict=True))
 
 
-def _report(experiment: Experiment, serial: SerialRun, outcomes: list[Outcome]) -> Report:
-    predicted = _predict(experiment)
+def _report(experiment: Experiment, specs: Sequence[LayerSpec], serial: SerialRun, outcomes: list[Outcome]) -> Report:
+    predicted = _predict(experiment, specs)
     counted = [{axis: size for axis, size in outcome.counted.items() if size} for outcome in outcomes]
     differences = {"loss": max(_loss_difference(outcome.losses, serial.losses) for outcome in outcomes)}
     for outcome in outcomes:
@@ -168,7 +168,7 @@ def _report(experiment: Experiment, serial: SerialRun, outcomes: list[Outcome]) 
         bytes_agree=counted == predicted,
         replicas_agree=_replicas_agree(outcomes),
         parameters=max(outcome.parameters for outcome in outcomes),
-        cut_share=cut_share(experiment.specs(), _config(experiment, 0)),
+        cut_share=cut_share(specs, _config(experiment, 0)),
         flops_share=_flops_share(serial, outcomes),
     )
 
@@ -189,18 +189,17 @@ def _replicas_agree(outcomes: list[Outcome]) -> bool:
     return all(seen.setdefault(block, bits) == bits for outcome in outcomes for block, bits in outcome.digests.items())
 
 
-def _predict(experiment: Experiment) -> list[dict[str, Fraction]]:
+def _predict(experiment: Experiment, specs: Sequence[LayerSpec]) -> list[dict[str, Fraction]]:
     """The closed form for all steps, for each rank."""
     grid, zero = experiment.grid, experiment.zero
     places = [grid.coordinates(rank) for rank in range(grid.world)]
     configs = [_config(experiment, rank) for rank in range(grid.world)]
     step: Callable[[ParallelConfig, dict[str, int]], Volume]
     if experiment.schedule is None:
-        specs = experiment.specs()
         again = [layers_of(block, specs) for block in experiment.blocks(experiment.skeleton(), specs)]
         step = lambda config, _: step_volume(specs, config, zero, again)  # noqa: E731
     else:
-        layout = experiment.layout(experiment.schedule)
+        layout = experiment.layout(experiment.schedule, unchecked=True)
         step = lambda config, place: layout.volume(config, place["pipe"], zero, experiment.recompute)  # noqa: E731
     found = []
     for config, place in zip(configs, places, strict=True):
