@@ -23,7 +23,7 @@ from cubeloom.plan.search import Answer, configuration, explain, refine, search,
 from cubeloom.plan.search.best import Candidate, Tally
 from cubeloom.plan.search.find import find
 from cubeloom.plan.search.refine import as_candidate, placed, refined
-from cubeloom.plan.search.space import Task
+from cubeloom.plan.search.space import Part, Task
 from cubeloom.train.job import Job, check
 
 
@@ -54,12 +54,12 @@ def test_refused_and_found_are_all_that_was_considered() -> None:
 def test_what_is_refused_for_memory_is_what_needs_too_much() -> None:
     """The memory that a search refuses by is that which its plans have, also where data cuts the optimizer's states."""
     model, machine, task, grid = load("gpt-5b"), cluster("perlmutter"), Task(16, 512, 16), Grid(pipe=2, data=8)
-    every, _ = find(model, machine, task, "bf16", 10**6, grid)
+    every, _ = find(model, machine, task, "bf16", 10**6, Part.on(grid))
     plans = placed(model, machine, task, "bf16", every)
     middle = sorted(plan.total_memory for plan in plans)[len(plans) // 2]
     small = replace(machine, device=replace(machine.device, memory=1.001 * middle / (1 - task.reserve)))
     fitting = {as_candidate(plan) for plan in plans if plan.total_memory <= task.room(small)}
-    found, _ = find(model, small, task, "bf16", 10**6, grid)
+    found, _ = find(model, small, task, "bf16", 10**6, Part.on(grid))
     assert {replace(each, seconds=0.0) for each in found if not each.recompute} == fitting
     assert 0 < len(fitting) < len(plans)
 
@@ -84,7 +84,7 @@ def test_no_placement_is_faster_than_the_bound_and_none_of_the_best_is_lost() ->
     """Here the best has data inside of z. By its time with data outside it would not have been among the few kept."""
     model, machine, task = load("llama-7b"), cluster("dgx-h100"), Task(32, 512, 16)
     grid = Grid(pipe=2, data=2, z=2, y=2)
-    every, _ = find(model, machine, task, "bf16", 10**6, grid)
+    every, _ = find(model, machine, task, "bf16", 10**6, Part.on(grid))
     least: dict[Candidate, float] = {}
     for each in every:
         same = replace(each, seconds=0.0)

@@ -86,13 +86,16 @@ def seconds(runs: list[Run]) -> Floats:
 # --- the promise ---
 
 PROMISED = {
-    "vtrain/a100_multi_node": (0.11, 0.7, 0.05),
-    "published/bigscience_a100_2022": (0.15, 0.6, 0.05),
-    "published/internevo": (0.11, 0.7, 0.15),
-    "published/llm_foundry": (0.07, 0.95, None),
-    "published/nemo_24_25": (0.07, 0.85, 0.05),
-    "published/nvidia_dgxc": (0.09, 0.85, 0.05),
-    "published/torchtitan": (0.14, 0.75, 0.08),
+    "vtrain/a100_multi_node": (0.10, 0.75, 0.02),
+    "published/bigscience_a100_2022": (0.13, 0.62, 0.05),
+    "published/ibm_pytorch_fsdp": (0.105, 0.80, 0.02),
+    "published/internevo": (0.06, 0.87, 0.02),
+    "published/llm_foundry": (0.05, 0.97, None),
+    "published/megatron_bridge": (0.105, 0.80, 0.03),
+    "published/megatron_lm_readme": (0.04, 0.90, None),
+    "published/nemo_24_25": (0.05, 0.88, 0.03),
+    "published/nvidia_dgxc": (0.055, 0.90, 0.03),
+    "published/torchtitan": (0.105, 0.83, 0.02),
 }  # the most of MAPE, the least tau, the most regret, with nothing fitted
 
 
@@ -106,7 +109,15 @@ def test_published_steps_are_predicted_before_any_fit(name: str) -> None:
     assert verdict.tau >= tau
     assert regret is None or (verdict.regret is not None and verdict.regret <= regret)
     assert 0.85 < verdict.median_ratio < 1.15
-    assert verdict.coverage >= 0.7
+    assert verdict.coverage >= 0.75
+
+
+@needs_data
+def test_intervals_hold_nine_of_ten_published_steps() -> None:
+    """Of all sets together, without the 1,152 steps of one node, which would outweigh them."""
+    verdicts = [validate(DATA / f"{name}.csv").verdict for name in PROMISED]
+    assert 0.88 <= sum(each.coverage * each.runs for each in verdicts) / sum(each.runs for each in verdicts) <= 0.95
+    assert np.median([each.mape for each in verdicts]) <= 0.10
 
 
 @needs_data
@@ -171,6 +182,66 @@ def test_attention_that_writes_its_scores_is_slower(table: Path) -> None:
     assert seconds([fused]) < 0.95 * seconds([run])
 
 
+def with_software(run: Run, **changes: object) -> Run:
+    software = replace(run.cluster.software, **changes)  # type: ignore[arg-type]
+    return replace(run, cluster=replace(run.cluster, software=software))
+
+
+def test_norms_that_are_composed_are_slower(tmp_path: Path) -> None:
+    """Of models with RMSNorm: LayerNorm is one operator in any case."""
+    llama, gpt = runs_of(published(tmp_path / "a.csv", {}, {"mlp_hidden": "16384", "kv_heads": "32"}))
+    assert llama.sizes.gated and not gpt.sizes.gated
+    assert llama.cluster.software.composed_norms
+    for run, slower in ((llama, True), (gpt, False)):
+        fused, composed = seconds([with_software(run, composed_norms=False), run])
+        assert (composed > 1.01 * fused) == slower
+        assert slower or composed == fused
+
+
+def test_collectives_hide_behind_no_more_than_their_products(tmp_path: Path) -> None:
+    """Where a link is slow, splitting products hides what the products take, and no share of the collectives."""
+    rows = {"tensor": "8", "data_sharding_size": "8", "sequence_parallel": "yes"}
+    plain, split = runs_of(published(tmp_path / "a.csv", rows, {**rows, "notes": "async TP; torch.compile"}))
+    assert (plain.cluster.software.hides_tensor, split.cluster.software.hides_tensor) == (0, 0.8)
+    assert split.cluster.software.operators < plain.cluster.software.operators
+    split = with_software(plain, hides_tensor=0.8)
+
+    def gain(slower: float) -> float:
+        before, after = seconds(
+            [replace(each, cluster=Constants(network=1 / slower).on(each.cluster)) for each in (plain, split)]
+        )
+        return float(1 - after / before)
+
+    assert 0 < gain(30) < gain(3) < 0.8
+
+
+def test_who_owns_whole_tensors_sends_many_messages(tmp_path: Path) -> None:
+    """InternEvo's update: among all ranks it takes longer the more there are; inside a node it does not."""
+    rows = [
+        {"system": "InternEvo", "data_sharding": "zero1", "devices": str(count), "data_sharding_size": str(size),
+         "global_batch": str(count), "recompute": "full"}
+        for count in (64, 1024) for size in (8, count)
+    ]  # fmt: skip
+    runs = runs_of(published(tmp_path / "a.csv", *rows))
+    assert [run.cluster.software.zero_ranks for run in runs] == [8, 64, 8, 1024]
+    few_node, few_all, many_node, many_all = seconds(runs)
+    assert many_all - few_all > 5 * (many_node - few_node) > 0
+    shared = [with_software(run, owns_tensors=False, bucket=0.0) for run in runs]
+    assert seconds(shared)[3] < many_all - 0.5
+
+
+def test_gradients_summed_in_float32_take_longer(tmp_path: Path) -> None:
+    half, single = runs_of(
+        published(
+            tmp_path / "a.csv",
+            *({"system": "Megatron-DeepSpeed", "precision": kind, "recompute": "full"} for kind in ("fp16", "bf16")),
+        )
+    )
+    assert (half.wide, single.wide) == (False, True)
+    before, after = seconds([replace(single, wide=False), single])
+    assert 1.005 * before < after
+
+
 def test_eight_bits_are_faster_where_the_device_has_them(tmp_path: Path) -> None:
     runs = runs_of(published(tmp_path / "a.csv", {"device": "H100-SXM"}, {"device": "H100-SXM", "precision": "fp8"}))
     wide, eight = seconds(runs)
@@ -230,6 +301,9 @@ def test_the_measures() -> None:
     chosen = judge(np.array([1.0, 9.0, 1.0, 3.0, 1.0, 5.0]), times, np.full(6, 0.1), work, work)
     assert chosen.regret == pytest.approx(((4 / 2 - 1) + (10 / 5 - 1)) / 2)
     assert judge(times[:1], times[:1], np.full(1, 0.1), ["a"], ["a"]).regret is None
+    # Work of the same title counts all the same.
+    same = judge(np.array([1.0, 9.0, 1.0, 3.0, 1.0, 5.0]), times, np.full(6, 0.1), work, ["title"] * 6)
+    assert (same.regret, len(same.regrets)) == (chosen.regret, 2)
 
 
 def test_kendalls_tau() -> None:

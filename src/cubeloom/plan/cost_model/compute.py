@@ -15,6 +15,11 @@ from cubeloom.plan.hardware.software import OWN
 
 _HOST_JITTER = 0.12  # by how much hosts differ in the time of a layer: one standard deviation, as a share
 
+_CAST = 3.0  # bytes of a sum of gradients that are cast to float32 first, 6 and 12, over those of a sum as they are, 6
+# RMSNorm as PyTorch composes it: cast to float32, square, mean, reciprocal root, product, cast back, times the weight, and the
+# residual's sum move 42 bytes of each feature forward and 84 backward; one fused operator moves 8.
+_COMPOSED = (42 / 8, 84 / 8)
+
 
 class Seconds(NamedTuple):
     forward: Any
@@ -46,17 +51,27 @@ def seconds(layer: LayerSpec, s: ParallelConfig, machine: Machine) -> Seconds:
     if touched is None:
         return found
 
-    def beside(nbytes: Any) -> Any:
-        passes = 1.0 if isinstance(layer, specs.LossSpec) else machine.software.traffic
-        moved = nbytes * passes / s.ways
+    passes = _passes(layer, machine.software)
+
+    def beside(nbytes: Any, times: float = passes[0]) -> Any:
+        moved = nbytes * times / s.ways
         return s.ways * memory_bound(machine.device, moved) if np.any(nbytes) else 0.0
 
     return Seconds(
         found.forward + beside(touched.forward),
-        found.input_grad + beside(touched.input_grad),
+        found.input_grad + beside(touched.input_grad, passes[1]),
         found.weight_grad + beside(touched.weight_grad),
         found.operators or touched.operators,
     )
+
+
+def _passes(layer: LayerSpec, software: Software) -> tuple[float, float]:
+    """How often a forward and a backward move a layer's bytes, over operators that are fused."""
+    if isinstance(layer, specs.LossSpec):
+        return 1.0, 1.0
+    if isinstance(layer, specs.NormSpec) and not layer.centred and software.composed_norms:
+        return _COMPOSED
+    return software.traffic, software.traffic
 
 
 def issue(found: Seconds, s: ParallelConfig, machine: Machine) -> Seconds:
@@ -103,6 +118,7 @@ def _product(product: Product, s: ParallelConfig, machine: Machine, dtype: Dtype
         cast = [memory_bound(device, (s.item + 2) * count) for count in (rows * k + k * n, rows * n, 0.0)]
     added: Any = machine.software.accumulates
     if added:
+        added = added * (_CAST if s.gradient > s.item else 1.0)
         added = memory_bound(device, added * into * n / np.where(s.weights_cut, s.z, 1))
     return Seconds(
         strands * (matmul(device, rows, n, into, dtype) + cast[0]),

@@ -38,6 +38,7 @@ def pipelined(shape: ScheduleModel, workers: int, count: Any, f: Any, i: Any, w:
     return np.maximum(count * (f + i + w) + shape.bubble(workers, count, f, i, w), alone)
 
 
+_TENSOR = 64e6  # bytes: the usual weight of a model of some billions of parameters
 _LAST = 0.04  # of the weights: those that the first layers wait for
 
 
@@ -68,7 +69,7 @@ def step(
     hop, reduction, gather = network(shape, workers, carried[0].handed, numbers, s, cluster)
     free = most_of([c.times.free for c in carried])
     left = behind(reduction, numbers * s.gradient, free, s, cluster)
-    states = numbers if not cluster.software.zero else most_of([c.states for c in carried]) / shape.replicas
+    states = _updated(shape, numbers, most_of([c.states for c in carried]), s, cluster)
     own_share = optimizer(states, s.item, cluster.device, cluster.software)
     update = own_share + ahead(gather, f, cluster) + cluster.software.step
     pipeline = pipelined(shape, workers, count, f, i, w)
@@ -110,11 +111,43 @@ def network(
 ) -> tuple[Any, Any, Any]:
     """Seconds of a message between stages, of the sum of a worker's gradients, and of the gather of its updated weights."""
     group, rank_stride = replicas(shape, s)
+    sharing = _sharing(group, cluster)
+    weights = numbers * s.item
+    count = _messages(weights, sharing, cluster)
     return (
         message(workers, handed, s, cluster),
-        costs.reduce_scatter(cluster, numbers * s.gradient, group, rank_stride),
-        costs.all_gather(cluster, numbers * s.item, group, rank_stride),
+        summed(shape, numbers * s.gradient, s, cluster),
+        count * costs.all_gather(cluster, weights / count, sharing, rank_stride),
     )
+
+
+def summed(shape: ScheduleModel, nbytes: Any, s: ParallelConfig, cluster: Cluster) -> Any:
+    """Seconds of the sum of gradients, of which each rank gets its share; all of it, where fewer ranks divide the update."""
+    group, rank_stride = replicas(shape, s)
+    sharing = _sharing(group, cluster)
+    count = np.maximum(_messages(nbytes, sharing, cluster), np.ceil(nbytes / (cluster.software.bucket or np.inf)))
+    once = count * costs.reduce_scatter(cluster, nbytes / count, group, rank_stride)
+    return once * np.where(np.less(sharing, group), 2.0, 1.0)
+
+
+def _sharing(group: Any, cluster: Cluster) -> Any:
+    """Ranks that divide an update."""
+    return np.minimum(group, cluster.software.zero_ranks or group)
+
+
+def _messages(nbytes: Any, sharing: Any, cluster: Cluster) -> Any:
+    """To or from each owner of whole tensors, of which few are larger than `_TENSOR`; one, where all ranks share each."""
+    if not cluster.software.owns_tensors:
+        return 1.0
+    return np.maximum(1.0, np.minimum(sharing, np.ceil(nbytes / _TENSOR)))
+
+
+def _updated(shape: ScheduleModel, numbers: Any, states: Any, s: ParallelConfig, cluster: Cluster) -> Any:
+    """Parameters that a rank updates."""
+    software = cluster.software
+    if not software.zero:
+        return numbers
+    return numbers / _sharing(replicas(shape, s)[0], cluster) if software.zero_ranks else states / shape.replicas
 
 
 def behind(reduction: Any, nbytes: Any, free: Any, s: ParallelConfig, cluster: Cluster) -> Any:
@@ -123,7 +156,7 @@ def behind(reduction: Any, nbytes: Any, free: Any, s: ParallelConfig, cluster: C
     A stage that is recorded computes its backward as a whole, and its gradients are reduced behind that.
     """
     hiding = np.where(s.recorded, 0.0, free) if cluster.software.hides_reduction else 0.0
-    last = reduction * np.minimum(1.0, BUCKET / np.maximum(nbytes, 1.0))
+    last = reduction * np.minimum(1.0, (cluster.software.bucket or BUCKET) / np.maximum(nbytes, 1.0))
     late = np.maximum(last, costs.exposed(hiding, reduction, cluster.nic_drag))
     return np.where(np.asarray(reduction) > 0, late, 0.0)
 

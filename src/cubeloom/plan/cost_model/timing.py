@@ -56,7 +56,7 @@ def times(piece: Piece, s: ParallelConfig, cluster: Cluster, dtype: Dtype) -> Ti
     machine = Machine.of(cluster, dtype)
     compute = [seconds(layer, s, machine) for layer in piece.layers]
     forward, input_grad, weight_grad = (sum(each[phase] for each in compute) for phase in range(3))
-    each = [_waits(layer, s, cluster) for layer in piece.layers]
+    each = [_waits(layer, s, cluster, own) for layer, own in zip(piece.layers, compute, strict=True)]
     waits = {what: sum(one[what] for one in each) for what in each[0]}
     between = _between(piece, compute, each)
     f, i, w, both = _gathering(between, cluster)
@@ -230,8 +230,11 @@ def _turns(compute: Sequence[Seconds], waits: Sequence[dict[str, Any]], phase: s
     return found if phase == "F" else [turn for pair in zip(found[-2::-2], found[::-2], strict=True) for turn in pair]
 
 
-def _waits(layer: LayerSpec, s: ParallelConfig, cluster: Cluster) -> dict[str, Any]:
-    """Seconds of a layer's collectives, by what they can run behind. Those of its result, "Y", are among "F"."""
+def _waits(layer: LayerSpec, s: ParallelConfig, cluster: Cluster, own: Seconds) -> dict[str, Any]:
+    """Seconds of a layer's collectives, by what they can run behind. Those of its result, "Y", are among "F".
+
+    Software that splits products hides a share of each collective behind the product that it belongs to, if that is as long.
+    """
     nothing = np.float64(0)
     found: dict[str, Any] = dict.fromkeys(("F", "Y", "I", "dX", "W", "weights F", "weights I", "weights W"), nothing)
     n_axis, k_axis = getattr(layer, "n_axis", None), getattr(layer, "k_axis", None)
@@ -243,6 +246,9 @@ def _waits(layer: LayerSpec, s: ParallelConfig, cluster: Cluster) -> dict[str, A
         if behind and each.phase == "I" and not each.of_weight and each.axes == (n_axis,):
             what = "dX"
         took = duration(each, s, cluster)
+        if not each.of_weight and each.operation != "all_to_all":
+            beside = own.forward if each.phase == "F" else own.input_grad
+            took = took - np.minimum(cluster.software.hides_tensor * took, beside)
         found[what] = found[what] + took
         if what == "F" and each.axes == (k_axis,):
             found["Y"] = found["Y"] + took
@@ -262,7 +268,7 @@ def duration(move: Collective, s: ParallelConfig, cluster: Cluster) -> Any:
         each = costs.all_gather(cluster, nbytes, group, rank_stride)
     if not move.of_weight and move.operation != "all_to_all":
         inside = costs.members(group, rank_stride, cluster.devices_per_node) == group
-        each = each * np.where(inside, cluster.skew, 1.0) * (1 - cluster.software.hides_tensor)
+        each = each * np.where(inside, cluster.skew, 1.0)
     return np.where(np.asarray(move.nbytes) > 0, messages * each, 0.0)
 
 

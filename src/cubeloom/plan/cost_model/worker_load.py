@@ -87,9 +87,11 @@ class WorkerLoad(NamedTuple):
     gathered: Any  # weights that are kept
     handed: Any
 
-    def take(self, index: Any) -> WorkerLoad:
+    def take(self, index: Any, held: Any = None) -> WorkerLoad:
+        """Some of it; what is held stands at other places where it is the same for several of the times."""
         times, *rest = self
-        return WorkerLoad(Times(*(_at(each, index) for each in times)), *(_at(each, index) for each in rest))
+        held = index if held is None else held
+        return WorkerLoad(Times(*(_at(each, index) for each in times)), *(_at(each, held) for each in rest))
 
 
 def _at(values: Any, index: Any) -> Any:

@@ -3,9 +3,8 @@
 Every function takes plain numbers or numpy arrays, which broadcast against each other, so that a whole search is one call.
 
 Computing (`compute`):
-    matmul(device, m, n, k, dtype="bf16", count=1, processors=None)   `count` products [m,k] · [k,n] in one launch
+    matmul(device, m, n, k, dtype="bf16", count=1)                    `count` products [m,k] · [k,n] in one launch
     memory_bound(device, nbytes)                                      an operator that only reads and writes
-    issued(device, seconds, operators)                                the slower of device and host
 
 Communicating (`collectives`): a group of `group` ranks, `rank_stride` apart, all such groups of the cluster at once.
     all_gather, reduce_scatter(cluster, nbytes, group, rank_stride=1, algorithm="ring")    `nbytes` of the whole tensor
@@ -15,11 +14,8 @@ Communicating (`collectives`): a group of `group` ranks, `rank_stride` apart, al
     ring_bandwidth(cluster, group, rank_stride=1)                           bytes a second of each ring (the rule of AxoNN)
 
 Both at once (`overlap`):
-    drag(cluster, group, rank_stride=1)                                     what a transfer takes from computation
     together(compute, communication, drag)                            the time of both
     exposed(compute, communication, drag)                             what communication adds to it
-
-`flows` has max-min fair rates of flows over links, and when they end: what the closed forms are in symmetric cases.
 """
 
 from cubeloom.plan.costs.collectives import Algorithm as Algorithm
@@ -31,13 +27,8 @@ from cubeloom.plan.costs.collectives import reduce_scatter as reduce_scatter
 from cubeloom.plan.costs.collectives import ring_bandwidth as ring_bandwidth
 from cubeloom.plan.costs.collectives import send as send
 from cubeloom.plan.costs.compute import fused_attention as fused_attention
-from cubeloom.plan.costs.compute import issued as issued
 from cubeloom.plan.costs.compute import matmul as matmul
 from cubeloom.plan.costs.compute import memory_bound as memory_bound
-from cubeloom.plan.costs.flows import Flow as Flow
-from cubeloom.plan.costs.flows import completions as completions
-from cubeloom.plan.costs.flows import fair_rates as fair_rates
-from cubeloom.plan.costs.overlap import drag as drag
 from cubeloom.plan.costs.overlap import exposed as exposed
 from cubeloom.plan.costs.overlap import together as together
 from cubeloom.plan.costs.quantity import Quantity as Quantity

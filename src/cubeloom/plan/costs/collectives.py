@@ -94,7 +94,7 @@ def ring_bandwidth(cluster: Cluster, group: Quantity, rank_stride: Quantity = 1)
 
 def members(group: Quantity, rank_stride: Quantity, unit: int) -> Quantity:
     """The number of a group's ranks on one unit of `unit` devices. Groups that do not fill a unit evenly leave it."""
-    inside = np.clip(unit // np.asarray(rank_stride), 1, group)
+    inside = np.minimum(np.maximum(unit // np.asarray(rank_stride), 1), group)
     straddles = (inside == group) & (unit % np.multiply(group, rank_stride) != 0)
     return np.where(straddles, np.maximum(1, inside - 1), inside)[()]
 

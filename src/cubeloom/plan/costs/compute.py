@@ -27,21 +27,18 @@ def matmul(
     k: Quantity,
     dtype: Dtype = "bf16",
     count: Quantity = 1,
-    processors: Quantity | None = None,
 ) -> Quantity:
     """Seconds of `count` products `[m,k] · [k,n]` in one launch.
 
     The output is cut into tiles, and as many tiles as there are processors make a wave: a product takes whole waves of
-    whole tiles, or the time to read and write its matrices if that is longer. `processors`: fewer than all of them, where
-    a collective holds the others.
+    whole tiles, or the time to read and write its matrices if that is longer.
     """
-    held = device.processors if processors is None else processors
     speed = device.peak(dtype) * device.fraction(dtype) / device.processors  # FLOP/s of one processor
     best: Quantity = float("inf")
     for rows, columns, fraction in _TILES:
         tall, wide = max(1.0, device.tile_rows * rows), max(1.0, device.tile_columns * columns)
         tiles = np.ceil(np.divide(m, tall)) * np.ceil(np.divide(n, wide)) * count
-        waves = np.ceil(tiles / held)
+        waves = np.ceil(tiles / device.processors)
         best = np.minimum(best, waves * (2 * tall * wide * k / (speed * fraction)))
     aligned = (np.mod(SIZES[dtype] * k, _ALIGNED) == 0) & (np.mod(SIZES[dtype] * n, _ALIGNED) == 0)
     best = best / np.where(aligned, 1.0, _UNALIGNED)
@@ -75,8 +72,3 @@ def fused_attention(
 def memory_bound(device: Device, nbytes: Quantity) -> Quantity:
     """Seconds of an operator that reads and writes so many bytes in all, and computes little."""
     return nbytes / (device.bandwidth * device.bandwidth_fraction) + device.launch
-
-
-def issued(device: Device, seconds: Quantity, operators: Quantity) -> Quantity:
-    """Device and host work side by side: what lasts longer, the device's work or the host's issuing of it."""
-    return np.maximum(seconds, operators * device.host)

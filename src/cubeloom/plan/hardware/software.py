@@ -17,6 +17,8 @@ class Software:
     """Unfused: scores are written to memory. The first and second flash attention, or the fastest that the device has."""
     traffic: float = 1.0
     """Bytes that operators between products move, over those of one that reads its inputs and writes its output once."""
+    composed_norms: bool = False
+    """RMSNorm is a chain of operators in float32, as PyTorch composes it; LayerNorm is one operator everywhere."""
     dropout: bool = False
     operators: float = 1.0
     """That the host issues, over those of Cubeloom."""
@@ -37,9 +39,15 @@ class Software:
     hides_gather: bool = False
     """Weights that replicas updated a share of each are gathered behind the first forward."""
     accumulates: float = 0.0
-    """Bytes that each micro-batch moves to add a weight's gradient to earlier ones, where a product does not do that."""
+    """Bytes that each micro-batch moves to add a weight's gradient to earlier ones in the same precision; 0: a product does."""
     zero: bool = True
     """Replicas update a share of the weights each."""
+    zero_ranks: int = 0
+    """Among which an update is divided, where gradients are summed over more; 0: all replicas."""
+    owns_tensors: bool = False
+    """Each of those ranks updates whole tensors: one message for each of them sums its gradients, one hands its weights on."""
+    bucket: float = 0.0
+    """Bytes of gradients in a message; 0: so many that latency does not count."""
     update_bytes: float = 28.0
     """That an optimizer's step reads and writes for each parameter, in half precision."""
     masters: bool = True

@@ -25,7 +25,7 @@ from cubeloom.plan.search.best import Tally
 from cubeloom.plan.search.find import find
 from cubeloom.plan.search.found import Plan
 from cubeloom.plan.search.refine import SURE, placed, refined
-from cubeloom.plan.search.space import Task
+from cubeloom.plan.search.space import Part, Task
 from cubeloom.plan.simulate import schedule_of
 
 KEEP = 200  # of the closed form's best, that are placed in every way and simulated
@@ -117,7 +117,7 @@ def search(
         _check_fp8(model, machine)
     item = SIZES[dtype]
     task = Task(samples, sequence or model.sequence, devices, item, reserve, record, gradients, precision)
-    found, tally = candidates(model, machine, task, dtype, only, keep)
+    found, tally = candidates(model, machine, task, dtype, Part.on(only) if only else None, keep)
     plans = refined(model, machine, task, dtype, found, keep)
     refused = {reason: count for reason, count in tally.refused.most_common() if count}
     took = time.perf_counter() - began
@@ -125,7 +125,7 @@ def search(
 
 
 def candidates(
-    model: Model, machine: Cluster, task: Task, dtype: Dtype, only: Grid | None, keep: int = KEEP
+    model: Model, machine: Cluster, task: Task, dtype: Dtype, only: Part | None, keep: int = KEEP
 ) -> tuple[list[Plan], Tally]:
     """The best plans by the closed form in their best placement, the best first: of as many decompositions as it takes.
 

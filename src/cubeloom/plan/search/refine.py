@@ -100,13 +100,11 @@ def placed(model: Model, cluster: Cluster, task: Task, dtype: Dtype, candidates:
         tried += [(number, *placement) for placement in placements(sizes, cluster.devices_per_node)]
     s = settings_of([unique[number] for number, *_ in tried], [apart for *_, apart in tried], task)
     pieces = cost(model, s, cluster, dtype)
-    best: dict[int, Plan] = {}
+    found: list[Plan] = []
     for alike, places in _groups([unique[number] for number, *_ in tried]):
-        for place, plan in zip(places, _plans(model, cluster, alike, places, unique, tried, pieces), strict=True):
-            number = tried[place][0]
-            if number not in best or plan.closed < best[number].closed:
-                best[number] = plan
-    return sorted(best.values(), key=lambda plan: plan.closed)
+        numbered = [(unique[tried[place][0]], tried[place][1]) for place in places]
+        found += _plans(model, cluster, alike, numbered, _some(pieces, np.array(places)))
+    return sorted(found, key=lambda plan: plan.closed)
 
 
 def settings_of(candidates: Sequence[Candidate], apart: Sequence[Sequence[int]], task: Task) -> ParallelConfig:
@@ -148,13 +146,10 @@ def _plans(
     model: Model,
     cluster: Cluster,
     alike: ScheduleGroup,
-    places: list[int],
-    unique: Sequence[Candidate],
-    tried: Sequence[tuple[int, tuple[str, ...], tuple[int, ...]]],
-    pieces: Pieces,
+    tried: Sequence[tuple[Candidate, tuple[str, ...]]],
+    some: Pieces,
 ) -> list[Plan]:
-    """The closed form of placed candidates that have a schedule in common."""
-    some = _some(pieces, np.array(places))
+    """The closed form of candidates that have a schedule in common, each in the fastest of its placements."""
     chosen = with_stages(model, alike.workers * alike.shape.chunks)
     held = loads(chosen, alike.shape, alike.workers)
     carried = carry(held, some)
@@ -164,13 +159,16 @@ def _plans(
         memory(alike.shape, alike.workers, load.first, count, c, some.settings.item, alike.recompute, cluster.software)
         for load, c in zip(held, carried, strict=True)
     ]
+    totals = np.stack([np.broadcast_to(room.total, len(tried)) for room in rooms])
+    worst, each = np.argmax(totals, axis=0), timed.seconds.tolist()
+    best: dict[int, int] = {}
+    for spot, (c, _) in enumerate(tried):
+        if id(c) not in best or each[spot] < each[best[id(c)]]:
+            best[id(c)] = spot
     found = []
-    for spot, place in enumerate(places):
-        number, placement, _ = tried[place]
-        c = unique[number]
-        worst = max(rooms, key=lambda room: float(np.broadcast_to(room.total, len(places))[spot]))
-        parts = {name: float(np.broadcast_to(value, len(places))[spot]) for name, value in worst._asdict().items()}
-        seconds = float(timed.seconds[spot])
+    for spot in best.values():
+        c, placement = tried[spot]
+        kept = rooms[int(worst[spot])]._asdict()
         z, y, x = c.cube
         found.append(
             Plan(
@@ -183,13 +181,13 @@ def _plans(
                 regathered=c.regathered,
                 ways=c.ways,
                 recompute=c.recompute,
-                seconds=seconds,
-                error=uncertainty(cluster, float(timed.exposed[spot]) / seconds),
+                seconds=each[spot],
+                error=uncertainty(cluster, float(timed.exposed[spot]) / each[spot]),
                 computed=float(timed.computed[spot]),
                 bubble=float(timed.bubble[spot]),
                 exposed=float(timed.exposed[spot]),
-                memory=parts,
-                closed=seconds,
+                memory={name: float(value[spot] if np.ndim(value) else value) for name, value in kept.items()},
+                closed=each[spot],
             )
         )
     return found

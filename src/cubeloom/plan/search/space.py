@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cubeloom.base.divisors import divisors
+from cubeloom.base.grid import Grid
 from cubeloom.parallel.config import FREED, KEPT, REPLICATED, GradientDtype, ParallelConfig, Precision
 from cubeloom.plan.hardware import Cluster
 
@@ -53,13 +54,32 @@ class Space:
     distinct: Array  # [mesh]: not the same as another choice
 
 
-def space(task: Task, per_node: int, only: tuple[int, int, int] | None = None) -> Space:
-    """Of all cubes, or of one."""
+@dataclass(frozen=True)
+class Part:
+    """A part of the space: one cube, these pipelines; of schedules, weights and activations those that are named."""
+
+    cube: tuple[int, int, int]  # z, y, x
+    pipes: tuple[int, ...]
+    schedules: tuple[str, ...] = ()
+    weights: int | None = None
+    sharded: bool | None = None
+
+    @classmethod
+    def on(cls, grid: Grid) -> Part:
+        return cls((grid.z, grid.y, grid.x), (grid.pipe,))
+
+    def chosen(self, s: ParallelConfig) -> Any:
+        weights = True if self.weights is None else s.weights == self.weights
+        return weights & (True if self.sharded is None else s.sharded == self.sharded)
+
+
+def space(task: Task, per_node: int, only: Part | None = None) -> Space:
+    """All of it, or a part."""
     cubes, rank_stride = [], []
     for z in divisors(task.devices):
         for y in divisors(task.devices // z):
             for x in divisors(task.devices // z // y):
-                if only not in (None, (z, y, x)):
+                if only and only.cube != (z, y, x):
                     continue
                 for apart in _orders((z, y, x), per_node):
                     cubes.append((z, y, x))
@@ -87,7 +107,8 @@ def space(task: Task, per_node: int, only: tuple[int, int, int] | None = None) -
             "data": depth * height * width, "pipe": depth * height * width,
         },
     )  # fmt: skip
-    return Space(task, grid, apart_of, sizes, settings, distinct(settings))
+    chosen = distinct(settings)
+    return Space(task, grid, apart_of, sizes, settings, chosen & only.chosen(settings) if only else chosen)
 
 
 def _along(axis: int, values: Array) -> Array:

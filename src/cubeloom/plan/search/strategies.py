@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from cubeloom.base.grid import Grid
 from cubeloom.parallel.config import FREED
 from cubeloom.plan.search.answer import Answer, candidates
 from cubeloom.plan.search.found import Plan
 from cubeloom.plan.search.refine import refined
+from cubeloom.plan.search.space import Part
 
 _PIPES = tuple(1 << power for power in range(8))
 _MEGATRON = ("1f1b", "interleaved")
@@ -47,53 +45,34 @@ def usual_names(answer: Answer) -> list[str]:
 
 def usual_one(answer: Answer, name: str) -> Strategy:
     """One of them: each takes a search of its own."""
-    return _best(answer, name, *_usual(answer)[name])
+    found, tally = candidates(
+        answer.model, answer.cluster, answer.task, answer.dtype, _usual(answer)[name], keep=_SIMULATED * 8
+    )
+    if found:
+        some = found[:_SIMULATED]
+        return Strategy(name, refined(answer.model, answer.cluster, answer.task, answer.dtype, some, len(some))[0])
+    said = {reason: count for reason, count in tally.refused.items() if count and not reason.startswith("schedule")}
+    return Strategy(name, None, max(said, key=lambda reason: said[reason], default="no such plan"))
 
 
-def _usual(answer: Answer) -> dict[str, tuple[list[Grid], Callable[[Plan], bool]]]:
-    """The grids of each, and which of their plans are meant."""
+def _usual(answer: Answer) -> dict[str, Part]:
+    """The decompositions that are meant."""
     if answer.model.planes is not None:  # of a model whose cut is found, other planes may be unknown
         return {}
     devices = answer.task.devices
     node = min(answer.cluster.devices_per_node, devices)
-    pipelines = _pipelines(devices, node)
-    found: dict[str, tuple[list[Grid], Callable[[Plan], bool]]] = {
-        "FSDP": ([Grid(z=devices)], lambda plan: plan.weights == FREED),
-        "HSDP": (list(_rest_is_data(devices, z=node)) if 1 < node < devices else [], _any),
-        "Megatron-LM, sequence parallel": (pipelines, lambda p: p.sharded and p.shape.name in _MEGATRON),
-        "Megatron-LM": (pipelines, lambda p: not p.sharded and p.shape.name in _MEGATRON),
-        "1F1B and data parallel": (_pipelines(devices, 1)[1:], lambda plan: plan.shape.name == "1f1b"),
+    # Tensor parallelism over a node, pipelines of any depth, data parallelism over the rest.
+    across, plain = (_depths(devices, size) for size in (node, 1))
+    found = {
+        "FSDP": Part((devices, 1, 1), (1,), weights=FREED),
+        "HSDP": Part((node, 1, 1), (1,) if 1 < node < devices and devices % node == 0 else (), weights=FREED),
+        "Megatron-LM, sequence parallel": Part((1, node, 1), across, _MEGATRON, sharded=True),
+        "Megatron-LM": Part((1, node, 1), across, _MEGATRON, sharded=False),
+        "1F1B and data parallel": Part((1, 1, 1), plain[1:], ("1f1b",)),
     }
-    return {name: (grids, fits) for name, (grids, fits) in found.items() if grids}
+    return {name: part for name, part in found.items() if part.pipes}
 
 
-def _any(_: Plan) -> bool:
-    return True
-
-
-def _rest_is_data(devices: int, **sizes: int) -> Iterator[Grid]:
-    rest = devices // math.prod(sizes.values())
-    if rest * math.prod(sizes.values()) == devices:
-        yield Grid.parse(",".join(f"{axis}={size}" for axis, size in {**sizes, "data": rest}.items()))
-
-
-def _pipelines(devices: int, across: int) -> list[Grid]:
-    """Tensor parallelism over a node, pipelines of any depth, data parallelism over the rest."""
-    if across == 1 and devices == 1:
-        return []
-    return [grid for pipe in _PIPES for grid in _rest_is_data(devices, pipe=pipe, y=across)]
-
-
-def _best(answer: Answer, name: str, grids: list[Grid], fits: Callable[[Plan], bool]) -> Strategy:
-    some: list[Plan] = []
-    reasons: dict[str, int] = {}
-    for grid in grids:
-        found, tally = candidates(answer.model, answer.cluster, answer.task, answer.dtype, grid)
-        some += [plan for plan in found if fits(plan)]
-        for reason, count in tally.refused.items():
-            reasons[reason] = reasons.get(reason, 0) + count
-    some = sorted(some, key=lambda plan: plan.closed)[:_SIMULATED]
-    if some:
-        return Strategy(name, refined(answer.model, answer.cluster, answer.task, answer.dtype, some, len(some))[0])
-    said = {reason: count for reason, count in reasons.items() if count and not reason.startswith("schedule")}
-    return Strategy(name, None, max(said, key=lambda reason: said[reason], default="no such plan"))
+def _depths(devices: int, across: int) -> tuple[int, ...]:
+    """Of pipelines, with so many ranks in each stage."""
+    return tuple(pipe for pipe in _PIPES if devices > 1 and devices % (pipe * across) == 0)

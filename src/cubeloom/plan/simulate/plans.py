@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cubeloom.plan import costs
 from cubeloom.plan.cost_model.recompute import Recompute
 from cubeloom.plan.cost_model.schedules import ScheduleModel
-from cubeloom.plan.cost_model.step import behind, message, replicas, step, stragglers
+from cubeloom.plan.cost_model.step import behind, message, step, stragglers, summed
 from cubeloom.plan.cost_model.worker_load import Pieces, carry, loads
 from cubeloom.plan.hardware import Cluster
 from cubeloom.plan.model import Model
@@ -48,7 +47,7 @@ def stage_times(model: Model, alike: ScheduleGroup, pieces: Pieces, cluster: Clu
     if alike.recompute == "attention":
         i = i + each([time.attention for time in pieces.times])
     hop = message(alike.workers, pieces.handed, s, cluster) + 0.0 * s.z
-    whole = np.asarray(costs.reduce_scatter(cluster, numbers * s.gradient, *replicas(alike.shape, s)))
+    whole = np.asarray(summed(alike.shape, numbers * s.gradient, s, cluster))
     free = each([time.free for time in pieces.times])
     reduction = behind(whole, numbers * s.gradient, free, s, cluster)
     return StageTimes(f, i + w - saved, i, w, hop, reduction)

@@ -16,7 +16,7 @@ from cubeloom.pipeline.action import COMPUTE
 from cubeloom.pipeline.dependencies import Token, makes, needs
 
 Array = NDArray[Any]
-KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD)
+KINDS = {kind: number for number, kind in enumerate((Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD))}
 
 
 @dataclass(frozen=True)
@@ -91,14 +91,13 @@ def _gathered(schedule: Schedule, rows: list[Any], waits: list[list[int]], depth
     count = int(first[-1])
     workers = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     flat = [action for row in rows for action in row]
-    work = np.array([KINDS.index(action.kind) * schedule.stages + action.stage for action in flat])
-    sizes = np.array([action.size for action in flat])
+    work = np.array([KINDS[action.kind] * schedule.stages + action.stage for action in flat])
+    sizes = np.array([1.0 if action.part is None else action.size for action in flat])
     needed = np.array([number for row in waits for number in row])
     needed[needed < 0] = count
     order = np.argsort(depths, kind="stable")
     cuts = np.nonzero(np.diff(np.array(depths)[order]))[0] + 1
     found = [Wave(part, workers[part], work[part], sizes[part], needed[part]) for part in np.split(order, cuts)]
-    last = {
-        (action.stage, int(workers[number])): number for number, action in enumerate(flat) if action.makes_weight_grad
-    }
+    homes = zip(flat, workers.tolist(), strict=True)
+    last = {(action.stage, home): number for number, (action, home) in enumerate(homes) if action.makes_weight_grad}
     return Waves(count, tuple(found), last)

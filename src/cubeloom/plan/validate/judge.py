@@ -71,5 +71,8 @@ def regrets(predicted: Floats, measured: Floats, work: Sequence[Hashable], names
     for rows in by_work.values():
         if len(rows) > 1:
             chosen = min(rows, key=lambda row: predicted[row])
-            found[names[rows[0]]] = float(measured[chosen] / min(measured[row] for row in rows) - 1)
+            name = names[rows[0]]
+            while name in found:  # other work of the same title, such as in another precision
+                name += ", again"
+            found[name] = float(measured[chosen] / min(measured[row] for row in rows) - 1)
     return found

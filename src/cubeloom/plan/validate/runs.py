@@ -81,6 +81,8 @@ def _published(row: Row, where: str) -> Run:
     dtype, software = _numbers(row["precision"] or of.precision, found)
     if row["data_sharding"] == "none":
         software = replace(software, zero=False)
+    if row["data_sharding"] == "zero1":
+        software = replace(software, zero_ranks=_whole(row, "data_sharding_size", where) or 0)
     return Run(
         sizes=sizes,
         cluster=replace(found, software=software),

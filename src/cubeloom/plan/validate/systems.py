@@ -42,6 +42,7 @@ FSDP = Software(
     recomputes_last=True,
 )
 """Operators of PyTorch one at a time: norms in float32, rotary positions and gates as several."""
+LLAMA = replace(FSDP, name="torch FSDP, the Llama of its examples", composed_norms=True)
 
 
 @dataclass(frozen=True)
@@ -79,24 +80,40 @@ _SYSTEMS: dict[str, System] = {
     "vtrain": System(MEGATRON, HDR4),
     "Megatron-DeepSpeed": System(replace(MEGATRON, zero=True), JEAN_ZAY),
     "Megatron-LM (Core": System(MEGATRON_CORE),
-    "Megatron-LM/NeMo": System(replace(MEGATRON, hides_input_gradient=True)),
+    "Megatron-LM/NeMo": System(MEGATRON_CORE),
     "Megatron-LM": System(MEGATRON),
     "Megatron-Bridge": System(MEGATRON_CORE, precision="fp8"),
-    "fms-fsdp": System(FSDP, {"nics": 2}, blocks=0.5, wide=False),
-    "InternEvo": System(replace(FSDP, name="InternEvo", attention="flash", update_bytes=44.0, step=0.15), ROCE100),
+    "fms-fsdp": System(LLAMA, {"nics": 2}, blocks=0.5, wide=False),
+    "InternEvo": System(
+        replace(
+            FSDP,
+            name="InternEvo",
+            attention="flash",
+            update_bytes=44.0,
+            step=0.15,
+            hides_gather=False,
+            owns_tensors=True,
+            bucket=512 * 2**20,
+        ),
+        ROCE100,
+        wide=False,
+    ),
     "llm-foundry": System(replace(FSDP, name="llm-foundry", attention="flash")),
-    "torchtitan": System(FSDP, blocks=0.5),
+    "torchtitan": System(replace(LLAMA, name="torchtitan"), blocks=0.5),
     "nanotron": System(replace(FSDP, name="nanotron")),
     "NeMo AutoModel": System(replace(FSDP, name="NeMo AutoModel", attention="best", traffic=1.3)),
 }
 
 
 def system(name: str, notes: str = "") -> System:
-    """`notes` say whether a program was compiled."""
+    """`notes` say whether a program was compiled, and whether products are cut up to hide collectives (async TP)."""
     found = next((each for prefix, each in _SYSTEMS.items() if name.startswith(prefix)), System(MEGATRON_CORE))
+    software = found.software
     if "torch.compile" in notes and "no torch.compile" not in notes:
-        return replace(found, software=replace(found.software, traffic=_COMPILED, operators=_COMPILED))
-    return found
+        software = replace(software, traffic=_COMPILED, operators=_COMPILED, composed_norms=False)
+    if "async tp" in notes.lower() or "asynctp" in notes.lower():
+        software = replace(software, hides_tensor=MEGATRON_CORE.hides_tensor)
+    return replace(found, software=software)
 
 
 def machine(name: str, of: System, per_node: int | None) -> Cluster | None:
