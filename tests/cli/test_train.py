@@ -158,7 +158,7 @@ def test_replan_says_what_it_cannot_plan(here: Here, options: list[str], told: s
     ("set_so", "told"),
     [
         ("--grid.x=7", "7"),
-        ("--schedule.name=chimaera", "no schedule is called 'chimaera'; did you mean chimera?"),
+        ("--schedule.name=chimaera", "schedule.name = 'chimaera': unknown schedule; did you mean 'chimera'?"),
         ("--grid.x=1000000000", "has 1,000,000,000 ranks: at most 262,144"),
         ("--model.start=nowhere", "nowhere is not a checkpoint"),
         ("--model.start=job.toml", "job.toml is not a checkpoint of cubeloom: it is a file, not a folder"),

@@ -24,7 +24,7 @@ from cubeloom.train import BlockOptimizer
 from cubeloom.train.job import Job
 from cubeloom.train.job.settings import GuardSettings, OptimizerSettings
 from cubeloom.train.loop import train
-from cubeloom.train.optimizers import fused, locate
+from cubeloom.train.optimizers import build_optimizer, locate
 from on_a_gpu import NEEDS_GPU, GpuRanks
 
 CASES = {
@@ -47,7 +47,9 @@ def stepped(dtype: str, settings: OptimizerSettings, kind: str) -> list[list[Ten
         str(number): distribute(network, block.clone().view(shape), shape, {})
         for number, (block, shape) in enumerate(blocks)
     }
-    made = BlockOptimizer(parameters.values(), lambda parts: fused(settings, parts), settings.masters, settings.offload)
+    made = BlockOptimizer(
+        parameters.values(), lambda parts: build_optimizer(settings, parts), settings.masters, settings.offload
+    )
     locate(made, parameters, network)
     found = []
     for step in range(4):
@@ -95,7 +97,7 @@ def held_on_a_gpu(offload: bool) -> tuple[int, int]:
     settings = OptimizerSettings(offload=offload)
     blocks = [torch.zeros(1 << 11, 1 << 11, dtype=torch.bfloat16, device=device) for _ in range(16)]
     parameters = [distribute(network, block, (1 << 11, 1 << 11), {}) for block in blocks]
-    made = BlockOptimizer(parameters, lambda parts: fused(settings, parts), True, offload)
+    made = BlockOptimizer(parameters, lambda parts: build_optimizer(settings, parts), True, offload)
     for _ in range(2):
         for each in parameters:
             each.grad = torch.ones_like(each, dtype=torch.float32)

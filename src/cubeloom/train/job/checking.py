@@ -10,7 +10,8 @@ from cubeloom.comm import devices
 from cubeloom.pipeline import Updates
 from cubeloom.pipeline.runtime.recorded import check_recordable
 from cubeloom.train.job.job import Job
-from cubeloom.train.job.samples import check_validation, samples_of
+from cubeloom.train.job.samples import check_samples, check_validation, samples_of
+from cubeloom.train.optimizers import check_elementwise
 
 
 def check(job: Job, device_here: bool = True) -> None:
@@ -20,6 +21,8 @@ def check(job: Job, device_here: bool = True) -> None:
     layout = job.laid_out()
     job.learning_rate(0)
     samples_of(job, "training")
+    check_samples(job)
+    check_elementwise(job.optimizer, job.given_optimizer)
     if job.evaluation.every is not None:
         check_validation(job)
     if layout.schedule.updates is not Updates.FLUSH and (job.optimizer.zero or job.optimizer.clip > 0):

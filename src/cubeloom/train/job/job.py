@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cubeloom.models import ModelSource
     from cubeloom.pipeline.runtime.build import StagePlan
     from cubeloom.train.data import Samples
+    from cubeloom.train.optimizers import Builder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +113,11 @@ class Job:
 
     def given_samples(self, part: str) -> Samples | None:
         """Samples that a program gave; None if the settings name the data."""
+        return None
+
+    @property
+    def given_optimizer(self) -> Builder | None:
+        """A function of a program that makes the optimizer; None if the settings name it."""
         return None
 
     def skeleton(self) -> nn.Module:
