@@ -150,5 +150,5 @@ def test_a_file_that_the_index_is_not_of(tmp_path: Path) -> None:
 
 def test_a_file_without_a_checksum_is_not_read(tmp_path: Path) -> None:
     written(tmp_path, [{"t": whole(torch.ones(4))}])
-    with pytest.raises(UserError, match=r"it names rank-00000.safetensors, of which nobody knows the checksum"):
+    with pytest.raises(UserError, match=r"it names rank-00000.safetensors, whose checksums are unknown"):
         index_of(tmp_path, {"files": {"rank-00001.safetensors": ""}})

@@ -19,6 +19,15 @@ T = TypeVar("T")
 _LONG = timedelta(hours=1)  # a disk can be slow
 
 
+def check_process_group(sizes: str) -> None:
+    """`sizes` of the axes, for the error."""
+    if not dist.is_initialized():
+        raise UserError(
+            f"torch.distributed has no process group yet: `cubeloom.init({sizes})` makes one of the ranks that torchrun,"
+            " srun or mpirun started and gives their Network; or call torch.distributed.init_process_group before"
+        )
+
+
 @dataclass(frozen=True)
 class _Failed:
     rank: str
@@ -42,6 +51,7 @@ class HostGroup:
     """
 
     def __init__(self, patience: float | None = None) -> None:
+        check_process_group("...")
         limit = _LONG if patience is None else timedelta(seconds=patience)
         self.group = dist.new_group(backend="gloo", timeout=limit)
         self.rank = dist.get_rank()

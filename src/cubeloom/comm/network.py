@@ -21,7 +21,7 @@ from cubeloom.comm.axis import Axis
 from cubeloom.comm.batch import Parts, batch_tensor, gathered
 from cubeloom.comm.batch.sums import own_samples
 from cubeloom.comm.comm_trace import CommTrace, SimulatedLink
-from cubeloom.comm.host_group import HostGroup
+from cubeloom.comm.host_group import HostGroup, check_process_group
 from cubeloom.comm.ledger import Ledger
 from cubeloom.comm.meeting import meeting
 from cubeloom.comm.recorder import Recorder, Waits
@@ -50,12 +50,7 @@ class Network:
         lanes: int = 1,
         host_group: HostGroup | None = None,
     ) -> None:
-        if not dist.is_initialized():
-            sizes = ", ".join(f"{axis}={grid.size(axis)}" for axis in AXES if grid.size(axis) > 1)
-            raise UserError(
-                f"torch.distributed has no process group yet: `cubeloom.init({sizes})` makes one of the ranks that torchrun,"
-                " srun or mpirun started and gives their Network; or call torch.distributed.init_process_group before"
-            )
+        check_process_group(", ".join(f"{axis}={grid.size(axis)}" for axis in AXES if grid.size(axis) > 1))
         if dist.get_world_size() != grid.world:
             raise UserError(
                 f"the grid {grid} needs {counted(grid.world, 'rank')} and this job has {dist.get_world_size()}; "

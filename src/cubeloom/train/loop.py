@@ -92,7 +92,7 @@ def _train(
     with diary(trainer) as pages:
         processes = network.host_group.gather(os.getpid())
         going_on = trainer.done or decision.attempt > 1
-        begin, words = ("resume", f"going on with step {trainer.done}") if going_on else ("start", "")
+        begin, words = ("resume", f"resuming at step {trainer.done}") if going_on else ("start", "")
         pages.event(
             begin,
             words,
@@ -173,4 +173,4 @@ def _last_words(ended: Ended, job: Job) -> str:
         case "early stop":
             times = counted(job.evaluation.patience or 0, "time")
             return f"stopped after {steps}: validation got no better {times} in a row"
-    return f"asked to stop after {steps}, kept in {job.checkpoints}; the same command goes on"
+    return f"asked to stop after {steps}, kept in {job.checkpoints}; the same command resumes"

@@ -32,12 +32,28 @@ def convert(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
     if missing:
         raise UserError(f"{where}{missing[0]} is not set, and has no default")
     hints = get_type_hints(kind)
-    found = {name: typed(hints[name], value, f"{where}{name}") for name, value in values.items()}
+    found = {
+        name: typed(hints[name], _with_defaults(fields[name], value), f"{where}{name}")
+        for name, value in values.items()
+    }
     for name, value in found.items():
         registry = fields[name].metadata.get("registry")
         if registry is not None and value is not None:
             registry.check(value, f"{where}{name}")
     return kind(**found)
+
+
+def _with_defaults(field: dataclasses.Field[Any], value: Any) -> Any:
+    """A section whose fields have no defaults of their own, such as `batch`, has those that its owner gives it."""
+    if not isinstance(value, Mapping) or field.default_factory is dataclasses.MISSING:
+        return value
+    default = field.default_factory()
+    if not dataclasses.is_dataclass(default):
+        return value
+    needed = [
+        each.name for each in dataclasses.fields(default) if each.default is each.default_factory is dataclasses.MISSING
+    ]
+    return {**{name: getattr(default, name) for name in needed}, **value}
 
 
 def _unknown(path: str, key: str, known: list[str]) -> str:

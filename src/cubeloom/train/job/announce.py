@@ -21,7 +21,7 @@ def announced(job: Job) -> str:
         "grid": f"{job.grid}: {counted(job.grid.world, 'rank')} on {job.device}{_schedule(job)}",
         "data": _data(job),
         "steps": ", ".join(_steps(job)),
-        "folder": f"{job.folder}{', which has a run that goes on' if job.checkpoints.is_dir() else ''}",
+        "folder": f"{job.folder}{', whose run is resumed' if job.checkpoints.is_dir() else ''}",
     }
     return "\n".join(f"{name:7}{text}" for name, text in lines.items())
 
