@@ -112,7 +112,7 @@ def job_of(folder: Path, answer: Answer, plan: Plan, size: Size, kind: devices.K
         model=ModelSettings(preset="gpt-tiny", **our_sizes(size)),
         device=kind,
         folder=folder / "run",
-        optimizer=OptimizerSettings(masters=False),
+        optimizer=OptimizerSettings(fp32_master_weights=False),
         lanes=devices.lanes(kind, plan.grid.world),
     )
     job = planned_job(answer, plan, base)

@@ -159,8 +159,10 @@ def test_refusals(file: Path, override: str) -> None:
 def test_weights_that_torch_would_not_update(file: Path) -> None:
     few_digits = ["optimizer.name=sgd", "dtype=bfloat16"]
     check(load(Job, file, few_digits))
-    with pytest.raises(UserError, match=r"optimizer\.masters = false: torch's sgd on a CPU does not update"):
-        check(load(Job, file, [*few_digits, "optimizer.masters=false"]))
+    with pytest.raises(
+        UserError, match=r"optimizer\.fp32_master_weights = false: torch's sgd on a CPU does not update"
+    ):
+        check(load(Job, file, [*few_digits, "optimizer.fp32_master_weights=false"]))
 
 
 @pytest.mark.parametrize("ranks", [0, 10**9])

@@ -30,7 +30,7 @@ from on_a_gpu import NEEDS_GPU, GpuRanks
 CASES = {
     "masters": ("bfloat16", OptimizerSettings()),
     "rounded": ("bfloat16", OptimizerSettings(moments="bfloat16")),
-    "alone": ("bfloat16", OptimizerSettings(moments="bfloat16", masters=False)),
+    "alone": ("bfloat16", OptimizerSettings(moments="bfloat16", fp32_master_weights=False)),
     "float32": ("float32", OptimizerSettings()),
     "sgd": ("float32", OptimizerSettings(name="sgd")),
 }
@@ -48,7 +48,10 @@ def stepped(dtype: str, settings: OptimizerSettings, kind: str) -> list[list[Ten
         for number, (block, shape) in enumerate(blocks)
     }
     made = BlockOptimizer(
-        parameters.values(), lambda parts: build_optimizer(settings, parts), settings.masters, settings.offload
+        parameters.values(),
+        lambda parts: build_optimizer(settings, parts),
+        settings.fp32_master_weights,
+        settings.offload,
     )
     locate(made, parameters, network)
     found = []

@@ -49,9 +49,9 @@ def optimizer_of(
     """`builder`: a program's own; by default the one that the settings name."""
     make = partial(build_optimizer, settings, builder=builder)
     made = (
-        ShardedOptimizer(parameters.values(), gradients, make, settings.masters, settings.offload)
+        ShardedOptimizer(parameters.values(), gradients, make, settings.fp32_master_weights, settings.offload)
         if settings.zero
-        else BlockOptimizer(parameters.values(), make, settings.masters, settings.offload)
+        else BlockOptimizer(parameters.values(), make, settings.fp32_master_weights, settings.offload)
     )
     locate(made, parameters, network)
     return made

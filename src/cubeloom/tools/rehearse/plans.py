@@ -134,7 +134,10 @@ def cluster_of(job: Job, name: str) -> Cluster:
     found, settings = hardware.cluster(name), job.optimizer
     moments = None if settings.moments is None else dtypes.as_torch(settings.moments).itemsize
     return replace(
-        found, software=replace(found.software, masters=settings.masters, moments=moments, offload=settings.offload)
+        found,
+        software=replace(
+            found.software, fp32_master_weights=settings.fp32_master_weights, moments=moments, offload=settings.offload
+        ),
     )
 
 

@@ -30,10 +30,14 @@ def check(job: Job, device_here: bool = True) -> None:
             f"schedule.name = {job.schedule.name!r} updates weights within a step: it takes no optimizer.zero, and "
             "optimizer.clip = 0, since there is no gradient of a whole step"
         )
-    if (job.optimizer.name, job.dtype, job.device) == ("sgd", "bfloat16", devices.CPU) and not job.optimizer.masters:
+    if (job.optimizer.name, job.dtype, job.device) == (
+        "sgd",
+        "bfloat16",
+        devices.CPU,
+    ) and not job.optimizer.fp32_master_weights:
         raise UserError(
-            "optimizer.masters = false: torch's sgd on a CPU does not update weights of bfloat16 (its issue 191763); "
-            "leave it out, or use optimizer.name = 'adamw'"
+            "optimizer.fp32_master_weights = false: torch's sgd on a CPU does not update weights of bfloat16 (its issue "
+            "191763); leave it out, or use optimizer.name = 'adamw'"
         )
     if job.layout.record:
         if job.device == devices.CPU:

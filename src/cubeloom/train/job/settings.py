@@ -282,13 +282,13 @@ class OptimizerSettings:
     """Gradients are scaled so that their norm is at most this; 0 turns clipping off."""
     zero: bool = False
     """Shard the optimizer state over the data axis and a pipeline's replicas (ZeRO-1)."""
-    masters: bool = True
+    fp32_master_weights: bool = True
     """Keep float32 master weights if weights have a lower precision; without them small updates are rounded away, but
     memory is saved.
     """
     moments: Literal["bfloat16"] | None = None
-    """For adamw: keep both moments in bfloat16, rounded stochastically; without masters, weights of bfloat16 are rounded
-    so as well. By default moments have the dtype of the weights that are updated.
+    """For adamw: keep both moments in bfloat16, rounded stochastically; without master weights, weights of bfloat16 are
+    rounded so as well. By default moments have the dtype of the weights that are updated.
     """
     offload: bool = False
     """Keep the optimizer's state and master weights in the host's memory, and bring them to the device part by part while
