@@ -162,7 +162,7 @@ def test_steps_without_a_number_are_skipped_by_all(ranks: RankPool, tmp_path: Pa
         "x=2",
         steps=40,
         rate=RateSettings(peak=1e200, decay="constant"),
-        guard=GuardSettings(most=3),
+        guard=GuardSettings(max_consecutive_skips=3),
         optimizer=OptimizerSettings(clip=0, name="sgd"),
     )
     with pytest.raises(UserError, match="3 steps in a row had to be skipped"):

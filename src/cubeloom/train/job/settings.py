@@ -367,11 +367,11 @@ class GuardSettings:
 
     spike: float | None = None
     """Also skip steps whose gradient norm is this many times the median of the last 32."""
-    most: int = 10
+    max_consecutive_skips: int = 10
     """This many skips in a row end the run."""
 
     def __post_init__(self) -> None:
-        within("guard.most", self.most)
+        within("guard.max_consecutive_skips", self.max_consecutive_skips)
         if self.spike is not None and not self.spike > 1:
             raise UserError(f"guard.spike must be above 1, got {self.spike}")
 
