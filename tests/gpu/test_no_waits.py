@@ -109,7 +109,7 @@ def _cube(grid: str, ways: int, rest: ShardingPolicy, folder: Path) -> None:
 
 
 def _training(job: Job) -> None:
-    network = Network(job.grid, devices.current("cuda"), lanes=2)
+    network = Network(job.grid, devices.current("cuda"), num_comm_channels=2)
     trainer = Trainer(job, network)
     _steps_without_waits(trainer.launch, network, job.folder)
     trainer.close()

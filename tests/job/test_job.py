@@ -99,7 +99,7 @@ REFUSED = {
     "steps=many": "steps = 'many' should be a whole number",
     "steps=0": "steps must be at least 1, got 0",
     "restarts=-1": "restarts must be at least 0",
-    "lanes=1000000000": "lanes must be from 1 to 64",
+    "num_comm_channels=1000000000": "num_comm_channels must be from 1 to 64",
     "seed=18446744073709551616": "seed = 18446744073709551616 does not fit into 64 bits",
     "batch.samples=6": "multiple of",
     "grid.x=5": "5",

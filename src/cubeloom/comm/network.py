@@ -38,7 +38,7 @@ class Network:
 
     `patience`: the most seconds to wait for another rank; by default torch's own timeout. On a GPU the stream waits and
     not the host: there a `watch` monitors it. `wire` slows all communication down, for measurements. Large collectives
-    are split over `lanes` communicators. `host_group`: one that the ranks already have.
+    are split over `num_comm_channels` communicators. `host_group`: one that the ranks already have.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Network:
         device: torch.device | None = None,
         patience: float | None = None,
         wire: SimulatedLink | None = None,
-        lanes: int = 1,
+        num_comm_channels: int = 1,
         host_group: HostGroup | None = None,
     ) -> None:
         check_process_group(", ".join(f"{axis}={grid.size(axis)}" for axis in AXES if grid.size(axis) > 1))
@@ -77,9 +77,9 @@ class Network:
         self.cube_mesh = self.mesh[CUBE]
         self.models: WeakSet[Any] = WeakSet()  # models cut over this grid, for code that needs the whole model
         self.gradients: WeakSet[Any] = WeakSet()  # reducers of gradients of parameters with arranged rows
-        self._lanes = lanes
+        self._num_comm_channels = num_comm_channels
         self._axes: dict[tuple[str, ...], Axis] = {}
-        if self._lanes > 1:
+        if self._num_comm_channels > 1:
             for name in MESH_AXES[1:]:
                 self.axis(name)
 
@@ -144,7 +144,7 @@ class Network:
                 return Axis("pipe", [self.rank], 0, (), self._recorder)
             return Axis("pipe", line, line.index(self.rank), [self.mesh.get_group("pipe")], self._recorder, self._limit)
         lines = [self._line(rank, (source, target), ()) for rank in range(self.grid.world)]
-        return self._join("pipe", lines, lanes=1)
+        return self._join("pipe", lines, num_comm_channels=1)
 
     def _limit_waits(self, group: dist.ProcessGroup) -> None:
         if isinstance(self._limit, timedelta):
@@ -159,13 +159,13 @@ class Network:
     def _make(self, names: tuple[str, ...]) -> Axis:
         if len(names) > 1:
             return self._join("+".join(names), [self.grid.line(rank, names) for rank in range(self.grid.world)])
-        if self._lanes > 1 and self.grid.size(names[0]) > 1 and names[0] != "pipe":
+        if self._num_comm_channels > 1 and self.grid.size(names[0]) > 1 and names[0] != "pipe":
             return self._join(names[0], [self.grid.line(rank, names) for rank in range(self.grid.world)])
         ranks = self.grid.line(self.rank, names)
         groups = [self.mesh.get_group(names[0])] if len(ranks) > 1 else []
         return Axis(names[0], ranks, ranks.index(self.rank), groups, self._recorder, self._limit)
 
-    def _join(self, name: str, lines: list[list[int]], lanes: int | None = None) -> Axis:
+    def _join(self, name: str, lines: list[list[int]], num_comm_channels: int | None = None) -> Axis:
         """Create the process groups of every line of ranks, and return this rank's. A rank on no line gets its own
         axis.
 
@@ -174,7 +174,7 @@ class Network:
         mine = Axis(name, [self.rank], 0, (), self._recorder)
         for line in dict.fromkeys(map(tuple, lines)):
             with self._meeting(name):
-                groups = [dist.new_group(sorted(line)) for _ in range(lanes or self._lanes)]
+                groups = [dist.new_group(sorted(line)) for _ in range(num_comm_channels or self._num_comm_channels)]
             if self.rank in line:
                 for group in groups:
                     self._limit_waits(group)

@@ -44,7 +44,7 @@ Rank 0's metrics are kept. A callback may read parameters, and may communicate i
 def train(
     job: Job,
     restart: int = 0,
-    lanes: int = 1,
+    num_comm_channels: int = 1,
     stop: Stop | None = None,
     callbacks: Sequence[Callback] = (),
     network: Network | None = None,
@@ -52,8 +52,8 @@ def train(
     """Train until the last step, until validation stops improving, or until a signal asks to stop.
 
     Resumes from the newest checkpoint in the job's folder that rank 0 sees. `restart`: how often rank 0's launcher
-    restarted the job. Large collectives are split over `lanes` communicators, unless the job sets this. `stop` reports
-    signals; by default from now on. If no step is left to train, no file changes.
+    restarted the job. Large collectives are split over `num_comm_channels` communicators, unless the job sets this.
+    `stop` reports signals; by default from now on. If no step is left to train, no file changes.
     """
     if job.deterministic:
         devices.repeat_exactly()
@@ -64,7 +64,11 @@ def train(
         if decision.step >= job.steps:
             return nothing_to_train(decision.step, host_group.rank == 0)
         network = network or Network(
-            job.grid, devices.current(job.device), job.patience, lanes=job.lanes or lanes, host_group=host_group
+            job.grid,
+            devices.current(job.device),
+            job.patience,
+            num_comm_channels=job.num_comm_channels or num_comm_channels,
+            host_group=host_group,
         )
         with locked(job.folder, network):
             trainer = Trainer(job, network, decision)

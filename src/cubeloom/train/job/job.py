@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cubeloom import models
 from cubeloom.base import dtypes
 from cubeloom.base.grid import Grid
-from cubeloom.base.limits import LANES, SAMPLES, patience, within
+from cubeloom.base.limits import COMM_CHANNELS, SAMPLES, patience, within
 from cubeloom.comm.kinds import CPU, Kind
 from cubeloom.models.configs import BERTConfig, Config, LanguageConfig
 from cubeloom.parallel import Batch, ShardingPolicy
@@ -62,7 +62,7 @@ class Job:
     """Seconds that a rank has after a SIGTERM to finish its step and write a checkpoint; then it is killed. Launchers
     have their own limit; torch's is 30 s.
     """
-    lanes: int | None = None
+    num_comm_channels: int | None = None
     """Communicators over which large collectives are split; by default two if ranks share a GPU, otherwise one."""
     restarts: int = 3
     """How often a failed job is restarted from its last checkpoint."""
@@ -85,8 +85,8 @@ class Job:
         within("restarts", self.restarts, least=0)
         patience("patience", self.patience)
         patience("grace", self.grace)
-        if self.lanes is not None:
-            within("lanes", self.lanes, most=LANES)
+        if self.num_comm_channels is not None:
+            within("num_comm_channels", self.num_comm_channels, most=COMM_CHANNELS)
         within("batch.samples", self.batch.samples, most=SAMPLES)
         within("batch.sequence", self.batch.sequence)
 
