@@ -148,7 +148,7 @@ def test_cube(gpu_ranks: GpuRanks, tmp_path: Path, grid: str, ways: int, rest: S
     ("grid", "schedule", "microbatches", "layout", "optimizer"),
     [
         ("x=1", "1f1b", 1, LayoutSettings(record=True), OptimizerSettings(fp32_master_weights=False)),
-        ("pipe=2,data=2", "chimera-zb", 4, LayoutSettings(), OptimizerSettings(zero=True)),
+        ("pipe=2,data=2", "chimera-zb", 4, LayoutSettings(), OptimizerSettings(shard_optimizer_state=True)),
         ("x=2,z=2", "1f1b", 1, LayoutSettings(ways=2), OptimizerSettings(name="sgd")),
     ],
     ids=["alone", "pipeline", "cube"],

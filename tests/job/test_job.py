@@ -84,8 +84,8 @@ def test_a_recipe_that_makes_a_job_with_overrides(tmp_path: Path) -> None:
     data = DataSettings(sources=(Source(folder=Path("a"), weight=0.5),))
     job = Job(folder=Path("here"), grid=Grid(x=2), data=data, optimizer=OptimizerSettings(clip=0.5))
     assert load(Job, tmp_path / "job.py") == job
-    changed = replace(job, grid=Grid(x=2, y=2), optimizer=replace(job.optimizer, zero=True))
-    assert load(Job, tmp_path / "job.py", ["--grid.y=2", "optimizer.zero=true"]) == changed
+    changed = replace(job, grid=Grid(x=2, y=2), optimizer=replace(job.optimizer, shard_optimizer_state=True))
+    assert load(Job, tmp_path / "job.py", ["--grid.y=2", "optimizer.shard_optimizer_state=true"]) == changed
 
 
 def test_one_worker_needs_no_schedule_and_accumulates(file: Path) -> None:

@@ -128,7 +128,7 @@ def test_at_most_two_parts_are_on_a_gpu(gpu_ranks: GpuRanks, _: None) -> None:
 def test_the_curve_is_the_same_and_goes_on_with_either(
     ranks: RankPool, tmp_path: Path, grid: str, schedule: str
 ) -> None:
-    settings = OptimizerSettings(zero=True)
+    settings = OptimizerSettings(shard_optimizer_state=True)
     made = job(tmp_path / "usual", grid, schedule, 4, dtype="bfloat16", optimizer=settings, guard=GuardSettings())
     usual = trained(ranks, made)
     hosted = replace(settings, offload=True)

@@ -53,7 +53,7 @@ def test_the_example_trains_alike_on_every_grid_and_goes_on(ranks: RankPool, tmp
     ranks.run(1, train, job_of(tmp_path / "alone"))
     rate = replace(job_of(tmp_path).rate, decay="constant")
     ranks.run(1, train, job_of(tmp_path / "whole", rate=rate))
-    sharded = replace(job_of(tmp_path).optimizer, zero=True)
+    sharded = replace(job_of(tmp_path).optimizer, shard_optimizer_state=True)
     ranks.run(2, train, job_of(tmp_path / "cut", rate=rate, steps=15, grid=Grid(y=2)))
     ranks.run(2, train, job_of(tmp_path / "cut", rate=rate, grid=Grid(data=2), optimizer=sharded))
     alone = losses(tmp_path / "alone")

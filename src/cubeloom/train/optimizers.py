@@ -50,7 +50,7 @@ def optimizer_of(
     make = partial(build_optimizer, settings, builder=builder)
     made = (
         ShardedOptimizer(parameters.values(), gradients, make, settings.fp32_master_weights, settings.offload)
-        if settings.zero
+        if settings.shard_optimizer_state
         else BlockOptimizer(parameters.values(), make, settings.fp32_master_weights, settings.offload)
     )
     locate(made, parameters, network)

@@ -175,7 +175,7 @@ def job_of(answer: Answer, plan: Plan, base: Job | None = None) -> Job:
         grid=made.grid,
         schedule=made.schedule,
         layout=replace(made.layout, compile=base.layout.compile),
-        optimizer=replace(base.optimizer, zero=made.optimizer.zero),
+        optimizer=replace(base.optimizer, shard_optimizer_state=made.optimizer.shard_optimizer_state),
     )
 
 

@@ -60,7 +60,7 @@ class Experiment:
             dtype=dtype,
             seed=seed,
             initial_seed=seed,
-            zero=job.optimizer.zero,
+            zero=job.optimizer.shard_optimizer_state,
             fp32_master_weights=job.optimizer.fp32_master_weights,
             moments=job.optimizer.moments,
             offload=job.optimizer.offload,

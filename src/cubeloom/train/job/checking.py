@@ -25,10 +25,10 @@ def check(job: Job, device_here: bool = True) -> None:
     check_elementwise(job.optimizer, job.given_optimizer)
     if job.evaluation.every is not None:
         check_validation(job)
-    if layout.schedule.updates is not Updates.FLUSH and (job.optimizer.zero or job.optimizer.clip > 0):
+    if layout.schedule.updates is not Updates.FLUSH and (job.optimizer.shard_optimizer_state or job.optimizer.clip > 0):
         raise UserError(
-            f"schedule.name = {job.schedule.name!r} updates weights within a step: it takes no optimizer.zero, and "
-            "optimizer.clip = 0, since there is no gradient of a whole step"
+            f"schedule.name = {job.schedule.name!r} updates weights within a step: it takes no"
+            " optimizer.shard_optimizer_state, and optimizer.clip = 0, since there is no gradient of a whole step"
         )
     if (job.optimizer.name, job.dtype, job.device) == (
         "sgd",

@@ -280,7 +280,7 @@ class OptimizerSettings:
     """The weight decay of matrices; vectors, such as biases and norms, have none."""
     clip: float = 1.0
     """Gradients are scaled so that their norm is at most this; 0 turns clipping off."""
-    zero: bool = False
+    shard_optimizer_state: bool = False
     """Shard the optimizer state over the data axis and a pipeline's replicas (ZeRO-1)."""
     fp32_master_weights: bool = True
     """Keep float32 master weights if weights have a lower precision; without them small updates are rounded away, but
