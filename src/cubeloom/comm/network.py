@@ -65,7 +65,7 @@ class Network:
         self._limit = self.watch or (timedelta(seconds=patience) if patience else None)
         ranks = torch.tensor([grid.rank(grid_coordinates) for grid_coordinates in _all_coordinates(grid)])
         self._patience = patience
-        self._aside = host_group
+        self._host_group = host_group
         with self._meeting("axes"):
             self.mesh = DeviceMesh(
                 self.device.type,
@@ -264,7 +264,7 @@ class Network:
         """All ranks in a CPU process group, for values that are not tensors. Created by all ranks together at first
         use.
         """
-        return self._aside or self.new_host_group()
+        return self._host_group or self.new_host_group()
 
     def new_host_group(self) -> HostGroup:
         """A group for another thread, created by all ranks together."""
