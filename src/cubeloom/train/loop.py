@@ -16,7 +16,7 @@ from cubeloom.launch.stop import Stop
 from cubeloom.train.changes import changes_since
 from cubeloom.train.decision import Decision, decide
 from cubeloom.train.job import Job
-from cubeloom.train.metrics_logger import MetricsLogger, diary
+from cubeloom.train.metrics_logger import MetricsLogger, metrics_logger
 from cubeloom.train.run_lock import locked
 from cubeloom.train.run_metadata import write_run_metadata
 from cubeloom.train.trainer import StepResult, Trainer
@@ -93,11 +93,11 @@ def _train(
     trainer: Trainer, stop: Stop, decision: Decision, changes: Mapping[str, str], callbacks: Sequence[Callback]
 ) -> Ended:
     job, network = trainer.job, trainer.network
-    with diary(trainer) as pages:
+    with metrics_logger(trainer) as logger:
         processes = network.host_group.gather(os.getpid())
         going_on = trainer.done or decision.attempt > 1
         begin, words = ("resume", f"resuming at step {trainer.done}") if going_on else ("start", "")
-        pages.event(
+        logger.event(
             begin,
             words,
             step=trainer.done,
@@ -108,14 +108,14 @@ def _train(
             processes=processes,
         )
         if changes:
-            pages.event("change", f"changed since: {_listed(changes)}", step=trainer.done, **changes)
+            logger.event("change", f"changed since: {_listed(changes)}", step=trainer.done, **changes)
         try:
-            ended = _steps(job, trainer, stop, pages, callbacks)
+            ended = _steps(job, trainer, stop, logger, callbacks)
         except BaseException as failure:
             trainer.close(failure)
             raise
         trainer.close()
-        pages.event(ended.why, _last_words(ended, job), step=ended.steps)
+        logger.event(ended.why, _last_words(ended, job), step=ended.steps)
     return ended
 
 
@@ -123,7 +123,7 @@ def _listed(changes: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {change}" for name, change in changes.items())
 
 
-def _steps(job: Job, trainer: Trainer, stop: Stop, pages: MetricsLogger, callbacks: Sequence[Callback] = ()) -> Ended:
+def _steps(job: Job, trainer: Trainer, stop: Stop, logger: MetricsLogger, callbacks: Sequence[Callback] = ()) -> Ended:
     loss: float | None = None
     first = trainer.done
     while trainer.done < job.steps:
@@ -133,17 +133,17 @@ def _steps(job: Job, trainer: Trainer, stop: Stop, pages: MetricsLogger, callbac
         loss = stepped.loss
         validation, enough = _evaluate(job, trainer)
         own = {name: float(value) for each in callbacks for name, value in (each(step, stepped, trainer) or {}).items()}
-        asked = pages.write(step, stepped, seconds, stop.asked, validation, own)
-        _mention(stepped, step, pages)
+        asked = logger.write(step, stepped, seconds, stop.asked, validation, own)
+        _mention(stepped, step, logger)
         last = trainer.done == job.steps
         if last or step == first + _WARM:
-            pages.draw(step, stepped)
+            logger.draw(step, stepped)
         best = validation is not None and trainer.best_step == trainer.done
         if asked or enough or last or trainer.done % job.checkpoint.every == 0 or (best and job.checkpoint.best):
             trainer.save()
-            pages.event("checkpoint", step=trainer.done)
+            logger.event("checkpoint", step=trainer.done)
         if best:
-            pages.event("best", step=trainer.done, validation=validation)
+            logger.event("best", step=trainer.done, validation=validation)
         if asked or enough:
             why: Literal["asked to stop", "early stop"] = "asked to stop" if asked else "early stop"
             return Ended(trainer.done, why, loss, _asked(trainer.network, stop))
@@ -164,9 +164,9 @@ def _evaluate(job: Job, trainer: Trainer) -> tuple[float | None, bool]:
     return loss, trainer.judge(loss)
 
 
-def _mention(stepped: StepResult, step: int, pages: MetricsLogger) -> None:
+def _mention(stepped: StepResult, step: int, logger: MetricsLogger) -> None:
     if stepped.skipped is not None:
-        pages.event("skip", step=step, why=stepped.skipped)
+        logger.event("skip", step=step, why=stepped.skipped)
 
 
 def _last_words(ended: Ended, job: Job) -> str:
