@@ -11,7 +11,7 @@ from cubeloom.models import PRESETS
 from cubeloom.train.data import Mixture, Samples, TokenFile
 from cubeloom.train.data.random_tokens import RandomTokens
 from cubeloom.train.data.stream import Stream
-from cubeloom.train.data.streaming import Held
+from cubeloom.train.data.streaming import ValidationStream
 from cubeloom.train.job.images import Images, file_of
 from cubeloom.train.job.job import Job
 from cubeloom.train.job.masked import MaskedTokens
@@ -148,7 +148,7 @@ def _streamed(job: Job, source: Source, part: Part, state: dict[str, Any] | None
     if vocabulary is not None and needed > vocabulary:
         raise UserError(f"{source.stream} has a vocabulary of {needed}, and the model one of {vocabulary}")
     made = stream_of(source, job.batch.sequence, job.data.packing, part, state)
-    return made if part == "training" else Held(made)
+    return made if part == "training" else ValidationStream(made)
 
 
 def masked_tokens(job: Job, part: Part) -> Samples:
