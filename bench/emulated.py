@@ -42,7 +42,7 @@ from cubeloom.plan.search.found import Plan
 from cubeloom.plan.search.refine import placed, refined
 from cubeloom.plan.search.space import Task
 from cubeloom.plan.simulate import schedule_of
-from cubeloom.tools.emulate import EmulatedRank, Program, EmulatedStep
+from cubeloom.tools.emulate import EmulatedRank, EmulatedStep, Program
 from cubeloom.tools.verify import Experiment
 
 MODEL = GPTConfig(vocab=4096, positions=256, hidden=1024, layers=8, heads=16, tied=False)
