@@ -52,7 +52,7 @@ def share(name: str, value: float) -> None:
         raise UserError(f"{name} must be at least 0 and below 1, got {value}")
 
 
-def patience(name: str, value: float) -> None:
+def duration(name: str, value: float) -> None:
     """A timeout: positive and finite."""
     if not 0 < value <= SECONDS:
         raise UserError(f"{name} must be above 0 and at most {SECONDS:,} seconds, got {value:g}")

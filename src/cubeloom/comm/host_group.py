@@ -47,12 +47,12 @@ class HostGroup:
     """All ranks, in a CPU (gloo) process group that is independent of NCCL's streams.
 
     For one thread per rank: messages of two threads would be confused. No wait for another rank lasts longer than
-    `patience` seconds.
+    `timeout` seconds.
     """
 
-    def __init__(self, patience: float | None = None) -> None:
+    def __init__(self, timeout: float | None = None) -> None:
         check_process_group("...")
-        limit = _LONG if patience is None else timedelta(seconds=patience)
+        limit = _LONG if timeout is None else timedelta(seconds=timeout)
         self.group = dist.new_group(backend="gloo", timeout=limit)
         self.rank = dist.get_rank()
         self.name = name_of_rank(self.rank, dist.get_world_size())

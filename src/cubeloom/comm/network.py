@@ -36,7 +36,7 @@ CUBE = ("x", "y", "z")
 class Network:
     """Join the ranks of the default process group into a grid. Several networks can exist in one process.
 
-    `patience`: the most seconds to wait for another rank; by default torch's own timeout. On a GPU the stream waits and
+    `timeout`: the most seconds to wait for another rank; by default torch's own timeout. On a GPU the stream waits and
     not the host: there a `watch` monitors it. `wire` slows all communication down, for measurements. Large collectives
     are split over `num_comm_channels` communicators. `host_group`: one that the ranks already have.
     """
@@ -45,7 +45,7 @@ class Network:
         self,
         grid: Grid,
         device: torch.device | None = None,
-        patience: float | None = None,
+        timeout: float | None = None,
         wire: SimulatedLink | None = None,
         num_comm_channels: int = 1,
         host_group: HostGroup | None = None,
@@ -61,10 +61,10 @@ class Network:
         self.rank = dist.get_rank()
         self.coordinates = grid.coordinates(self.rank)
         self._recorder = Recorder(self.device, wire)
-        self.watch = Watch(f"rank {self.rank}", patience) if patience and self.device.type != "cpu" else None
-        self._limit = self.watch or (timedelta(seconds=patience) if patience else None)
+        self.watch = Watch(f"rank {self.rank}", timeout) if timeout and self.device.type != "cpu" else None
+        self._limit = self.watch or (timedelta(seconds=timeout) if timeout else None)
         ranks = torch.tensor([grid.rank(grid_coordinates) for grid_coordinates in _all_coordinates(grid)])
-        self._patience = patience
+        self._timeout = timeout
         self._host_group = host_group
         with self._meeting("axes"):
             self.mesh = DeviceMesh(
@@ -269,10 +269,10 @@ class Network:
     def new_host_group(self) -> HostGroup:
         """A group for another thread, created by all ranks together."""
         with self._meeting("host_group"):
-            return HostGroup(self._patience)
+            return HostGroup(self._timeout)
 
     def _meeting(self, groups: str) -> AbstractContextManager[None]:
-        return meeting(f"rank {self.rank}", f"making the groups of {self.grid}, {groups}", self._patience)
+        return meeting(f"rank {self.rank}", f"making the groups of {self.grid}, {groups}", self._timeout)
 
     def barrier(self) -> None:
         world.barrier()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cubeloom import models
 from cubeloom.base import dtypes
 from cubeloom.base.grid import Grid
-from cubeloom.base.limits import COMM_CHANNELS, SAMPLES, patience, within
+from cubeloom.base.limits import COMM_CHANNELS, SAMPLES, duration, within
 from cubeloom.comm.kinds import CPU, Kind
 from cubeloom.models.configs import BERTConfig, Config, LanguageConfig
 from cubeloom.parallel import Batch, ShardingPolicy
@@ -83,8 +83,8 @@ class Job:
     def __post_init__(self) -> None:
         within("steps", self.steps)
         within("restarts", self.restarts, least=0)
-        patience("patience", self.patience)
-        patience("grace", self.grace)
+        duration("patience", self.patience)
+        duration("grace", self.grace)
         if self.num_comm_channels is not None:
             within("num_comm_channels", self.num_comm_channels, most=COMM_CHANNELS)
         within("batch.samples", self.batch.samples, most=SAMPLES)
