@@ -10,15 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import cubeloom
 from commands import exit_code
 from cubeloom import Grid, UserError
-from cubeloom.base.registry import Registry
+from cubeloom.base.registry import Registry, function_of
 from cubeloom.base.settings import load
+from cubeloom.comm import Network
 from cubeloom.launch import RankPool
 from cubeloom.models.named import LOSSES
 from cubeloom.train.job import Job, check
 from cubeloom.train.job.registries import DATA, OPTIMIZERS
-from cubeloom.train.job.settings import DataSettings, GuardSettings, ModelSettings, OptimizerSettings
+from cubeloom.train.job.settings import DataSettings, GuardSettings, ModelSettings, OptimizerSettings, RateSettings
 from cubeloom.train.loop import train
 from cubeloom.train.metrics.log import NAME, read_log
 from cubeloom.train.optimizers import check_elementwise
@@ -73,7 +75,6 @@ def _head(trainer: Any) -> Tensor:
 
 
 def _skipping(job: Job) -> tuple[Tensor, Tensor]:
-    from cubeloom.comm import Network
     from cubeloom.train.trainer import Trainer
 
     trainer = Trainer(job, Network(job.grid))
@@ -115,6 +116,32 @@ def counting(groups: list[dict[str, Any]], settings: OptimizerSettings) -> torch
 
 def nothing(groups: list[dict[str, Any]], settings: OptimizerSettings) -> Any:
     return None
+
+
+def of_values(folder: Path, grid: Grid) -> float | None:
+    """The same parts as values of a program."""
+    spiral, lion = (function_of(PARTS, name) for name in ("spiral", "lion"))
+    trainer = cubeloom.Trainer(
+        function_of(PARTS, "net"),
+        Network(grid),
+        spiral(Job(dtype="float64"), "training"),
+        lambda groups, settings: lion(groups, OptimizerSettings(betas=(0.9, 0.99))),
+        RateSettings(peak=1e-2, decay="constant"),
+        folder,
+        batch=(48, 1),
+        steps=3,
+        loss=function_of(PARTS, "smoothed"),
+        dtype="float64",
+    )
+    return trainer.fit().loss
+
+
+def test_a_program_gives_the_same_parts_as_values(ranks: RankPool, tmp_path: Path) -> None:
+    alone = ranks.run(1, of_values, tmp_path / "alone", Grid())
+    assert ranks.run(2, of_values, tmp_path / "cut", Grid(z=2)) == pytest.approx(2 * alone, rel=1e-6)
+    rate = RateSettings(peak=1e-2, decay="constant")
+    ranks.run(1, train, job_of(tmp_path / "file", rate=rate, steps=3))
+    assert losses(tmp_path / "alone") == pytest.approx(losses(tmp_path / "file"), rel=1e-6)
 
 
 class Plain(nn.Module):
