@@ -74,7 +74,7 @@ class Between:
             grid=Grid.parse(self.grid),
             schedule=ScheduleSettings(name=self.schedule, microbatches=self.microbatches),
             layout=LayoutSettings(compile=self.cuda, record=self.cuda),
-            optimizer=OptimizerSettings(masters=self.masters),
+            optimizer=OptimizerSettings(fp32_master_weights=self.masters),
         )
 
 

@@ -42,7 +42,7 @@ from cubeloom.plan.search.found import Plan
 from cubeloom.plan.search.refine import placed, refined
 from cubeloom.plan.search.space import Task
 from cubeloom.plan.simulate import schedule_of
-from cubeloom.tools.emulate import EmulatedRank, Program, Stepped
+from cubeloom.tools.emulate import EmulatedRank, EmulatedStep, Program
 from cubeloom.tools.verify import Experiment
 
 MODEL = GPTConfig(vocab=4096, positions=256, hidden=1024, layers=8, heads=16, tied=False)
@@ -194,16 +194,16 @@ def experiment(d: Decomposition, grid: Grid) -> Experiment:
     )
 
 
-def measure(grid: Grid, schedule: Schedule, each: list[Program], repeats: int) -> list[Stepped]:
+def measure(grid: Grid, schedule: Schedule, each: list[Program], repeats: int) -> list[EmulatedStep]:
     """On each rank: steps until so many were punctual, or three times as many were done."""
     rank = EmulatedRank(Network(grid), schedule, each)
-    steps: list[Stepped] = []
+    steps: list[EmulatedStep] = []
     while sum(map(punctual, steps)) < repeats and len(steps) < 3 * repeats:
         steps.append(rank.step())
     return steps
 
 
-def punctual(step: Stepped) -> bool:
+def punctual(step: EmulatedStep) -> bool:
     return step.late < PUNCTUAL * step.seconds
 
 
@@ -211,7 +211,7 @@ def punctual(step: Stepped) -> bool:
 class Row:
     decomposition: Decomposition
     predicted: float
-    steps: tuple[Stepped, ...]
+    steps: tuple[EmulatedStep, ...]
 
     @property
     def measured(self) -> float:

@@ -115,7 +115,7 @@ def measure_pipe(
 
 
 def measure_tp(size: Size, kind: devices.Kind, ranks: int, rounds: int, steps: int) -> list[Timed]:
-    network = Network(Grid(y=ranks), devices.current(kind), lanes=devices.lanes(kind, ranks))
+    network = Network(Grid(y=ranks), devices.current(kind), num_comm_channels=devices.num_comm_channels(kind, ranks))
     values = peer.weights(size, number_type(kind), network.device)
     batch = tokens_of(size, network.device)
     mesh = network.mesh["y"]
@@ -131,7 +131,7 @@ def measure_overlap(
     size: Size, kind: devices.Kind, ranks: int, trace: Path | None, rounds: int, steps: int
 ) -> list[Timed]:
     """Whole steps in one and two strands, their parts, and a bare pair, in turns of one step; and a trace of two strands."""
-    network = Network(Grid(y=ranks), devices.current(kind), lanes=devices.lanes(kind, ranks))
+    network = Network(Grid(y=ranks), devices.current(kind), num_comm_channels=devices.num_comm_channels(kind, ranks))
     values = peer.weights(size, number_type(kind), network.device)
     on_cpu = kind == devices.CPU
 

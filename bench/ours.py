@@ -102,7 +102,7 @@ def our_adamw(
     parameters: dict[str, nn.Parameter], gradients: Gradients, network: Network
 ) -> BlockOptimizer | ShardedOptimizer:
     """Without masters, as the peer has none."""
-    settings = OptimizerSettings(betas=(0.9, 0.999), weight_decay=0.01, masters=False)
+    settings = OptimizerSettings(betas=(0.9, 0.999), weight_decay=0.01, fp32_master_weights=False)
     optimizer = optimizer_of(settings, parameters, gradients, network)
     for group in optimizer.optimizer.param_groups:
         group["lr"] = 1e-4

@@ -112,8 +112,8 @@ def job_of(folder: Path, answer: Answer, plan: Plan, size: Size, kind: devices.K
         model=ModelSettings(preset="gpt-tiny", **our_sizes(size)),
         device=kind,
         folder=folder / "run",
-        optimizer=OptimizerSettings(masters=False),
-        lanes=devices.lanes(kind, plan.grid.world),
+        optimizer=OptimizerSettings(fp32_master_weights=False),
+        num_comm_channels=devices.num_comm_channels(kind, plan.grid.world),
     )
     job = planned_job(answer, plan, base)
     check(job)
@@ -122,7 +122,7 @@ def job_of(folder: Path, answer: Answer, plan: Plan, size: Size, kind: devices.K
 
 def step_ms(pool: RankPool, job: Job, steps: int) -> float:
     """The median over steps, each as long as for its slowest rank."""
-    return 1e3 * median(pool.run(job.grid.world, step_times, job, steps, job.lanes or 1, timeout=300)[0])
+    return 1e3 * median(pool.run(job.grid.world, step_times, job, steps, job.num_comm_channels or 1, timeout=300)[0])
 
 
 def peers_timed(size: Size, kind: devices.Kind, ranks: int, steps: int) -> list[Timed]:

@@ -136,7 +136,32 @@ def _option(field: dataclasses.Field[Any], hint: Any, meaning: str) -> str:
 def drawings() -> dict[str, str]:
     """By file name."""
     timelines = [_timeline(name) for name in ("1f1b", "chimera", "chimera-zb")]
-    return {"schedules.svg": to_svg(timelines), "layouts.svg": _layouts(Grid(x=2, y=2, z=2))}
+    layouts = _layouts(Grid(x=2, y=2, z=2))
+    return {"schedules.svg": to_svg(timelines), "layouts.svg": layouts, "overview.svg": _overview(layouts)}
+
+
+def _overview(layouts: str) -> str:
+    """The README's picture: a layer on eight ranks, and below it a pipeline of four workers."""
+    width, height = 1220, 706
+    titles = (
+        (24, "Tensor parallelism: the matrices of a linear layer Y = X · W on eight ranks, x=2, y=2, z=2"),
+        (
+            406,
+            "Pipeline parallelism: four workers under Chimera, which sends micro-batches through them in both directions",
+        ),
+    )
+    words = "".join(
+        f'<text x="44" y="{y}" style="font-size: 16px; font-weight: 600">{text}</text>' for y, text in titles
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
+        f'<rect width="100%" height="100%" fill="#ffffff"/>'
+        f"{_placed(layouts, 100, 40)}{_placed(to_svg([_timeline('chimera')]), 0, 416)}{words}</svg>\n"
+    )
+
+
+def _placed(picture: str, x: int, y: int) -> str:
+    return picture.strip().replace("<svg ", f'<svg x="{x}" y="{y}" ', 1)
 
 
 def _timeline(name: str) -> pipeline.Timeline:
@@ -164,9 +189,10 @@ def _layouts(grid: Grid) -> str:
     width = len(panels) * (2 * _SIDE + 2 * _MARGIN)
     style = 'font: 13px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1c2733; text-anchor: middle'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {2 * _SIDE + 100}" width="{width}">'
-        f"<style>text {{ {style} }}</style>"
-        f'<rect width="100%" height="100%" fill="#ffffff"/>{"".join(panels)}</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {2 * _SIDE + 100}" width="{width}" '
+        f'height="{2 * _SIDE + 100}">'
+        f"<style>.operands text {{ {style} }}</style>"
+        f'<rect width="100%" height="100%" fill="#ffffff"/><g class="operands">{"".join(panels)}</g></svg>\n'
     )
 
 

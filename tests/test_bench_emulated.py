@@ -7,7 +7,7 @@ from bench.emulated import CLUSTER, DECOMPOSITIONS, Decomposition, Row, compare,
 from bench.emulated_program import programs
 
 from cubeloom.launch import RankPool
-from cubeloom.tools.emulate import Stepped
+from cubeloom.tools.emulate import EmulatedStep
 from cubeloom.tools.emulate.events import Await, Compute, Start, joined
 from cubeloom.tools.rehearse import rehearse
 
@@ -49,7 +49,10 @@ def test_a_program_has_all_that_the_rank_communicates() -> None:
 
 
 def test_regret_is_of_the_one_that_was_predicted_fastest() -> None:
-    rows = [Row(PIPED, 1.0, (Stepped(1.1, 0.0),)), Row(CUBED, 2.0, (Stepped(1.0, 0.0), Stepped(9.0, 5.0)))]
+    rows = [
+        Row(PIPED, 1.0, (EmulatedStep(1.1, 0.0),)),
+        Row(CUBED, 2.0, (EmulatedStep(1.0, 0.0), EmulatedStep(9.0, 5.0))),
+    ]
     assert regret(rows) == pytest.approx(0.1)
     assert rows[1].measured == 1.0 and rows[1].late == 1
 

@@ -285,6 +285,22 @@ def test_what_is_left_to_python_may_raise() -> None:
         torch.compile(function, backend="eager")(torch.zeros(1))
 
 
+def test_the_compiler_takes_a_constant_without_looking_into_it() -> None:
+    calls = []
+
+    @private.constant_to_compiler
+    def known() -> bool:
+        calls.append(1)
+        return True
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if known() else x
+
+    run = torch.compile(function, backend="eager", fullgraph=True)
+    assert [run(torch.zeros(1)).item(), run(torch.zeros(1)).item()] == [1, 1]
+    assert len(calls) == 1  # while the compiler looks at `function`
+
+
 def test_what_is_put_among_parameters_and_buffers_is_the_modules() -> None:
     module = nn.BatchNorm1d(2)
     private.parameters_of(module)["weight"] = weight = nn.Parameter(torch.full((2,), 7.0))

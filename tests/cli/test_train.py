@@ -82,7 +82,7 @@ def test_a_file_trains_and_the_same_command_goes_on(file: Path) -> None:
     assert (told["steps"], told["why"], told["grid"]["x"]) == (3, "done", 2)
     assert load(Job, file.parent / "run" / "settings.toml") == load(Job, file, ["folder=run"])
     again = run_cubeloom("train", "job.toml", "--folder=run", "--steps=4", "--grid.x=1", folder=file.parent)
-    assert "going on with step 3" in again.stderr
+    assert "resuming at step 3" in again.stderr
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_replan_says_what_it_cannot_plan(here: Here, options: list[str], told: s
     ("set_so", "told"),
     [
         ("--grid.x=7", "7"),
-        ("--schedule.name=chimaera", "no schedule is called 'chimaera'; did you mean chimera?"),
+        ("--schedule.name=chimaera", "schedule.name = 'chimaera': unknown schedule; did you mean 'chimera'?"),
         ("--grid.x=1000000000", "has 1,000,000,000 ranks: at most 262,144"),
         ("--model.start=nowhere", "nowhere is not a checkpoint"),
         ("--model.start=job.toml", "job.toml is not a checkpoint of cubeloom: it is a file, not a folder"),
@@ -266,7 +266,7 @@ def test_a_signal_lets_the_step_end_and_keeps_it(file: Path, number: signal.Sign
     os.kill(ranks[1] if to_a_rank else job.pid, number)
     done = job.done(60)
     assert done.returncode == 75, done.stderr
-    assert "the same command goes on" in done.stderr and "Traceback" not in done.stderr
+    assert "the same command resumes" in done.stderr and "Traceback" not in done.stderr
     (kept,) = (file.parent / "run" / "checkpoints").glob("step-*")
     assert int(kept.name.removeprefix("step-")) >= 2
     assert metrics.read_text().count('"resume"') == 0  # nobody began again

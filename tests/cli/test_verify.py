@@ -40,7 +40,7 @@ def run(*arguments: str) -> int:
         (["--grid", "w=2"], "unknown grid axis 'w'"),
         (["--grid", "x=two"], "x needs a whole number"),
         (["--grid", "pipe=3", "--schedule", "chimera"], "even"),
-        (["--grid", "pipe=2", "--schedule", "chimaera"], "did you mean chimera"),
+        (["--grid", "pipe=2", "--schedule", "chimaera"], "did you mean 'chimera'"),
         (["--grid", "pipe=2", "--schedule", "pipedream"], "can be compared on a model that ties no weights"),
         (["--grid", "y=2", "--ways", "3", "--batch", "4"], "cannot be cut into 3 strands"),
         (["--ways", "0"], "--ways must be from 1 to 16,777,216, got 0"),

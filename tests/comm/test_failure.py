@@ -24,7 +24,7 @@ def test_a_message_to_or_from_one_that_is_gone(way: str) -> None:
 
 
 def _speak_to_the_dead(way: str) -> None:
-    axis = Network(Grid(x=2), patience=10).axis("x")
+    axis = Network(Grid(x=2), timeout=10).axis("x")
     if dist.get_rank():
         os._exit(3)
     speak = axis.send if way.startswith("send") else axis.receive

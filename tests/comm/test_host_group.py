@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def _wait_for_one_that_does_not_come() -> None:
-    host_group = HostGroup(patience=0.5)
+    host_group = HostGroup(timeout=0.5)
     host_group.gather(None)
     if dist.get_rank() == 1:
         time.sleep(30)

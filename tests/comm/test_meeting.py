@@ -30,7 +30,7 @@ def test_who_waits_too_long_ends_and_says_what_for(what: str) -> None:
 def _meet(what: str) -> None:
     if what == "axes":
         _do_not_come()
-    network = Network(Grid(y=2, x=2), patience=0.5)
+    network = Network(Grid(y=2, x=2), timeout=0.5)
     _do_not_come()
     _ = network.host_group
 

@@ -25,8 +25,8 @@ def test_fields_that_are_missing_have_their_defaults() -> None:
 @pytest.mark.parametrize(
     ("description", "said"),
     [
-        ({}, "unknown family of models None"),
-        ({"family": "gtp"}, "did you mean 'gpt'[?] The families are gpt, llama, bert, unet, resnet"),
+        ({}, "unknown family of models 'None'"),
+        ({"family": "gtp"}, "did you mean 'gpt'[?] There are gpt, llama, bert, unet, resnet"),
         ({"family": "gpt", "vocabulary": 8}, "unknown setting model.vocabulary; did you mean 'vocab'?"),
         ({"family": "gpt", "vocab": 8}, "model.positions is not set"),
     ],

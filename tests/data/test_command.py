@@ -51,7 +51,7 @@ def test_an_interruption_says_how_to_go_on(
 
     monkeypatch.setattr("cubeloom.train.data.prepare", interrupted)
     assert run("prepare", "a.txt", "--out", tmp_path / "out") == 130
-    assert "the same command goes on from here" in capsys.readouterr().out
+    assert "the same command resumes" in capsys.readouterr().out
 
 
 def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:

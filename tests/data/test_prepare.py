@@ -95,7 +95,7 @@ def test_of_a_few_text_files_validation_is_the_end_of_the_text(tmp_path: Path) -
 
 
 def test_an_error_of_the_disk_keeps_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hours of work, perhaps: the same command goes on."""
+    """Hours of work, perhaps: the same command resumes."""
     monkeypatch.setattr(chunks, "CHUNK", 100)
     request, calls, plain = Request(inputs=sources(tmp_path), validation=0.2), [0], Writer.add
     whole = contents(prepare(request, tmp_path / "whole").file.folder)
@@ -107,7 +107,7 @@ def test_an_error_of_the_disk_keeps_what_was_done(tmp_path: Path, monkeypatch: p
         plain(writer, *arguments)
 
     monkeypatch.setattr(Writer, "add", fail)
-    with pytest.raises(UserError, match="Input/output error; the same command goes on from here"):
+    with pytest.raises(UserError, match="Input/output error; the same command resumes"):
         prepare(request, tmp_path / "out")
     done = prepare(request, tmp_path / "out")
     assert done.how == "resumed" and contents(done.file.folder) == whole

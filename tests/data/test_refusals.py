@@ -109,7 +109,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     request = Request(inputs=(json_lines(tmp_path / "a.jsonl", STORIES),))
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match="is full; with more room the same command goes on"):
+    with pytest.raises(UserError, match="is full; with more room the same command resumes"):
         prepare(request, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     monkeypatch.undo()

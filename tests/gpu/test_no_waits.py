@@ -109,7 +109,7 @@ def _cube(grid: str, ways: int, rest: ShardingPolicy, folder: Path) -> None:
 
 
 def _training(job: Job) -> None:
-    network = Network(job.grid, devices.current("cuda"), lanes=2)
+    network = Network(job.grid, devices.current("cuda"), num_comm_channels=2)
     trainer = Trainer(job, network)
     _steps_without_waits(trainer.launch, network, job.folder)
     trainer.close()
@@ -147,8 +147,8 @@ def test_cube(gpu_ranks: GpuRanks, tmp_path: Path, grid: str, ways: int, rest: S
 @pytest.mark.parametrize(
     ("grid", "schedule", "microbatches", "layout", "optimizer"),
     [
-        ("x=1", "1f1b", 1, LayoutSettings(record=True), OptimizerSettings(masters=False)),
-        ("pipe=2,data=2", "chimera-zb", 4, LayoutSettings(), OptimizerSettings(zero=True)),
+        ("x=1", "1f1b", 1, LayoutSettings(record=True), OptimizerSettings(fp32_master_weights=False)),
+        ("pipe=2,data=2", "chimera-zb", 4, LayoutSettings(), OptimizerSettings(shard_optimizer_state=True)),
         ("x=2,z=2", "1f1b", 1, LayoutSettings(ways=2), OptimizerSettings(name="sgd")),
     ],
     ids=["alone", "pipeline", "cube"],

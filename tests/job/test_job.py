@@ -84,8 +84,8 @@ def test_a_recipe_that_makes_a_job_with_overrides(tmp_path: Path) -> None:
     data = DataSettings(sources=(Source(folder=Path("a"), weight=0.5),))
     job = Job(folder=Path("here"), grid=Grid(x=2), data=data, optimizer=OptimizerSettings(clip=0.5))
     assert load(Job, tmp_path / "job.py") == job
-    changed = replace(job, grid=Grid(x=2, y=2), optimizer=replace(job.optimizer, zero=True))
-    assert load(Job, tmp_path / "job.py", ["--grid.y=2", "optimizer.zero=true"]) == changed
+    changed = replace(job, grid=Grid(x=2, y=2), optimizer=replace(job.optimizer, shard_optimizer_state=True))
+    assert load(Job, tmp_path / "job.py", ["--grid.y=2", "optimizer.shard_optimizer_state=true"]) == changed
 
 
 def test_one_worker_needs_no_schedule_and_accumulates(file: Path) -> None:
@@ -99,7 +99,7 @@ REFUSED = {
     "steps=many": "steps = 'many' should be a whole number",
     "steps=0": "steps must be at least 1, got 0",
     "restarts=-1": "restarts must be at least 0",
-    "lanes=1000000000": "lanes must be from 1 to 64",
+    "num_comm_channels=1000000000": "num_comm_channels must be from 1 to 64",
     "seed=18446744073709551616": "seed = 18446744073709551616 does not fit into 64 bits",
     "batch.samples=6": "multiple of",
     "grid.x=5": "5",
@@ -135,7 +135,7 @@ REFUSED = {
     "checkpoint.keep=0": "checkpoint.keep must be at least 1",
     "guard.spike=0.5": "above 1",
     "guard.spike=nan": "not a finite number",
-    "guard.most=0": "guard.most must be at least 1",
+    "guard.max_consecutive_skips=0": "guard.max_consecutive_skips must be at least 1",
     "model.dropout=1.5": "model.dropout must be at least 0 and below 1, got 1.5",
     "model.dropout=-0.1": "at least 0 and below 1",
     "model.dropout=nan": "not a finite number",
@@ -159,8 +159,10 @@ def test_refusals(file: Path, override: str) -> None:
 def test_weights_that_torch_would_not_update(file: Path) -> None:
     few_digits = ["optimizer.name=sgd", "dtype=bfloat16"]
     check(load(Job, file, few_digits))
-    with pytest.raises(UserError, match=r"optimizer\.masters = false: torch's sgd on a CPU does not update"):
-        check(load(Job, file, [*few_digits, "optimizer.masters=false"]))
+    with pytest.raises(
+        UserError, match=r"optimizer\.fp32_master_weights = false: torch's sgd on a CPU does not update"
+    ):
+        check(load(Job, file, [*few_digits, "optimizer.fp32_master_weights=false"]))
 
 
 @pytest.mark.parametrize("ranks", [0, 10**9])

@@ -230,7 +230,7 @@ def test_a_killed_rank_and_a_lost_node(cluster: tuple[Box, BoxedRay], ranks: Ran
 @pytest.mark.timeout(300)
 @in_a_box
 def test_what_one_node_answers(tmp_path: Path) -> None:
-    """More nodes than there are, another folder, and a SIGTERM, after which the same command goes on."""
+    """More nodes than there are, another folder, and a SIGTERM, after which the same command resumes."""
     with Box(hosts=1) as box, BoxedRay(box, tmp_path) as ray:
         [host] = box.hosts
         file = settings_of(small_job(tmp_path / "run", "", steps=20_000))
@@ -252,7 +252,7 @@ def test_what_one_node_answers(tmp_path: Path) -> None:
         assert code == 75, words
         steps = len(read_log(tmp_path / "run" / "metrics.jsonl").records)
         code, words = ended()
-        assert (code, f"going on with step {steps}" in words) == (75, True), words
+        assert (code, f"resuming at step {steps}" in words) == (75, True), words
         ray.launch(host, file)
         ray.until(lambda: len(ranks_of(host)) == 1, "a rank trains", 120)
         host.started[-1].kill()

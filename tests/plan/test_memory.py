@@ -51,16 +51,15 @@ class Case:
     ways: int = 1
     recompute: Recompute = False
     dtype: torch.dtype = torch.bfloat16
-    masters: bool = True
+    fp32_master_weights: bool = True
     moments: Literal["bfloat16"] | None = None
     offload: bool = False
 
     def __str__(self) -> str:
         rest = f"{self.rest.activations}/{self.rest.weights}/{self.rest.inputs}"
         end = f"{f'-again-{self.recompute}' if self.recompute else ''}-{self.dtype.itemsize}"
-        end += (
-            f"{'' if self.masters else '-alone'}{'' if self.moments is None else '-rounded'}{'-hosted' * self.offload}"
-        )
+        end += f"{'' if self.fp32_master_weights else '-alone'}{'' if self.moments is None else '-rounded'}"
+        end += "-hosted" * self.offload
         return f"{self.model}-{self.grid}-{self.shape}-{self.count}x{self.samples}-{rest}-{self.ways}{end}"
 
 
@@ -78,7 +77,9 @@ def predicted(case: Case) -> float:
         regathered=case.rest.inputs == "regathered", ways=float(case.ways), item=item, rank_stride=dict.fromkeys(AXES, 1.0),
     )  # fmt: skip
     held = loads(model, shape, g.pipe)
-    software = Software(masters=case.masters, moments=2 if case.moments else None, offload=case.offload)
+    software = Software(
+        fp32_master_weights=case.fp32_master_weights, moments=2 if case.moments else None, offload=case.offload
+    )
     carried = carry(held, cost(model, s, cluster("perlmutter"), "bf16"))
     return max(
         float(memory(shape, g.pipe, load.first, float(case.count), each, item, case.recompute, software).total)
@@ -95,7 +96,7 @@ def rehearsed(case: Case) -> int:
     experiment = Experiment(
         model=OurModel(MODELS[case.model]), grid=grid, batch=Batch(case.samples * case.count * grid.z * grid.data, SEQUENCE),
         rest=case.rest, steps=2, dtype=case.dtype, schedule=schedule_of(shape_of(case), grid.pipe, case.count),
-        recompute=case.recompute, zero=True, ways=case.ways, masters=case.masters, moments=case.moments,
+        recompute=case.recompute, zero=True, ways=case.ways, fp32_master_weights=case.fp32_master_weights, moments=case.moments,
         offload=case.offload,
     )  # fmt: skip
     return rehearse(experiment).chosen.memory.peak
@@ -116,7 +117,7 @@ CASES = [
     Case(grid="y=2", dtype=torch.float32),
     Case(grid="z=2,y=2,x=2", moments="bfloat16"),
     Case(dtype=torch.float32, moments="bfloat16"),
-    Case(masters=False, moments="bfloat16"),
+    Case(fp32_master_weights=False, moments="bfloat16"),
     Case(grid="z=2,y=2,x=2", offload=True),
     Case(grid="y=2", dtype=torch.float32, offload=True),
     Case(grid="data=2"),

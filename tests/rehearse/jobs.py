@@ -56,7 +56,7 @@ JOBS = {
     "woven-along-z": job("z=2", model=replace(GPT, layers=1), rest=KEPT, ways=2),
     "zero": job("data=4,y=2", zero=True),
     "rounded": job("pipe=2,data=2", "chimera", zero=True, moments="bfloat16"),
-    "alone": job("y=2", dtype=torch.bfloat16, masters=False, moments="bfloat16"),
+    "alone": job("y=2", dtype=torch.bfloat16, fp32_master_weights=False, moments="bfloat16"),
     "hosted": job("data=2,y=2", dtype=torch.bfloat16, zero=True, offload=True),
     "kept": job("data=2,z=2,x=2", rest=KEPT),
     "bert": job("y=2,x=2", model=TURNING),

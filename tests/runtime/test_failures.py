@@ -26,7 +26,7 @@ PATIENCE = 2.0
 
 def _step_in_which_rank_1(does: str) -> None:
     """One step of 1F1B on four ranks, where rank 1 fails instead of its third forward."""
-    network = Network(Grid(pipe=4), patience=PATIENCE)
+    network = Network(Grid(pipe=4), timeout=PATIENCE)
     with torch.device("meta"):
         model = build(MODEL)
     fill = initial_values(model, 0, torch.float64, network.device)

@@ -23,7 +23,7 @@ PATIENCE = 4.0
 
 
 def _step_in_which_rank_1_hangs() -> None:
-    network = Network(Grid(pipe=2), devices.current("cuda"), patience=PATIENCE)
+    network = Network(Grid(pipe=2), devices.current("cuda"), timeout=PATIENCE)
     with torch.device("meta"):
         model = build(config("gpt-tiny"))
     fill = initial_values(model, 0, torch.float32, network.device)

@@ -227,7 +227,7 @@ def test_a_row_is_cut_before_each_block_and_behind_the_last() -> None:
     row = row_of("nano", Grid(pipe=2, x=2))
     blocks = [(f"transformer.h.{number}",) for number in range(3)]
     assert row.modules == (("transformer.wte", "transformer.wpe"), *blocks, ("transformer.ln_f", "lm_head"))
-    handed = [row.handed(piece) for piece in range(4)]
+    handed = [row.block_outputs(piece) for piece in range(4)]
     assert [list(each) for each in handed] == [
         ["@0"],
         ["transformer.h.0@2.0"],
@@ -245,14 +245,14 @@ def test_a_layer_without_parameters_has_a_stage() -> None:
 def test_what_later_blocks_use_travels_with_the_stream() -> None:
     row = row_of("skipping")
     embedding = ["transformer.wpe@1.0", "transformer.wte@0.0"]
-    assert [sorted(row.handed(piece)) for piece in range(4)] == [
+    assert [sorted(row.block_outputs(piece)) for piece in range(4)] == [
         ["@0", *embedding],
         [*sorted(["transformer.h.0@2.0"]), *embedding],
         ["transformer.h.0@2.0", "transformer.h.1@3.0", *embedding],
         ["transformer.h.0@2.0", "transformer.h.2@4.0"],
     ]
     # Positions are the same for all samples.
-    assert row.handed(1)["transformer.wpe@1.0"].of_samples is False
+    assert row.block_outputs(1)["transformer.wpe@1.0"].of_samples is False
 
 
 @pytest.mark.parametrize(

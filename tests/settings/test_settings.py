@@ -163,3 +163,18 @@ def test_what_is_written_loads_as_an_equal_value(tmp_path_factory: pytest.TempPa
     file = tmp_path_factory.mktemp("written") / "run.toml"
     file.write_text(write(run))
     assert load(Run, file) == run
+
+
+@dataclass(frozen=True)
+class Batch:
+    samples: int
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Whole:
+    batch: Batch = field(default_factory=lambda: Batch(8, 64))
+
+
+def test_a_part_of_a_section_keeps_the_owners_other_defaults(put: Any) -> None:
+    assert load(Whole, put("run.toml", "[batch]\nsequence = 32\n")).batch == Batch(8, 32)

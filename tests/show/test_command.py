@@ -121,7 +121,7 @@ def test_auto_says_how_far_it_is_from_the_bound(capsys: pytest.CaptureFixture[st
         ("1f1b --load x.csv", "leave out NAME"),
         ("--load /nowhere/x.csv", "cannot read"),
         ("1f1b --stages 4 --microbatches 4 -o /nowhere/x.svg", "cannot write"),
-        ("1f2b --stages 4 --microbatches 4", "did you mean 1f1b"),
+        ("1f2b --stages 4 --microbatches 4", "did you mean '1f1b'"),
     ],
 )
 def test_mistakes_are_named(arguments: str, message: str) -> None:

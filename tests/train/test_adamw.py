@@ -238,7 +238,7 @@ def test_every_grid_and_every_restart_rounds_alike(
     more: dict[str, Any] = {"optimizer": BF16, "checkpoint": CheckpointSettings(every=3, keep=9)}
     serial = checkpoint_of(ranks, job(tmp_path / "one", microbatches=1, **more))
     assert {tensor.dtype for name, tensor in serial.items() if "exp_avg" in name} == {torch.bfloat16}
-    changed = more | {"optimizer": replace(BF16, zero=zero)}
+    changed = more | {"optimizer": replace(BF16, shard_optimizer_state=zero)}
     made = job(tmp_path / grid, grid, schedule, 2, **changed)
     ranks.run(made.grid.world, begin, made, 3, timeout=100)
     close(checkpoint_of(ranks, replace(made, grid=job(tmp_path, "x=2,y=2").grid)), serial)

@@ -55,7 +55,7 @@ def train(model: LanguageConfig, on: On, folder: Path, first: int, last: int) ->
         plain = build(model)
     fill = initial_values(plain, 0, on.dtype)
     pipeline = Pipeline(plain, cut_of(plain), network, BATCH, fill, generate(on.schedule, grid.pipe, 2))
-    settings = OptimizerSettings(zero=on.zero, weight_decay=0.1)
+    settings = OptimizerSettings(shard_optimizer_state=on.zero, weight_decay=0.1)
     optimizer = optimizer_of(settings, pipeline.parameters, pipeline.gradients, network)
     for group in optimizer.optimizer.param_groups:
         group["lr"], group["eps"] = 1e-2, 1e-6

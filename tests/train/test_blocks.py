@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cubeloom import UserError
 from cubeloom.train.checkpoint import files_of, index_of, read_blocks, read_index
-from cubeloom.train.checkpoint.blocks import Held, assigned, write_blocks
+from cubeloom.train.checkpoint.blocks import HeldShard, assigned, write_blocks
 from cubeloom.train.checkpoint.shard import Shard
 
 
@@ -34,7 +34,10 @@ def whole(tensor: Tensor) -> Shard:
 def written(folder: Path, of_ranks: list[dict[str, Shard]]) -> list[list[str]]:
     """What all ranks write, by this process; gives which names each wrote."""
     held = [
-        [Held(name, each.local.dtype, each.whole, each.offset, tuple(each.local.shape)) for name, each in mine.items()]
+        [
+            HeldShard(name, each.local.dtype, each.whole, each.offset, tuple(each.local.shape))
+            for name, each in mine.items()
+        ]
         for mine in of_ranks
     ]
     names, index = assigned(held)
@@ -78,7 +81,7 @@ def test_a_rank_that_has_nothing_to_write_writes_no_file(tmp_path: Path) -> None
 
 
 def test_half_a_tensor_is_never_written() -> None:
-    half = Held("a", torch.float32, (4,), (0,), (2,))
+    half = HeldShard("a", torch.float32, (4,), (0,), (2,))
     with pytest.raises(AssertionError, match="do not hold the whole of a"):
         assigned([[half]])
 
@@ -150,5 +153,5 @@ def test_a_file_that_the_index_is_not_of(tmp_path: Path) -> None:
 
 def test_a_file_without_a_checksum_is_not_read(tmp_path: Path) -> None:
     written(tmp_path, [{"t": whole(torch.ones(4))}])
-    with pytest.raises(UserError, match=r"it names rank-00000.safetensors, of which nobody knows the checksum"):
+    with pytest.raises(UserError, match=r"it names rank-00000.safetensors, whose checksums are unknown"):
         index_of(tmp_path, {"files": {"rank-00001.safetensors": ""}})

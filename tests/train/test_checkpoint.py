@@ -211,7 +211,7 @@ def test_only_what_ranks_wrote_and_the_index_names_is_sealed(tmp_path: Path, mon
         ("ab", "a", "the index does not name what ranks wrote: b"),
         ("a", "ab", "no rank wrote what the index names: b"),
         ("abc", "abc", "missing is what ranks wrote: c"),
-        ("a", "a", "nobody knows of: b"),
+        ("a", "a", "unknown: b"),
     ):
         with pytest.raises(FilesFailed, match=f"is not whole: {said}$"):
             seal(tmp_path, 1, {}, None, dict.fromkeys(written, "0"), list(named))

@@ -24,7 +24,7 @@ from cubeloom.train import ShardedOptimizer
 from cubeloom.train.adamw import AdamW
 from cubeloom.train.clipping import GradShard, clip, norm_of, pieces, set_clip_and_skip
 from cubeloom.train.job.settings import OptimizerSettings
-from cubeloom.train.optimizers import fused
+from cubeloom.train.optimizers import build_optimizer
 from on_a_gpu import NEEDS_GPU
 
 pytestmark = pytest.mark.timeout(60)
@@ -150,7 +150,7 @@ class _Optimized:
 
     def __init__(self, settings: OptimizerSettings, dtype: torch.dtype, kind: devices.Kind) -> None:
         self.parameter = nn.Parameter(torch.linspace(-1, 1, 300, device=kind).to(dtype).view(3, 100))
-        self._optimizer = fused(settings, [self.parameter])
+        self._optimizer = build_optimizer(settings, [self.parameter])
         if isinstance(self._optimizer, AdamW):
             self._optimizer.locate(self.parameter, "weight", Lie((3, 100), (0, 0), ()))
 

@@ -38,7 +38,7 @@ def test_a_checkpoint_keeps_what_norms_are_compared_with() -> None:
 
 
 def test_too_many_in_a_row_end_the_run() -> None:
-    guard = Guard(GuardSettings(most=2))
+    guard = Guard(GuardSettings(max_consecutive_skips=2))
     guard.objection(math.nan)
     guard.objection(1.0)  # not in a row
     guard.objection(math.nan)

@@ -93,7 +93,14 @@ def test_every_grid_trains_as_one_process_does(
     grid, schedule = ON[name]
     microbatches = 2 if "z=2" in grid else 4
     evaluation = EvaluationSettings(every=3, batches=2)
-    made = job(tmp_path, grid, schedule, microbatches, evaluation=evaluation, optimizer=OptimizerSettings(zero=zero))
+    made = job(
+        tmp_path,
+        grid,
+        schedule,
+        microbatches,
+        evaluation=evaluation,
+        optimizer=OptimizerSettings(shard_optimizer_state=zero),
+    )
     same(run(ranks, made), serial)
 
 
@@ -125,7 +132,14 @@ def test_any_grid_goes_on(ranks: RankPool, tmp_path: Path, text: DataSettings, a
         "model": replace(MODEL, vocab=260),
     }
     never_stopped = run(ranks, job(tmp_path / "whole", microbatches=1, **more))
-    made = job(tmp_path / "cut", "pipe=2,data=2,x=2", "chimera", 4, optimizer=OptimizerSettings(zero=True), **more)
+    made = job(
+        tmp_path / "cut",
+        "pipe=2,data=2,x=2",
+        "chimera",
+        4,
+        optimizer=OptimizerSettings(shard_optimizer_state=True),
+        **more,
+    )
     ranks.run(made.grid.world, _train_until, made, 3, timeout=100)
     for grid, schedule, microbatches in GOES_ON:
         copy = tmp_path / f"on {grid}"
@@ -164,7 +178,7 @@ def test_steps_without_a_number_are_skipped_by_all(ranks: RankPool, tmp_path: Pa
         "x=2",
         steps=40,
         rate=RateSettings(peak=1e200, decay="constant"),
-        guard=GuardSettings(most=3),
+        guard=GuardSettings(max_consecutive_skips=3),
         optimizer=OptimizerSettings(clip=0, name="sgd"),
     )
     with pytest.raises(UserError, match="3 steps in a row had to be skipped"):
@@ -173,14 +187,14 @@ def test_steps_without_a_number_are_skipped_by_all(ranks: RankPool, tmp_path: Pa
     assert [each.skipped is not None for each in records[-2:]] == [True, True]
 
 
-ZERO, SGD = OptimizerSettings(zero=True), OptimizerSettings(name="sgd")
+ZERO, SGD = OptimizerSettings(shard_optimizer_state=True), OptimizerSettings(name="sgd")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "dtype"),
     rest_is_long(product([ZERO, SGD], ["float64", "bfloat16"]), [(ZERO, "bfloat16"), (SGD, "float64")]),
-    ids=lambda value: value if isinstance(value, str) else "zero" if value.zero else "sgd",
+    ids=lambda value: value if isinstance(value, str) else "zero" if value.shard_optimizer_state else "sgd",
 )
 def test_a_step_that_is_skipped_changes_nothing(
     ranks: RankPool, tmp_path: Path, optimizer: OptimizerSettings, dtype: str
@@ -281,7 +295,9 @@ def test_validation_that_gets_no_better_ends_the_run(ranks: RankPool, tmp_path: 
 
 def test_in_bfloat16_small_updates_are_not_lost(ranks: RankPool, tmp_path: Path) -> None:
     """Updates a thousandth of a weight are below its last digit in bfloat16; float32 masters add them up."""
-    made = job(tmp_path, "data=2,x=2", steps=6, dtype="bfloat16", optimizer=OptimizerSettings(zero=True))
+    made = job(
+        tmp_path, "data=2,x=2", steps=6, dtype="bfloat16", optimizer=OptimizerSettings(shard_optimizer_state=True)
+    )
     before, after = ranks.run(4, _masters, made, timeout=60)[0]
     assert before.dtype is torch.float32
     assert not torch.equal(before, after)

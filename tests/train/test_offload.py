@@ -24,13 +24,13 @@ from cubeloom.train import BlockOptimizer
 from cubeloom.train.job import Job
 from cubeloom.train.job.settings import GuardSettings, OptimizerSettings
 from cubeloom.train.loop import train
-from cubeloom.train.optimizers import fused, locate
+from cubeloom.train.optimizers import build_optimizer, locate
 from on_a_gpu import NEEDS_GPU, GpuRanks
 
 CASES = {
     "masters": ("bfloat16", OptimizerSettings()),
     "rounded": ("bfloat16", OptimizerSettings(moments="bfloat16")),
-    "alone": ("bfloat16", OptimizerSettings(moments="bfloat16", masters=False)),
+    "alone": ("bfloat16", OptimizerSettings(moments="bfloat16", fp32_master_weights=False)),
     "float32": ("float32", OptimizerSettings()),
     "sgd": ("float32", OptimizerSettings(name="sgd")),
 }
@@ -47,7 +47,12 @@ def stepped(dtype: str, settings: OptimizerSettings, kind: str) -> list[list[Ten
         str(number): distribute(network, block.clone().view(shape), shape, {})
         for number, (block, shape) in enumerate(blocks)
     }
-    made = BlockOptimizer(parameters.values(), lambda parts: fused(settings, parts), settings.masters, settings.offload)
+    made = BlockOptimizer(
+        parameters.values(),
+        lambda parts: build_optimizer(settings, parts),
+        settings.fp32_master_weights,
+        settings.offload,
+    )
     locate(made, parameters, network)
     found = []
     for step in range(4):
@@ -95,7 +100,7 @@ def held_on_a_gpu(offload: bool) -> tuple[int, int]:
     settings = OptimizerSettings(offload=offload)
     blocks = [torch.zeros(1 << 11, 1 << 11, dtype=torch.bfloat16, device=device) for _ in range(16)]
     parameters = [distribute(network, block, (1 << 11, 1 << 11), {}) for block in blocks]
-    made = BlockOptimizer(parameters, lambda parts: fused(settings, parts), True, offload)
+    made = BlockOptimizer(parameters, lambda parts: build_optimizer(settings, parts), True, offload)
     for _ in range(2):
         for each in parameters:
             each.grad = torch.ones_like(each, dtype=torch.float32)
@@ -123,7 +128,7 @@ def test_at_most_two_parts_are_on_a_gpu(gpu_ranks: GpuRanks, _: None) -> None:
 def test_the_curve_is_the_same_and_goes_on_with_either(
     ranks: RankPool, tmp_path: Path, grid: str, schedule: str
 ) -> None:
-    settings = OptimizerSettings(zero=True)
+    settings = OptimizerSettings(shard_optimizer_state=True)
     made = job(tmp_path / "usual", grid, schedule, 4, dtype="bfloat16", optimizer=settings, guard=GuardSettings())
     usual = trained(ranks, made)
     hosted = replace(settings, offload=True)

@@ -42,7 +42,7 @@ ALIKE: dict[str, Any] = {
     "grid": Grid(y=2),
     "rest": ShardingPolicy(activations="replicated", weights="kept"),
     "zero": True,
-    "masters": False,
+    "fp32_master_weights": False,
     "offload": True,
     "schedule": generate("1f1b", 2, 2),
     "patience": 60.0,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,20 @@ def lazily(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
         return sorted({*vars(sys.modules[package]), *where})
 
     return get, names
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the garbage collector, which takes a sixth of the time in which torch and transformers are imported.
+
+    It does not look at what was made meanwhile later either: for a command, whose process ends soon.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _named(tree: ast.Module) -> Iterator[tuple[str, tuple[str, str]]]:

@@ -28,7 +28,7 @@ SIZE = 1 << 24
 """A model's widths, heads, positions and vocabulary: the bytes of a weight of two such sizes stay below 2^63."""
 SAMPLES = 1 << 24
 """Samples of a step. The planner considers every divisor of this number."""
-LANES = 64
+COMM_CHANNELS = 64
 """Parallel communicators: each is a separate process group, with threads and sockets."""
 SECONDS = 1_000_000
 """The longest wait, eleven days: the system accepts at most 2^31 milliseconds."""
@@ -52,7 +52,7 @@ def share(name: str, value: float) -> None:
         raise UserError(f"{name} must be at least 0 and below 1, got {value}")
 
 
-def patience(name: str, value: float) -> None:
+def duration(name: str, value: float) -> None:
     """A timeout: positive and finite."""
     if not 0 < value <= SECONDS:
         raise UserError(f"{name} must be above 0 and at most {SECONDS:,} seconds, got {value:g}")

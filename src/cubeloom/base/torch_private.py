@@ -131,6 +131,14 @@ def left_to_python(function: Called) -> Called:
     return function
 
 
+def constant_to_compiler(function: Called) -> Called:
+    """The compiler calls it once and takes its result as a constant. Without importing the compiler, which takes half a
+    second, as `torch.compiler.assume_constant_result` does.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 def compile_part_by_part(join: Any) -> None:
     """Make the compiler write each tensor that this operator, of `(tensors, dim)`, joins directly into the result."""
     from torch._inductor import ir

@@ -83,7 +83,7 @@ class Prepare:
             with shown(console) as progress:
                 done = prepare(request, self.output, force=self.force, progress=progress)
         except KeyboardInterrupt:
-            console.print("interrupted; the same command goes on from here")
+            console.print("interrupted; the same command resumes")
             return _INTERRUPTED
         console.print(f"{self.output}: {done.how}", highlight=False)
         tell(console, done.file)

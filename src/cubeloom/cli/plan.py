@@ -16,6 +16,7 @@ import tyro
 from cubeloom.base.errors import UserError, counted
 from cubeloom.base.files import write_asked
 from cubeloom.base.grid import Grid
+from cubeloom.base.lazy import uncollected
 from cubeloom.launch.environment import current, membership
 from cubeloom.parallel.config import Precision
 from cubeloom.plan.hardware import Cluster, Dtype
@@ -184,8 +185,9 @@ class Plan:
 
             return named(called) if job is None else job.source()
 
-        if (Path(called) / "config.json").is_file() or source().traced:
-            return found_model(name, called, source, sequence)
+        with uncollected():
+            if (Path(called) / "config.json").is_file() or source().traced:
+                return found_model(name, called, source, sequence)
         from cubeloom.plan.model.derive import derive
 
         return derive(name, source())

@@ -17,7 +17,7 @@ from cubeloom import models
 from cubeloom.base import dtypes
 from cubeloom.base.errors import UserError
 from cubeloom.base.grid import AXES, Grid
-from cubeloom.base.limits import SAMPLES, of_model, patience, share, within
+from cubeloom.base.limits import SAMPLES, duration, of_model, share, within
 from cubeloom.base.settings import load
 from cubeloom.comm.kinds import CPU, Kind
 from cubeloom.models.configs import LanguageConfig
@@ -137,7 +137,7 @@ class Verify:
         from cubeloom.tools.verify import Experiment
 
         within("--steps", self.steps)
-        patience("--patience", self.patience)
+        duration("--patience", self.patience)
         if not devices.available(self.device):
             raise UserError(f"--device {self.device}: torch sees none here; use --device {CPU}")
         if self.record and self.device == CPU:

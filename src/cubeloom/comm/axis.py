@@ -26,7 +26,7 @@ _scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 _SUM, _MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 
-LANE_BYTES = 2**20  # the smallest size that gets its own lane
+CHANNEL_BYTES = 2**20  # the smallest size that gets its own channel
 
 
 class Pending:
@@ -61,7 +61,7 @@ class Pending:
 
 
 class _Together:
-    """The parts of one collective, each on its own lane."""
+    """The parts of one collective, each on its own channel."""
 
     def __init__(self, works: list[dist.Work]) -> None:
         self._works = works
@@ -141,7 +141,7 @@ class Axis:
     def _record(self, operation: str, size: int, origin: str) -> Transfer | None:
         return self._recorder.start(operation, self.name, self.size, size, origin)
 
-    def _lanes(self, tensor: Tensor) -> Sequence[dist.ProcessGroup]:
+    def _channels(self, tensor: Tensor) -> Sequence[dist.ProcessGroup]:
         """The groups over which a tensor is split: all if it is large enough and divides evenly, otherwise one."""
         if torch.compiler.is_compiling():
             # The compiler then leaves the layer to Python and traces the code between layers.
@@ -150,7 +150,7 @@ class Axis:
                 " `apply(..., compile=True)`, or layout.compile in a settings file, compiles what lies between"
             )
         count = len(self._groups)
-        enough = tensor.nbytes >= count * LANE_BYTES
+        enough = tensor.nbytes >= count * CHANNEL_BYTES
         return self._groups if enough and tensor.numel() % count == 0 and tensor.is_contiguous() else self._groups[:1]
 
     def _by_index(self, parts: Tensor) -> Tensor:
@@ -170,14 +170,14 @@ class Axis:
             return Pending(shard)
         dim %= shard.dim()
         shard = shard.contiguous()
-        lanes = self._lanes(shard)
-        whole = shard.new_empty((len(lanes), self.size, shard.numel() // len(lanes)))
+        channels = self._channels(shard)
+        whole = shard.new_empty((len(channels), self.size, shard.numel() // len(channels)))
         transfer = self._record("all_gather", whole.nbytes, origin)
-        parts = shard.view(len(lanes), -1)
+        parts = shard.view(len(channels), -1)
         work = _Together(
             [
-                _gather_single(whole[lane].flatten(), parts[lane], group=group, async_op=True)
-                for lane, group in enumerate(lanes)
+                _gather_single(whole[channel].flatten(), parts[channel], group=group, async_op=True)
+                for channel, group in enumerate(channels)
             ]
         )
 
@@ -195,14 +195,14 @@ class Axis:
         parts = self._by_member(whole.unflatten(dim, (self.size, -1)).movedim(dim % whole.dim(), 0)).contiguous()
         transfer = self._record("reduce_scatter", parts.nbytes, origin)
         part = torch.empty_like(parts[0])
-        lanes = self._lanes(part)
-        # [size, lanes, elements of a lane] -> [lanes, size, elements]
-        cut = parts.view(self.size, len(lanes), -1).transpose(0, 1).contiguous()
-        pieces = part.view(len(lanes), -1)
+        channels = self._channels(part)
+        # [size, channels, elements of a channel] -> [channels, size, elements]
+        cut = parts.view(self.size, len(channels), -1).transpose(0, 1).contiguous()
+        pieces = part.view(len(channels), -1)
         work = _Together(
             [
-                _scatter_single(pieces[lane], cut[lane].flatten(), group=group, async_op=True)
-                for lane, group in enumerate(lanes)
+                _scatter_single(pieces[channel], cut[channel].flatten(), group=group, async_op=True)
+                for channel, group in enumerate(channels)
             ]
         )
         return Pending(part, work, self, ("reduce_scatter", origin, self._words), transfer, keep=cut)
@@ -218,12 +218,12 @@ class Axis:
             return Pending(tensor)
         transfer = self._record("all_reduce", tensor.nbytes, origin)
         operation = _MAX if largest else _SUM
-        lanes = self._lanes(tensor)
-        parts = tensor.view(len(lanes), -1) if len(lanes) > 1 else [tensor]
+        channels = self._channels(tensor)
+        parts = tensor.view(len(channels), -1) if len(channels) > 1 else [tensor]
         work = _Together(
             [
                 dist.all_reduce(part, operation, group=group, async_op=True)
-                for part, group in zip(parts, lanes, strict=True)
+                for part, group in zip(parts, channels, strict=True)
             ]
         )
         return Pending(tensor, work, self, ("all_reduce", origin, self._words), transfer)

@@ -175,7 +175,7 @@ def wiring(kind: Kind, local_rank: int, shared: bool) -> dict[str, str]:
     return found
 
 
-def lanes(kind: Kind, ranks: int) -> int:
+def num_comm_channels(kind: Kind, ranks: int) -> int:
     """The best number of communicators over which to split large collectives of these ranks of one machine.
 
     Ranks that share a GPU communicate through sockets, which one communicator does not saturate: an all-reduce of 16

@@ -19,6 +19,15 @@ T = TypeVar("T")
 _LONG = timedelta(hours=1)  # a disk can be slow
 
 
+def check_process_group(sizes: str) -> None:
+    """`sizes` of the axes, for the error."""
+    if not dist.is_initialized():
+        raise UserError(
+            f"torch.distributed has no process group yet: `cubeloom.init({sizes})` makes one of the ranks that torchrun,"
+            " srun or mpirun started and gives their Network; or call torch.distributed.init_process_group before"
+        )
+
+
 @dataclass(frozen=True)
 class _Failed:
     rank: str
@@ -38,11 +47,12 @@ class HostGroup:
     """All ranks, in a CPU (gloo) process group that is independent of NCCL's streams.
 
     For one thread per rank: messages of two threads would be confused. No wait for another rank lasts longer than
-    `patience` seconds.
+    `timeout` seconds.
     """
 
-    def __init__(self, patience: float | None = None) -> None:
-        limit = _LONG if patience is None else timedelta(seconds=patience)
+    def __init__(self, timeout: float | None = None) -> None:
+        check_process_group("...")
+        limit = _LONG if timeout is None else timedelta(seconds=timeout)
         self.group = dist.new_group(backend="gloo", timeout=limit)
         self.rank = dist.get_rank()
         self.name = name_of_rank(self.rank, dist.get_world_size())

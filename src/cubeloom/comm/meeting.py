@@ -15,12 +15,12 @@ LEAST = 60.0  # seconds: a rank that has just started may still be importing
 
 
 @contextmanager
-def meeting(who: str, what: str, patience: float | None, end: Callable[[str], None] = end_rank) -> Iterator[None]:
-    """While process groups are created: if this takes longer than `patience`, end this rank with an error."""
-    if patience is None:
+def meeting(who: str, what: str, timeout: float | None, end: Callable[[str], None] = end_rank) -> Iterator[None]:
+    """While process groups are created: if this takes longer than `timeout`, end this rank with an error."""
+    if timeout is None:
         yield
         return
-    seconds = max(patience, LEAST)
+    seconds = max(timeout, LEAST)
     words = f"{who}: {what}: not all ranks came within {seconds:g} s"
     limit = threading.Timer(seconds, end, (words,))
     limit.daemon = True
@@ -29,6 +29,6 @@ def meeting(who: str, what: str, patience: float | None, end: Callable[[str], No
         yield
     except DistStoreError as error:
         # If the group's own timeout is shorter, a missing rank raises torch's error here.
-        raise CommunicationError(f"{who}: {what}: not all ranks came within {patience:g} s") from error
+        raise CommunicationError(f"{who}: {what}: not all ranks came within {timeout:g} s") from error
     finally:
         limit.cancel()

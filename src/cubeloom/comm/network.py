@@ -21,7 +21,7 @@ from cubeloom.comm.axis import Axis
 from cubeloom.comm.batch import Parts, batch_tensor, gathered
 from cubeloom.comm.batch.sums import own_samples
 from cubeloom.comm.comm_trace import CommTrace, SimulatedLink
-from cubeloom.comm.host_group import HostGroup
+from cubeloom.comm.host_group import HostGroup, check_process_group
 from cubeloom.comm.ledger import Ledger
 from cubeloom.comm.meeting import meeting
 from cubeloom.comm.recorder import Recorder, Waits
@@ -36,26 +36,21 @@ CUBE = ("x", "y", "z")
 class Network:
     """Join the ranks of the default process group into a grid. Several networks can exist in one process.
 
-    `patience`: the most seconds to wait for another rank; by default torch's own timeout. On a GPU the stream waits and
+    `timeout`: the most seconds to wait for another rank; by default torch's own timeout. On a GPU the stream waits and
     not the host: there a `watch` monitors it. `wire` slows all communication down, for measurements. Large collectives
-    are split over `lanes` communicators. `host_group`: one that the ranks already have.
+    are split over `num_comm_channels` communicators. `host_group`: one that the ranks already have.
     """
 
     def __init__(
         self,
         grid: Grid,
         device: torch.device | None = None,
-        patience: float | None = None,
+        timeout: float | None = None,
         wire: SimulatedLink | None = None,
-        lanes: int = 1,
+        num_comm_channels: int = 1,
         host_group: HostGroup | None = None,
     ) -> None:
-        if not dist.is_initialized():
-            sizes = ", ".join(f"{axis}={grid.size(axis)}" for axis in AXES if grid.size(axis) > 1)
-            raise UserError(
-                f"torch.distributed has no process group yet: `cubeloom.init({sizes})` makes one of the ranks that torchrun,"
-                " srun or mpirun started and gives their Network; or call torch.distributed.init_process_group before"
-            )
+        check_process_group(", ".join(f"{axis}={grid.size(axis)}" for axis in AXES if grid.size(axis) > 1))
         if dist.get_world_size() != grid.world:
             raise UserError(
                 f"the grid {grid} needs {counted(grid.world, 'rank')} and this job has {dist.get_world_size()}; "
@@ -66,11 +61,11 @@ class Network:
         self.rank = dist.get_rank()
         self.coordinates = grid.coordinates(self.rank)
         self._recorder = Recorder(self.device, wire)
-        self.watch = Watch(f"rank {self.rank}", patience) if patience and self.device.type != "cpu" else None
-        self._limit = self.watch or (timedelta(seconds=patience) if patience else None)
+        self.watch = Watch(f"rank {self.rank}", timeout) if timeout and self.device.type != "cpu" else None
+        self._limit = self.watch or (timedelta(seconds=timeout) if timeout else None)
         ranks = torch.tensor([grid.rank(grid_coordinates) for grid_coordinates in _all_coordinates(grid)])
-        self._patience = patience
-        self._aside = host_group
+        self._timeout = timeout
+        self._host_group = host_group
         with self._meeting("axes"):
             self.mesh = DeviceMesh(
                 self.device.type,
@@ -82,9 +77,9 @@ class Network:
         self.cube_mesh = self.mesh[CUBE]
         self.models: WeakSet[Any] = WeakSet()  # models cut over this grid, for code that needs the whole model
         self.gradients: WeakSet[Any] = WeakSet()  # reducers of gradients of parameters with arranged rows
-        self._lanes = lanes
+        self._num_comm_channels = num_comm_channels
         self._axes: dict[tuple[str, ...], Axis] = {}
-        if self._lanes > 1:
+        if self._num_comm_channels > 1:
             for name in MESH_AXES[1:]:
                 self.axis(name)
 
@@ -149,7 +144,7 @@ class Network:
                 return Axis("pipe", [self.rank], 0, (), self._recorder)
             return Axis("pipe", line, line.index(self.rank), [self.mesh.get_group("pipe")], self._recorder, self._limit)
         lines = [self._line(rank, (source, target), ()) for rank in range(self.grid.world)]
-        return self._join("pipe", lines, lanes=1)
+        return self._join("pipe", lines, num_comm_channels=1)
 
     def _limit_waits(self, group: dist.ProcessGroup) -> None:
         if isinstance(self._limit, timedelta):
@@ -164,13 +159,13 @@ class Network:
     def _make(self, names: tuple[str, ...]) -> Axis:
         if len(names) > 1:
             return self._join("+".join(names), [self.grid.line(rank, names) for rank in range(self.grid.world)])
-        if self._lanes > 1 and self.grid.size(names[0]) > 1 and names[0] != "pipe":
+        if self._num_comm_channels > 1 and self.grid.size(names[0]) > 1 and names[0] != "pipe":
             return self._join(names[0], [self.grid.line(rank, names) for rank in range(self.grid.world)])
         ranks = self.grid.line(self.rank, names)
         groups = [self.mesh.get_group(names[0])] if len(ranks) > 1 else []
         return Axis(names[0], ranks, ranks.index(self.rank), groups, self._recorder, self._limit)
 
-    def _join(self, name: str, lines: list[list[int]], lanes: int | None = None) -> Axis:
+    def _join(self, name: str, lines: list[list[int]], num_comm_channels: int | None = None) -> Axis:
         """Create the process groups of every line of ranks, and return this rank's. A rank on no line gets its own
         axis.
 
@@ -179,7 +174,7 @@ class Network:
         mine = Axis(name, [self.rank], 0, (), self._recorder)
         for line in dict.fromkeys(map(tuple, lines)):
             with self._meeting(name):
-                groups = [dist.new_group(sorted(line)) for _ in range(lanes or self._lanes)]
+                groups = [dist.new_group(sorted(line)) for _ in range(num_comm_channels or self._num_comm_channels)]
             if self.rank in line:
                 for group in groups:
                     self._limit_waits(group)
@@ -269,15 +264,15 @@ class Network:
         """All ranks in a CPU process group, for values that are not tensors. Created by all ranks together at first
         use.
         """
-        return self._aside or self.new_host_group()
+        return self._host_group or self.new_host_group()
 
     def new_host_group(self) -> HostGroup:
         """A group for another thread, created by all ranks together."""
         with self._meeting("host_group"):
-            return HostGroup(self._patience)
+            return HostGroup(self._timeout)
 
     def _meeting(self, groups: str) -> AbstractContextManager[None]:
-        return meeting(f"rank {self.rank}", f"making the groups of {self.grid}, {groups}", self._patience)
+        return meeting(f"rank {self.rank}", f"making the groups of {self.grid}, {groups}", self._timeout)
 
     def barrier(self) -> None:
         world.barrier()

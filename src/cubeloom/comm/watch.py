@@ -2,7 +2,7 @@
 
 On a GPU the stream waits: the program keeps giving it work and does not notice. Each wait and each finished action
 therefore leaves a mark in the stream. A thread checks which marks the stream has passed. If the stream does not pass
-the next mark within `patience`, that mark says where it is stuck, and the last one what it finished.
+the next mark within `timeout`, that mark says where it is stuck, and the last one what it finished.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol
 
 import torch
 
-_LOOKS = 20  # checks of the marks within one patience
+_LOOKS = 20  # checks of the marks within one timeout
 
 
 class Passed(Protocol):
@@ -69,12 +69,12 @@ class Watch:
     def __init__(
         self,
         where: str,
-        patience: float,
+        timeout: float,
         mark: Callable[[], Passed] = mark_stream,
         end: Callable[[str], None] = end_rank,
     ) -> None:
         self._where = where
-        self._patience = patience
+        self._timeout = timeout
         self._mark = mark
         self._end = end
         self._place = "start"
@@ -107,7 +107,7 @@ class Watch:
         """
         since = time.monotonic()
         while True:
-            time.sleep(self._patience / _LOOKS)
+            time.sleep(self._timeout / _LOOKS)
             while self._marks and self._marks[0].passed.query():
                 self._finished = self._marks.popleft().done or self._finished
                 since = time.monotonic()
@@ -115,10 +115,10 @@ class Watch:
                 if not self._marks:
                     self._looking = False
                     return
-            if time.monotonic() - since > self._patience:
+            if time.monotonic() - since > self._timeout:
                 self._end(self._words(self._marks[0]))
                 return
 
     def _words(self, stuck: _Mark) -> str:
         about = stuck.wait or f"{stuck.done} is under way"
-        return f"{self._where}, at {stuck.place}, after {self._finished}: {about}: nothing for {self._patience:g} s"
+        return f"{self._where}, at {stuck.place}, after {self._finished}: {about}: nothing for {self._timeout:g} s"

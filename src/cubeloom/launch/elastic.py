@@ -76,9 +76,7 @@ def start(ranks: int, restarts: int, function: Callable[..., Any], *arguments: A
             refused(refusals)
             rank, failure = error.get_first_failure()
             how = f"exit code {failure.exitcode}" if failure.exitcode >= 0 else failure.signal_name()
-            raise JobFailed(
-                f"rank {rank} of {ranks} failed with {how}, and the job had been begun again {counted(restarts, 'time')}"
-            ) from None
+            raise JobFailed(f"rank {rank} of {ranks} failed with {how}, after {counted(restarts, 'restart')}") from None
 
 
 def _silence_torch() -> None:

@@ -93,7 +93,7 @@ class RayJob:
                 if code is not None:
                     return code
                 _say(f"attempt {attempt} ended: {ended.why()}")
-        raise JobFailed(f"{ended.why()}, and the job had been begun again {counted(self.restarts, 'time')}")
+        raise JobFailed(f"{ended.why()}, after {counted(self.restarts, 'restart')}")
 
     @property
     def bundle(self) -> dict[str, float]:

@@ -62,7 +62,7 @@ def make_ready(local_rank: int, device: devices.Kind, ranks: int) -> None:
     devices.use(device, local_rank)
 
 
-def join(here: Membership, device: devices.Kind, patience: float) -> None:
+def join(here: Membership, device: devices.Kind, timeout: float) -> None:
     """Join the job of this process's launcher."""
     devices.use(device, here.local_rank)
     alone = here.one_machine or world.is_local(here.address)
@@ -70,16 +70,16 @@ def join(here: Membership, device: devices.Kind, patience: float) -> None:
         for name, value in devices.wiring(device, here.local_rank, shared=False).items():
             os.environ.setdefault(name, value)  # a value that the user set takes precedence
     if here.hosted:
-        longest = max(patience, LEAST)
+        longest = max(timeout, LEAST)
         store = world.visit(here.port, here.address, longest)
         attempt = name_attempt(store, here.rank, here.world, longest)
-        world.join(store, attempt, here.rank, here.world, device, patience)
+        world.join(store, attempt, here.rank, here.world, device, timeout)
         return
     if alone:
         store = world.host(here.port) if here.rank == 0 else world.visit(here.port)
-        world.join(store, "job", here.rank, here.world, device, patience)
+        world.join(store, "job", here.rank, here.world, device, timeout)
         return
     os.environ.update(
         RANK=str(here.rank), WORLD_SIZE=str(here.world), MASTER_ADDR=here.address, MASTER_PORT=str(here.port)
     )
-    world.join_by_environment(device, patience)
+    world.join_by_environment(device, timeout)

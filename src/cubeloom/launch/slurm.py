@@ -89,7 +89,7 @@ class SlurmScript:
 
     def _steps(self) -> list[str]:
         return [
-            f"# A step that fails is begun again from the last checkpoint, {self.restarts} times.",
+            f"# A step that fails is restarted from the last checkpoint, {self.restarts} times.",
             "# Input that cannot work (2) never will. Once a rank has ended, the others have a minute to end too.",
             f"for attempt in {{0..{self.restarts}}}; do",
             # Since Slurm 22.05 a step does not inherit this from the job.

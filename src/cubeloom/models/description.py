@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from cubeloom.base.errors import UserError
+from cubeloom.base.registry import Registry
 from cubeloom.base.settings.convert import convert
 from cubeloom.models.configs import BERTConfig, Config, GPTConfig, LlamaConfig, ResNetConfig, UNetConfig
 
-FAMILIES: dict[str, type[Config]] = {
+_FAMILIES: dict[str, type[Config]] = {
     "gpt": GPTConfig,
     "llama": LlamaConfig,
     "bert": BERTConfig,
     "unet": UNetConfig,
     "resnet": ResNetConfig,
 }
+FAMILIES: Registry[type[Config]] = Registry("family of models", _FAMILIES)
 
 
 def describe(config: Config) -> dict[str, Any]:
@@ -29,10 +29,4 @@ def describe(config: Config) -> dict[str, Any]:
 def config_from(description: Mapping[str, Any]) -> Config:
     """Missing fields have their defaults; unknown ones are refused."""
     fields = dict(description)
-    family = fields.pop("family", None)
-    if not isinstance(family, str) or family not in FAMILIES:
-        nearest = difflib.get_close_matches(str(family), FAMILIES, n=1, cutoff=0.0)[0]
-        raise UserError(
-            f"unknown family of models {family!r}; did you mean {nearest!r}? The families are {', '.join(FAMILIES)}"
-        )
-    return convert(FAMILIES[family], fields, "model.")
+    return convert(FAMILIES.find(str(fields.pop("family", None))), fields, "model.")

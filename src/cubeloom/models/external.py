@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from cubeloom.base import counter
 from cubeloom.base.initial import Constant, Initial, Normal
 from cubeloom.models.example import example_of
+from cubeloom.models.losses import Loss, with_loss
 from cubeloom.parallel import Batch
 from cubeloom.parallel.parameter import Block
 from cubeloom.parallel.replace import Fill
@@ -58,11 +59,12 @@ def _in_double() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def forwarding_loss(model: nn.Module, in_double: bool = True) -> nn.Module:
+def forwarding_loss(model: nn.Module, in_double: bool = True, loss: Loss | None = None) -> nn.Module:
     """The same module, whose forward returns only the loss, even if its own returns an object or a tuple with it.
 
-    `in_double`: a float64 model computes everything in float64.
+    `in_double`: a float64 model computes everything in float64. `loss`: computes it from the forward's output.
     """
+    model = model if loss is None else with_loss(model, loss)
     kind = type(model)
 
     @functools.wraps(kind.forward)

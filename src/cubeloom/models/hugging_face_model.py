@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cubeloom.base.errors import UserError, first_line
 from cubeloom.models.buffers import compute_buffers
 from cubeloom.models.external import filled_by, forwarding_loss, random_batch, without_dropout
-from cubeloom.models.named import is_hugging_face
+from cubeloom.models.named import LOSSES, is_hugging_face
 from cubeloom.models.naming import Naming, naming_of_hugging_face
 from cubeloom.models.stored import StoredTensors
 from cubeloom.parallel import Batch
@@ -33,6 +33,8 @@ class HuggingFaceModel:
     """A `ModelSource`. The architecture is the first one in config.json."""
 
     folder: str
+    loss: str | None = None
+    """A name in LOSSES, instead of the model's own."""
 
     @property
     def name(self) -> str:
@@ -55,7 +57,7 @@ class HuggingFaceModel:
 
     def build(self) -> nn.Module:
         made = _made(_architecture(self.folder), _config(self.folder), f"{self.folder}/config.json")
-        return forwarding_loss(without_dropout(made))
+        return forwarding_loss(without_dropout(made), loss=None if self.loss is None else LOSSES.find(self.loss))
 
     def cut(self, model: nn.Module) -> Tracing:
         return _tracing(self)
@@ -72,7 +74,8 @@ class HuggingFaceModel:
     @property
     def naming(self) -> Naming:
         config = _config(self.folder)
-        return naming_of_hugging_face(_architecture(self.folder), bool(getattr(config, "is_encoder_decoder", False)))
+        found = naming_of_hugging_face(_architecture(self.folder), bool(getattr(config, "is_encoder_decoder", False)))
+        return found if self.loss is None else replace(found, shifted=False)  # only its own loss shifts the targets
 
     def describe(self) -> dict[str, Any]:
         config: dict[str, Any] = json.loads((Path(self.folder) / "config.json").read_text(encoding="utf-8"))

@@ -5,15 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from cubeloom.models.example import TARGET_NAMES, TOKEN_NAMES
 
-Task = Literal["next token", "masked token", "image class", "denoising", "own"]
-"""`own`: batches that no source of data here provides; the model can still be trained on random samples."""
 IGNORED = -100  # a target that does not count, in torch and in transformers
 
 
@@ -21,7 +18,7 @@ IGNORED = -100  # a target that does not count, in torch and in transformers
 class Naming:
     """Sources of data provide `tokens` and `targets`, `images` and `targets`, or `images`, `noise` and `times`."""
 
-    task: Task
+    data: str | None  # the source of data that suits it (train/job/registries.py); None: only random samples do
     names: tuple[tuple[str, str], ...]  # from names of a source of data to those of the forward
     shifted: bool = False  # the model itself shifts the targets by one token
 
@@ -46,7 +43,7 @@ def _one_later(targets: Tensor) -> Tensor:
     return later
 
 
-OWN = Naming("own", ())
+OWN = Naming(None, ())
 _TEXT = (("tokens", "input_ids"), ("targets", "labels"))
 
 
@@ -54,12 +51,12 @@ def naming_of_hugging_face(architecture: type[nn.Module], encoder_decoder: bool)
     """By the class, with transformers' names."""
     name, takes = architecture.__name__, getattr(architecture, "main_input_name", "")
     if name.endswith("ForMaskedLM"):
-        return Naming("masked token", _TEXT)
+        return Naming("masked-tokens", _TEXT)
     if name.endswith("ForImageClassification"):
-        return Naming("image class", (("images", "pixel_values"), ("targets", "labels")))
+        return Naming("images", (("images", "pixel_values"), ("targets", "labels")))
     generates = getattr(architecture, "can_generate", lambda: False)
     if takes == "input_ids" and generates() and not encoder_decoder:
-        return Naming("next token", _TEXT, shifted=True)
+        return Naming("tokens", _TEXT, shifted=True)
     return OWN
 
 
@@ -75,7 +72,7 @@ def naming_of(model: nn.Module) -> Naming:
     tokens = next((name for name in TOKEN_NAMES if name in taken), None)
     targets = next((name for name in TARGET_NAMES if name in taken), None)
     if tokens is not None and targets is not None and any(isinstance(each, nn.Embedding) for each in model.modules()):
-        return Naming("next token", (("tokens", tokens), ("targets", targets)))
+        return Naming("tokens", (("tokens", tokens), ("targets", targets)))
     if "images" in taken and targets is not None:
-        return Naming("image class", (("images", "images"), ("targets", targets)))
+        return Naming("images", (("images", "images"), ("targets", targets)))
     return OWN

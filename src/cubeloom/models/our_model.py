@@ -58,13 +58,13 @@ class OurModel:
     def naming(self) -> Naming:
         match self.config:
             case GPTConfig() | LlamaConfig():
-                return Naming("next token", (("tokens", "tokens"), ("targets", "targets")))
+                return Naming("tokens", (("tokens", "tokens"), ("targets", "targets")))
             case BERTConfig():
-                return Naming("masked token", (("tokens", "tokens"), ("targets", "targets")))
+                return Naming("masked-tokens", (("tokens", "tokens"), ("targets", "targets")))
             case ResNetConfig():
-                return Naming("image class", (("images", "images"), ("targets", "targets")))
+                return Naming("images", (("images", "images"), ("targets", "targets")))
             case UNetConfig():
-                return Naming("denoising", (("images", "images"), ("noise", "noise"), ("times", "times")))
+                return Naming("noised-images", (("images", "images"), ("noise", "noise"), ("times", "times")))
 
     def describe(self) -> dict[str, Any]:
         return describe(self.config)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
-from cubeloom.base.errors import UserError
+from cubeloom.base.registry import Registry
 from cubeloom.models.configs import BERTConfig, Config, GPTConfig, LlamaConfig, ResNetConfig, UNetConfig
 
 
@@ -52,7 +50,7 @@ def _unet(channels: int) -> UNetConfig:
     )
 
 
-PRESETS: dict[str, Config] = {
+_PRESETS: dict[str, Config] = {
     # Small enough for tests, with sizes that 2, 3, 4, 6 and 8 and the products of small grids divide.
     "gpt-tiny": GPTConfig(vocab=384, positions=64, hidden=96, layers=2, heads=24),
     "llama-tiny": LlamaConfig(vocab=384, positions=64, hidden=96, layers=2, heads=48, kv_heads=24, mlp_hidden=192),
@@ -136,12 +134,12 @@ PRESETS: dict[str, Config] = {
 }
 
 
+PRESETS: Registry[Config] = Registry("model", _PRESETS)
+
+
 def names() -> tuple[str, ...]:
     return tuple(PRESETS)
 
 
 def config(name: str) -> Config:
-    if name not in PRESETS:
-        nearest = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
-        raise UserError(f"unknown model {name!r}; did you mean {nearest!r}? The models are {', '.join(PRESETS)}")
-    return PRESETS[name]
+    return PRESETS.find(name)

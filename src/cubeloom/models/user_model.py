@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,7 +13,10 @@ from torch import Tensor, nn
 
 from cubeloom.base import torch_private
 from cubeloom.base.errors import UserError
+from cubeloom.base.registry import executed, function_of
 from cubeloom.models.external import filled_by, forwarding_loss, random_batch
+from cubeloom.models.losses import Loss
+from cubeloom.models.named import LOSSES
 from cubeloom.models.naming import Naming, naming_of
 from cubeloom.parallel import AnyCut, Batch
 from cubeloom.parallel.replace import Fill
@@ -33,6 +33,8 @@ class UserModel:
 
     file: str
     function: str
+    loss: str | Loss | None = field(default=None, kw_only=True)
+    """A name in LOSSES or a function, instead of the model's own."""
 
     @property
     def name(self) -> str:
@@ -52,7 +54,8 @@ class UserModel:
         return self._own_cut() is None
 
     def build(self) -> nn.Module:
-        return forwarding_loss(self._made()[0])
+        loss = LOSSES.find(self.loss) if isinstance(self.loss, str) else self.loss
+        return forwarding_loss(self._made()[0], loss=loss)
 
     def cut(self, model: nn.Module) -> AnyCut:
         own = self._own_cut()
@@ -72,7 +75,7 @@ class UserModel:
         example = self._example()
         if example is None:
             with torch.device("meta"):
-                model = self._made()[0]
+                model = self.build()
             return random_batch(model, batch, seed, step, dtype)
         given = example(batch.samples, batch.sequence, seed * 1_000_003 + step)
         if not isinstance(given, dict):
@@ -98,14 +101,11 @@ class UserModel:
         return module, cut
 
     def _function(self) -> Callable[[], Any]:
-        function = getattr(_loaded(self.file), self.function, None)
-        if not callable(function):
-            raise UserError(f"{self.file} has no function {self.function!r}")
-        made: Callable[[], Any] = function
-        return made
+        found: Callable[[], Any] = function_of(self.file, self.function)
+        return found
 
     def _example(self) -> Callable[[int, int, int], Any] | None:
-        return getattr(_loaded(self.file), "example", None)
+        return getattr(executed(self.file), "example", None)
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,14 @@ class GivenModel(UserModel):
     example: Callable[[int, int, int], Any] | None = None
 
     @classmethod
-    def of(cls, make: Callable[[], nn.Module], example: Callable[[int, int, int], Any] | None = None) -> GivenModel:
-        return cls(getattr(make, "__module__", ""), getattr(make, "__qualname__", type(make).__name__), make, example)
+    def of(
+        cls,
+        make: Callable[[], nn.Module],
+        example: Callable[[int, int, int], Any] | None = None,
+        loss: str | Loss | None = None,
+    ) -> GivenModel:
+        name = getattr(make, "__qualname__", type(make).__name__)
+        return cls(getattr(make, "__module__", ""), name, make, example, loss=loss)
 
     def _function(self) -> Callable[[], Any]:
         return self.make
@@ -148,17 +154,3 @@ def _vocabulary(source: UserModel) -> int | None:
 def _naming(source: UserModel) -> Naming:
     with torch.device("meta"):
         return naming_of(source.build())
-
-
-@cache
-def _loaded(file: str) -> ModuleType:
-    path = Path(file).resolve()
-    if not path.is_file():
-        raise UserError(f"there is no file {file}")
-    name = f"cubeloom_user_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module

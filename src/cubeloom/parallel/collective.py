@@ -104,7 +104,7 @@ class Collective:
             if started.pending is not None:
                 strand.loom.under_way[id(started)] = started
             elif self.kind == "copy":
-                strand.loom.put_off(started.token.grad_fn)
+                strand.loom.defer_wait(started.token.grad_fn)
         return started
 
     def __call__(self, tensor: Tensor, instead: Payload | None = None) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cubeloom.base import torch_private
 from cubeloom.parallel import cublaslt
 from cubeloom.parallel.deferred_wgrad import DeferredWgradLinear, handing_out, seen_by
 
@@ -64,7 +65,7 @@ def _fits(x: Tensor, up: nn.Module, between: nn.Module, down: nn.Module) -> bool
     )
 
 
-@torch.compiler.assume_constant_result
+@torch_private.constant_to_compiler
 def _available() -> bool:
     return cublaslt.available()
 

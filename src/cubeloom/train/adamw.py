@@ -44,7 +44,9 @@ class AdamW(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "fused": True}
+        )
         self.grad_scale: Tensor | None = None
         self.found_inf: Tensor | None = None
         self._places: dict[nn.Parameter, Place] = {}

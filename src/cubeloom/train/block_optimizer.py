@@ -22,10 +22,12 @@ class BlockOptimizer:
         self,
         parameters: Iterable[nn.Parameter],
         make: Callable[[list[nn.Parameter]], Optimizer],
-        masters: bool = True,
+        fp32_master_weights: bool = True,
         offload: bool = False,
     ) -> None:
-        self.parts = {each: Part.of(each, slice(0, len(local_of(each))), masters, offload) for each in parameters}
+        self.parts = {
+            each: Part.of(each, slice(0, len(local_of(each))), fp32_master_weights, offload) for each in parameters
+        }
         self.optimizer = make([part.tensor for part in self.parts.values()])
         self._update = stepper(self.optimizer, self.parts.values(), offload)
 

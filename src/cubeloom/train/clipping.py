@@ -105,19 +105,26 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
 
 def set_clip_and_skip(
     optimizer: Optimizer, gradients: list[GradShard], size: Tensor, most: float, limit: float
-) -> None:
+) -> bool:
     """Make the next step of a fused optimizer a no-op if the gradients' norm `size` is above `limit` or NaN; otherwise
     make it first scale them to a norm of at most `most`, unless `most` is 0.
+
+    Returns whether to call `step`. Of an optimizer that is not fused the host decides it, and waits for the norm.
     """
+    if not optimizer.defaults.get("fused"):
+        if most:
+            _divide(gradients, _over(size, most))
+        return bool(size <= limit)
     optimizer.found_inf = (~(size <= limit)).float()  # type: ignore[attr-defined]  # 1 forbids
     optimizer.grad_scale = None  # type: ignore[attr-defined]
     if most == 0:
-        return
+        return True
     if any(piece.gradient.dtype is torch.float64 for piece in gradients):
         _divide(gradients, _over(size, most))
     else:
         # In the optimizer's own kernel. It takes a float32 scale, which is not precise enough for float64.
         optimizer.grad_scale = _over(size, most).float()  # type: ignore[attr-defined]
+    return True
 
 
 def _over(size: Tensor, most: float) -> Tensor:

@@ -22,7 +22,7 @@ from cubeloom.train.job import Job
 from cubeloom.train.metrics.log import NAME as METRICS
 from cubeloom.train.metrics.log import Event, read_log
 from cubeloom.train.metrics.run import BEGINNINGS
-from cubeloom.train.optimizers import KINDS
+from cubeloom.train.optimizers import check_elementwise
 from cubeloom.train.run_metadata import code_versions
 
 _MOST = 5  # differences named in a message
@@ -65,7 +65,7 @@ def check_begin(job: Job) -> None:
         _check_not_lost(job.folder)
     if found is not None:
         try:
-            check_fits(found, shapes, KINDS[job.optimizer.name].__name__)
+            check_fits(found, shapes, check_elementwise(job.optimizer, job.given_optimizer))
         except OtherModel as error:
             raise OtherModel(f"{error}; train this one in another folder, as --folder {job.folder}-2") from None
     elif start is not None:

@@ -39,7 +39,7 @@ class Guard:
         self._skipped = self._skipped + 1 if found else 0
         if found is None:
             self.norms.append(norm)
-        elif self._skipped >= self._settings.most:
+        elif self._skipped >= self._settings.max_consecutive_skips:
             raise UserError(
                 f"{counted(self._skipped, 'step')} in a row had to be skipped, the last because {found}; "
                 "lower rate.peak, or look at the data"

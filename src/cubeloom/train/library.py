@@ -16,8 +16,10 @@ from typing import Any, Literal, Self, cast
 import torch
 from torch import Tensor, nn
 
+from cubeloom.base.errors import UserError
 from cubeloom.comm import Network
 from cubeloom.models import ModelSource
+from cubeloom.models.losses import Loss
 from cubeloom.models.named import named
 from cubeloom.models.user_model import GivenModel
 from cubeloom.parallel import Batch
@@ -34,6 +36,7 @@ from cubeloom.train.job.settings import (
     Source,
 )
 from cubeloom.train.loop import Callback, Ended, train
+from cubeloom.train.optimizers import Builder
 
 Given = Samples | Mapping[Literal["training", "validation"], Samples]
 
@@ -49,9 +52,14 @@ class _GivenJob(Job):
         given = vars(self)["_samples"]
         return cast("Samples | None", given.get(part) if isinstance(given, Mapping) else given)
 
-    def giving(self, source: ModelSource, samples: Given | None) -> Self:
+    @property
+    def given_optimizer(self) -> Builder | None:
+        return cast("Builder | None", vars(self)["_optimizer"])
+
+    def giving(self, source: ModelSource, samples: Given | None, optimizer: Builder | None) -> Self:
         object.__setattr__(self, "_source", source)
         object.__setattr__(self, "_samples", samples)
+        object.__setattr__(self, "_optimizer", optimizer)
         return self
 
 
@@ -65,6 +73,9 @@ class Trainer:
       has `as_forward = True`, with the names of the forward; one for each of training and validation, or one for both.
       None: random samples;
     - `batch`: samples of a step over the whole mesh, and tokens per sample;
+    - `optimizer`: settings; or a function from groups of parameters and settings to an element-wise torch optimizer;
+    - `loss`: cross_entropy, mse, `file.py:function` or a function of the model's output and the targets, for a model
+      that does not compute its own;
     - `schedule` of the learning rate; `pipeline` if the mesh has a pipe axis;
     - `checkpoints`: the folder of the run, with its metrics and report;
     - `callbacks`: see `Callback`.
@@ -75,13 +86,14 @@ class Trainer:
         model: str | ModelSource | Callable[[], nn.Module],
         mesh: Network,
         data: Sequence[str | Path] | Given | None = None,
-        optimizer: OptimizerSettings | None = None,
+        optimizer: OptimizerSettings | Builder | None = None,
         schedule: RateSettings | None = None,
         checkpoints: str | Path = "runs/cubeloom",
         callbacks: Sequence[Callback] = (),
         *,
         batch: tuple[int, int],
         steps: int,
+        loss: str | Loss | None = None,
         pipeline: ScheduleSettings | None = None,
         layout: LayoutSettings | None = None,
         save: CheckpointSettings | None = None,
@@ -89,7 +101,9 @@ class Trainer:
         seed: int = 0,
     ) -> None:
         """Raises UserError for invalid arguments."""
-        source = _source(model, data)
+        source = _source(model, data, loss)
+        settings = optimizer if isinstance(optimizer, OptimizerSettings) else OptimizerSettings()
+        builder = optimizer if callable(optimizer) else None
         folders = data if isinstance(data, Sequence) else ()
         self.mesh, self.callbacks = mesh, tuple(callbacks)
         self.job = _GivenJob(
@@ -104,10 +118,10 @@ class Trainer:
             grid=mesh.grid,
             schedule=pipeline or ScheduleSettings(),
             layout=layout or LayoutSettings(),
-            optimizer=optimizer or OptimizerSettings(),
+            optimizer=settings,
             rate=schedule or RateSettings(),
             checkpoint=save or CheckpointSettings(),
-        ).giving(source, None if isinstance(data, Sequence) else data)
+        ).giving(source, None if isinstance(data, Sequence) else data, builder)
         check(self.job)
 
     def fit(self) -> Ended:
@@ -115,12 +129,16 @@ class Trainer:
         return train(self.job, callbacks=self.callbacks, network=self.mesh)
 
 
-def _source(model: str | ModelSource | Callable[[], nn.Module], data: object) -> ModelSource:
-    if isinstance(model, str):
-        return named(model)
+def _source(model: str | ModelSource | Callable[[], nn.Module], data: object, loss: str | Loss | None) -> ModelSource:
+    if isinstance(model, str) and not callable(loss):
+        return named(model, loss)
+    if not callable(model) and loss is not None:
+        raise UserError(
+            "a loss of a program's own is for a model that is a function, or for `file.py:function` in a file"
+        )
     samples = data.get("training") if isinstance(data, Mapping) else data
     example = partial(_first, samples) if getattr(samples, "as_forward", False) else None
-    return GivenModel.of(model, example) if callable(model) else model
+    return GivenModel.of(model, example, loss) if callable(model) else cast(ModelSource, model)
 
 
 def _first(samples: Any, count: int, sequence: int, seed: int) -> dict[str, Tensor]:

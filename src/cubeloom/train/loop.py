@@ -16,7 +16,7 @@ from cubeloom.launch.stop import Stop
 from cubeloom.train.changes import changes_since
 from cubeloom.train.decision import Decision, decide
 from cubeloom.train.job import Job
-from cubeloom.train.metrics_logger import MetricsLogger, diary
+from cubeloom.train.metrics_logger import MetricsLogger, metrics_logger
 from cubeloom.train.run_lock import locked
 from cubeloom.train.run_metadata import write_run_metadata
 from cubeloom.train.trainer import StepResult, Trainer
@@ -44,7 +44,7 @@ Rank 0's metrics are kept. A callback may read parameters, and may communicate i
 def train(
     job: Job,
     restart: int = 0,
-    lanes: int = 1,
+    num_comm_channels: int = 1,
     stop: Stop | None = None,
     callbacks: Sequence[Callback] = (),
     network: Network | None = None,
@@ -52,8 +52,8 @@ def train(
     """Train until the last step, until validation stops improving, or until a signal asks to stop.
 
     Resumes from the newest checkpoint in the job's folder that rank 0 sees. `restart`: how often rank 0's launcher
-    restarted the job. Large collectives are split over `lanes` communicators, unless the job sets this. `stop` reports
-    signals; by default from now on. If no step is left to train, no file changes.
+    restarted the job. Large collectives are split over `num_comm_channels` communicators, unless the job sets this.
+    `stop` reports signals; by default from now on. If no step is left to train, no file changes.
     """
     if job.deterministic:
         devices.repeat_exactly()
@@ -64,7 +64,11 @@ def train(
         if decision.step >= job.steps:
             return nothing_to_train(decision.step, host_group.rank == 0)
         network = network or Network(
-            job.grid, devices.current(job.device), job.patience, lanes=job.lanes or lanes, host_group=host_group
+            job.grid,
+            devices.current(job.device),
+            job.patience,
+            num_comm_channels=job.num_comm_channels or num_comm_channels,
+            host_group=host_group,
         )
         with locked(job.folder, network):
             trainer = Trainer(job, network, decision)
@@ -89,11 +93,11 @@ def _train(
     trainer: Trainer, stop: Stop, decision: Decision, changes: Mapping[str, str], callbacks: Sequence[Callback]
 ) -> Ended:
     job, network = trainer.job, trainer.network
-    with diary(trainer) as pages:
+    with metrics_logger(trainer) as logger:
         processes = network.host_group.gather(os.getpid())
         going_on = trainer.done or decision.attempt > 1
-        begin, words = ("resume", f"going on with step {trainer.done}") if going_on else ("start", "")
-        pages.event(
+        begin, words = ("resume", f"resuming at step {trainer.done}") if going_on else ("start", "")
+        logger.event(
             begin,
             words,
             step=trainer.done,
@@ -104,14 +108,14 @@ def _train(
             processes=processes,
         )
         if changes:
-            pages.event("change", f"changed since: {_listed(changes)}", step=trainer.done, **changes)
+            logger.event("change", f"changed since: {_listed(changes)}", step=trainer.done, **changes)
         try:
-            ended = _steps(job, trainer, stop, pages, callbacks)
+            ended = _steps(job, trainer, stop, logger, callbacks)
         except BaseException as failure:
             trainer.close(failure)
             raise
         trainer.close()
-        pages.event(ended.why, _last_words(ended, job), step=ended.steps)
+        logger.event(ended.why, _last_words(ended, job), step=ended.steps)
     return ended
 
 
@@ -119,7 +123,7 @@ def _listed(changes: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {change}" for name, change in changes.items())
 
 
-def _steps(job: Job, trainer: Trainer, stop: Stop, pages: MetricsLogger, callbacks: Sequence[Callback] = ()) -> Ended:
+def _steps(job: Job, trainer: Trainer, stop: Stop, logger: MetricsLogger, callbacks: Sequence[Callback] = ()) -> Ended:
     loss: float | None = None
     first = trainer.done
     while trainer.done < job.steps:
@@ -129,17 +133,17 @@ def _steps(job: Job, trainer: Trainer, stop: Stop, pages: MetricsLogger, callbac
         loss = stepped.loss
         validation, enough = _evaluate(job, trainer)
         own = {name: float(value) for each in callbacks for name, value in (each(step, stepped, trainer) or {}).items()}
-        asked = pages.write(step, stepped, seconds, stop.asked, validation, own)
-        _mention(stepped, step, pages)
+        asked = logger.write(step, stepped, seconds, stop.asked, validation, own)
+        _mention(stepped, step, logger)
         last = trainer.done == job.steps
         if last or step == first + _WARM:
-            pages.draw(step, stepped)
+            logger.draw(step, stepped)
         best = validation is not None and trainer.best_step == trainer.done
         if asked or enough or last or trainer.done % job.checkpoint.every == 0 or (best and job.checkpoint.best):
             trainer.save()
-            pages.event("checkpoint", step=trainer.done)
+            logger.event("checkpoint", step=trainer.done)
         if best:
-            pages.event("best", step=trainer.done, validation=validation)
+            logger.event("best", step=trainer.done, validation=validation)
         if asked or enough:
             why: Literal["asked to stop", "early stop"] = "asked to stop" if asked else "early stop"
             return Ended(trainer.done, why, loss, _asked(trainer.network, stop))
@@ -160,9 +164,9 @@ def _evaluate(job: Job, trainer: Trainer) -> tuple[float | None, bool]:
     return loss, trainer.judge(loss)
 
 
-def _mention(stepped: StepResult, step: int, pages: MetricsLogger) -> None:
+def _mention(stepped: StepResult, step: int, logger: MetricsLogger) -> None:
     if stepped.skipped is not None:
-        pages.event("skip", step=step, why=stepped.skipped)
+        logger.event("skip", step=step, why=stepped.skipped)
 
 
 def _last_words(ended: Ended, job: Job) -> str:
@@ -173,4 +177,4 @@ def _last_words(ended: Ended, job: Job) -> str:
         case "early stop":
             times = counted(job.evaluation.patience or 0, "time")
             return f"stopped after {steps}: validation got no better {times} in a row"
-    return f"asked to stop after {steps}, kept in {job.checkpoints}; the same command goes on"
+    return f"asked to stop after {steps}, kept in {job.checkpoints}; the same command resumes"

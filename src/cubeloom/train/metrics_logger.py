@@ -110,7 +110,7 @@ class MetricsLogger:
 
 
 @contextmanager
-def diary(trainer: Trainer) -> Iterator[MetricsLogger]:
+def metrics_logger(trainer: Trainer) -> Iterator[MetricsLogger]:
     with ExitStack() as stack:
         yield MetricsLogger(trainer, stack)
     if trainer.network.rank == 0:

@@ -17,7 +17,7 @@ class Part:
     """Some rows of this rank's block of a parameter, or all.
 
     The optimizer updates `tensor`. It shares memory with the rows of the block. If these have a low precision and
-    `masters` are wanted, it is their float32 master copy, whose updates are not lost in rounding.
+    `fp32_master_weights` are wanted, it is their float32 master copy, whose updates are not lost in rounding.
     """
 
     tensor: nn.Parameter
@@ -29,10 +29,10 @@ class Part:
     """The master copy there. `tensor` then has values during its update only, and no memory otherwise."""
 
     @classmethod
-    def of(cls, parameter: nn.Parameter, rows: slice, masters: bool = True, offload: bool = False) -> Part:
+    def of(cls, parameter: nn.Parameter, rows: slice, fp32_master_weights: bool = True, offload: bool = False) -> Part:
         own, home = local_of(parameter)[rows], None
         tensor = own
-        if masters and own.dtype.itemsize < torch.float32.itemsize:
+        if fp32_master_weights and own.dtype.itemsize < torch.float32.itemsize:
             if offload:
                 home = devices.host_memory(own, torch.float32).copy_(own)
                 tensor = torch.empty((), dtype=home.dtype, device=own.device).expand(own.shape)

@@ -58,7 +58,7 @@ def _hold(folder: Path) -> int:
 
 
 def _lock(file: int, folder: Path) -> None:
-    patience = time.monotonic() + LEASE
+    deadline = time.monotonic() + LEASE
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,7 +66,7 @@ def _lock(file: int, folder: Path) -> None:
         except BlockingIOError:
             who = os.pread(file, 200, 0).decode(errors="replace")
             # The holder may have died with another machine, whose lock then persists for a while.
-            if who.endswith(_here()) or time.monotonic() > patience:
+            if who.endswith(_here()) or time.monotonic() > deadline:
                 raise UserError(
                     f"folder = {str(folder)!r}: {who or 'somebody'} is training there; wait for its end, or choose another "
                     "folder"

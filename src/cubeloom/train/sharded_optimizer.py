@@ -32,11 +32,11 @@ class ShardedOptimizer:
         parameters: Iterable[nn.Parameter],
         gradients: Gradients,
         make: Callable[[list[nn.Parameter]], Optimizer],
-        masters: bool = True,
+        fp32_master_weights: bool = True,
         offload: bool = False,
     ) -> None:
         self._gradients = gradients
-        self.parts = {each: Part.of(each, self._rows(each), masters, offload) for each in parameters}
+        self.parts = {each: Part.of(each, self._rows(each), fp32_master_weights, offload) for each in parameters}
         self.optimizer = make([part.tensor for part in self.parts.values()])
         self._update = stepper(self.optimizer, self.parts.values(), offload)
         gradients.scatter_to(self._receive)

@@ -77,7 +77,7 @@ def _rank_of_launcher(job: Job, here: Membership) -> Ended:
     """A process that torchrun, srun or another launcher started."""
     try:
         # An agent may be killed. Other launchers end their ranks themselves, or there is no agent.
-        return _join_and_train(job, here, lanes=1, agent=os.getppid() if here.agent else None)
+        return _join_and_train(job, here, num_comm_channels=1, agent=os.getppid() if here.agent else None)
     except UserError as error:
         sys.stderr.write(f"cubeloom: {error}\n")
         _end(2)
@@ -104,7 +104,7 @@ def _rank_of_agent(refusals: elastic.Refusals, job: Job) -> Ended:
     make_ready(here.local_rank, job.device, here.world)
     try:
         # All ranks are on this machine.
-        ended = _join_and_train(job, here, devices.lanes(job.device, here.world))
+        ended = _join_and_train(job, here, devices.num_comm_channels(job.device, here.world))
     except UserError as error:
         elastic.refuse(refusals, error)
         _end(2)
@@ -122,12 +122,12 @@ def _tell(here: Membership, error: Exception) -> None:
     sys.stderr.write(f"{name_of_rank(here.rank, here.world)}: {what}\n")
 
 
-def _join_and_train(job: Job, here: Membership, lanes: int, agent: int | None = None) -> Ended:
+def _join_and_train(job: Job, here: Membership, num_comm_channels: int, agent: int | None = None) -> Ended:
     name = name_of_rank(here.rank, here.world)
     with Minder(name, job.grace, agent):
         join(here, job.device, job.patience)  # a SIGTERM here ends the process: there is nothing to save
         with Stop() as stop:
-            ended = train(job, here.restart, lanes, stop)
+            ended = train(job, here.restart, num_comm_channels, stop)
             if agent is not None and ended.asked:  # with several machines each should say why it ended
                 sys.stderr.write(
                     f"{name}: stopped after {counted(ended.steps, 'step')}: {ended.asked[0]} was asked to\n"

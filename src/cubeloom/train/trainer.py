@@ -71,7 +71,8 @@ class Trainer:
         self._naming: Callable[[dict[str, Tensor]], dict[str, Tensor]] = self._source.naming
         self.pipeline = pipeline_of(job, self._source, network)
         self.parameters = self.pipeline.parameters
-        self.optimizer = optimizer_of(job.optimizer, self.parameters, self.pipeline.gradients, network)
+        gradients = self.pipeline.gradients
+        self.optimizer = optimizer_of(job.optimizer, self.parameters, gradients, network, job.given_optimizer)
         self._share = job.grid.share(network.coordinates, job.batch.samples)
         self.done, progress = self._take_up(decision or decide(job, network.host_group))
         if self.pipeline.amax is not None:
@@ -126,8 +127,8 @@ class Trainer:
         sharded = self.optimizer if isinstance(self.optimizer, ShardedOptimizer) else None
         found = pieces(self.parameters.items(), self.network, sharded, self.pipeline.layout.holders)
         size = norm_of(found, self.network)
-        set_clip_and_skip(self.optimizer.optimizer, found, size, self.job.optimizer.clip, self._guard.limit)
-        self.optimizer.step()
+        if set_clip_and_skip(self.optimizer.optimizer, found, size, self.job.optimizer.clip, self._guard.limit):
+            self.optimizer.step()
         self.optimizer.zero_grad()
         return size
 

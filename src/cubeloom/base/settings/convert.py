@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from cubeloom.base import dtypes
 from cubeloom.base.errors import UserError
+from cubeloom.base.registry import nearest
 
 T = TypeVar("T")
 _WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"}
@@ -31,13 +32,32 @@ def convert(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
     if missing:
         raise UserError(f"{where}{missing[0]} is not set, and has no default")
     hints = get_type_hints(kind)
-    return kind(**{name: typed(hints[name], value, f"{where}{name}") for name, value in values.items()})
+    found = {
+        name: typed(hints[name], _with_defaults(fields[name], value), f"{where}{name}")
+        for name, value in values.items()
+    }
+    for name, value in found.items():
+        registry = fields[name].metadata.get("registry")
+        if registry is not None and value is not None:
+            registry.check(value, f"{where}{name}")
+    return kind(**found)
+
+
+def _with_defaults(field: dataclasses.Field[Any], value: Any) -> Any:
+    """A section whose fields have no defaults of their own, such as `batch`, has those that its owner gives it."""
+    if not isinstance(value, Mapping) or field.default_factory is dataclasses.MISSING:
+        return value
+    default = field.default_factory()
+    if not dataclasses.is_dataclass(default):
+        return value
+    needed = [
+        each.name for each in dataclasses.fields(default) if each.default is each.default_factory is dataclasses.MISSING
+    ]
+    return {**{name: getattr(default, name) for name in needed}, **value}
 
 
 def _unknown(path: str, key: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(key, known, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return f"unknown setting {path}{hint} There are {', '.join(known)}"
+    return f"unknown setting {path}{nearest(key, known)} There are {', '.join(known)}"
 
 
 def typed(kind: Any, value: Any, where: str) -> Any:

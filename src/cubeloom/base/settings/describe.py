@@ -65,7 +65,7 @@ def sections(kind: type, name: str = "", default: Any = None) -> list[Section]:
             continue
         value = _default(field, default)
         shown = None if value is None else value_text(value)
-        plain.append(Setting(path, _type(hint), shown, _choices(hint), told.get(field.name, "")))
+        plain.append(Setting(path, _type(hint), shown, _choices(field, hint), told.get(field.name, "")))
         if _is_section(item):
             below += sections(item, f"{path}[]")
     return [Section(name, _first_paragraph(kind), tuple(plain)), *below]
@@ -116,7 +116,9 @@ def _item(hint: Any) -> Any:
     return get_args(hint)[0] if get_origin(hint) is tuple else None
 
 
-def _choices(hint: Any) -> tuple[str, ...]:
+def _choices(field: dataclasses.Field[Any], hint: Any) -> tuple[str, ...]:
+    if (registry := field.metadata.get("registry")) is not None:
+        return tuple(registry.choices)
     return tuple(map(str, get_args(hint))) if get_origin(hint) is Literal else ()
 
 

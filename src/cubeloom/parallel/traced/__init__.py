@@ -4,7 +4,7 @@ placement.
 
 from cubeloom.parallel.traced.model import Traced as Traced
 from cubeloom.parallel.traced.model import trace as trace
-from cubeloom.parallel.traced.row import Handed as Handed
+from cubeloom.parallel.traced.row import BlockOutput as BlockOutput
 from cubeloom.parallel.traced.row import Row as Row
 from cubeloom.parallel.traced.styles import Plan as Plan
 from cubeloom.parallel.traced.tracing import Tracing as Tracing

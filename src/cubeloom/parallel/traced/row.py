@@ -33,7 +33,7 @@ _LOOKS_OF_OTHERS = {"type_as", "to", "expand_as", "view_as", "reshape_as"}
 
 
 @dataclass(frozen=True)
-class Handed:
+class BlockOutput:
     """A tensor on one rank: elements per sample, or for any number of samples if it is the same for all."""
 
     numbers: int
@@ -61,9 +61,9 @@ class Call:
 
     unit: str
     takes: dict[int, frozenset[Source | str]]
-    shapes: dict[int, Handed]  # of the tensors that it created
+    shapes: dict[int, BlockOutput]  # of the tensors that it created
     gives: Any = None  # its output, with `Same` and `Made` in place of tensors
-    made: dict[int, Handed] = field(default_factory=dict)
+    made: dict[int, BlockOutput] = field(default_factory=dict)
     floats: frozenset[int] = frozenset()  # those of the created tensors that have gradients
     opaque: str | None = None  # the type of an object in its output that cannot be rebuilt
 
@@ -94,7 +94,7 @@ class Row:
             return []
         return sorted(leaf for leaf, sources in self.calls[self.first].takes.items() if sources)
 
-    def handed(self, piece: int) -> dict[str, Handed]:
+    def block_outputs(self, piece: int) -> dict[str, BlockOutput]:
         """Everything that this piece sends to the next, by name."""
         first = self.calls[self.first]
         entering = {entry_name(leaf): first.shapes[leaf] for leaf in self.enters(piece)}
@@ -115,14 +115,14 @@ class Watching(TorchFunctionMode):
     """Records which modules a run calls, and what their arguments depend on."""
 
     def __init__(
-        self, model: nn.Module, units: Units, layers: Iterable[str], handed: Callable[[Tensor], Handed]
+        self, model: nn.Module, units: Units, layers: Iterable[str], output_of: Callable[[Tensor], BlockOutput]
     ) -> None:
         super().__init__()
         inner = {name for name in layers if any(name.startswith(f"{unit}.") for unit in units.units)}
         self._layers = {id(each): name for name, each in model.named_modules() if name in inner}
         self._names = {id(model.get_submodule(name)): name for name in units.units}
         self._owners = {id(each): name for name, each in model.named_parameters()}
-        self._handed = handed
+        self._output_of = output_of
         self._sources: dict[int, frozenset[Source | str]] = {}
         self._alive: list[Any] = []  # so that ids stay unique
         self._versions: list[tuple[Call, int, Tensor, int]] = []
@@ -199,7 +199,7 @@ class Watching(TorchFunctionMode):
         given = torch_private.tree_leaves((args, kwargs))
         tensors = {leaf: each for leaf, each in enumerate(given) if isinstance(each, Tensor)}
         takes = {leaf: self.sources_of(each) for leaf, each in tensors.items()}
-        shapes = {leaf: self._handed(each) for leaf, each in tensors.items() if takes[leaf]}
+        shapes = {leaf: self._output_of(each) for leaf, each in tensors.items() if takes[leaf]}
         self._given = [(each, torch_private.version(each) if isinstance(each, Tensor) else 0) for each in given]
         self.calls.append(Call(self._names[id(module)], takes, shapes))
 
@@ -221,7 +221,7 @@ class Watching(TorchFunctionMode):
             if isinstance(value, Tensor):
                 if id(value) in same:
                     return Same(same[id(value)])
-                call.made[leaf] = self._handed(value)
+                call.made[leaf] = self._output_of(value)
                 self._depends(value, frozenset({(number, leaf)}))
                 self._versions.append((call, leaf, value, torch_private.version(value)))
                 if value.is_floating_point():
@@ -248,7 +248,7 @@ class Watching(TorchFunctionMode):
         for call, leaf, tensor, version in self._versions:
             if torch_private.version(tensor) != version:
                 made = call.made[leaf]
-                call.made[leaf] = Handed(made.numbers, made.of_samples, changed=True)
+                call.made[leaf] = BlockOutput(made.numbers, made.of_samples, changed=True)
         return made_row(units, tuple(self.calls), self.result)
 
 
@@ -259,11 +259,11 @@ def watched_row(model: nn.Module, layers: Iterable[str], again: Callable[[nn.Mod
 
     @contextmanager
     def watch(of: Callable[[Tensor], Tracked], samples: int) -> Iterator[None]:
-        def handed(tensor: Tensor) -> Handed:
+        def output_of(tensor: Tensor) -> BlockOutput:
             of_samples = of(tensor).of_samples
-            return Handed(tensor.numel() // samples if of_samples else tensor.numel(), of_samples)
+            return BlockOutput(tensor.numel() // samples if of_samples else tensor.numel(), of_samples)
 
-        watching.append(Watching(model, units, layers, handed))
+        watching.append(Watching(model, units, layers, output_of))
         with watching[-1].on(model):
             yield
 

@@ -8,7 +8,7 @@ works. The order of turns is fixed, so all ranks start collectives in the same o
 
 Strands do not yield during the backward: autograd runs nodes in the reverse order of their creation, which is already
 interleaved. This is enough for collectives of both passes. A collective that exists only in the backward has no pause
-in the forward to mirror. Its wait node is delayed until after the other strand's next computation (`put_off`).
+in the forward to mirror. Its wait node is delayed until after the other strand's next computation (`defer_wait`).
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Loom:
             pause()
         return self._agreed[place]
 
-    def put_off(self, node: Node | None) -> None:
+    def defer_wait(self, node: Node | None) -> None:
         """Give this wait node the sequence number of the previous delayed node.
 
         Of the nodes that are ready, autograd runs the one with the highest number. With the number of the other

@@ -40,8 +40,8 @@ class ModelPieces:
                 " cubeloom.models.pieces), or leave the cut out, so that it is traced"
             )
         row = cut.row(model, grid, batch)
-        handed = [row.handed(piece) for piece in range(len(row.pieces) - 1)]
-        outputs = [tuple(RankOutput(each.numbers, each.of_samples) for each in some.values()) for some in handed]
+        passed_on = [row.block_outputs(piece) for piece in range(len(row.pieces) - 1)]
+        outputs = [tuple(RankOutput(each.numbers, each.of_samples) for each in some.values()) for some in passed_on]
         return cls(row.modules, [*outputs, ()], row)
 
     def check(self, model: nn.Module, stages: int) -> None:

@@ -169,14 +169,14 @@ class RowStage:
 
     def _handed(self, run: _Run, left: _Left) -> Carry:
         given = torch_private.tree_leaves(left.given)
-        handed = {entry_name(leaf): given[leaf] for leaf in self._left}
+        passed_on = {entry_name(leaf): given[leaf] for leaf in self._left}
         for source in self._wanted:
             name = self._row.name_of(source)
             found = run.made.get(name, run.carry.get(name))
             if found is None:
                 raise self._other_code()
-            handed[name] = found
-        return handed
+            passed_on[name] = found
+        return passed_on
 
     def told(self, before: Mapping[str, Shape]) -> None:
         self.before = dict(before)
@@ -186,8 +186,8 @@ class RowStage:
 def alike_between(row: Row, pieces: range) -> frozenset[str]:
     """Of what a stage with these pieces is given and hands on: what is the same for any samples."""
     ends = [piece for piece in (pieces.start - 1, pieces.stop - 1) if 0 <= piece < len(row.pieces) - 1]
-    handed = [row.handed(piece) for piece in ends]
-    return frozenset(name for some in handed for name, each in some.items() if not each.of_samples)
+    passed_on = [row.block_outputs(piece) for piece in ends]
+    return frozenset(name for some in passed_on for name, each in some.items() if not each.of_samples)
 
 
 def leave_out(

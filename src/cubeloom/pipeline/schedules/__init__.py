@@ -6,12 +6,12 @@ Hanayo) the schedule has that many times more stages, each that much smaller.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from cubeloom.base.errors import UserError
+from cubeloom.base.registry import Registry, nearest
 from cubeloom.pipeline.costs import Costs
 from cubeloom.pipeline.schedule import Schedule
 from cubeloom.pipeline.schedules._common import not_too_long
@@ -43,7 +43,7 @@ def _auto(stages: int, microbatches: int, **options: Any) -> Schedule:
     return auto(stages, microbatches, **options).schedule
 
 
-FAMILIES: dict[str, Family] = {
+_FAMILIES: dict[str, Family] = {
     "gpipe": Family(gpipe, "all forwards, then all backwards"),
     "1f1b": Family(one_f_one_b, "a forward and a backward in turn (DAPPLE)"),
     "interleaved": Family(interleaved, "1F1B with several chunks a worker", frozenset({"chunks"})),
@@ -60,6 +60,7 @@ FAMILIES: dict[str, Family] = {
     "chimera-zb": Family(chimera_zb, "Chimera with split backward", frozenset({"pairs", "costs", "tries"})),
     "auto": Family(_auto, "the fastest order found", frozenset({"costs", "cap", "placement", "pairs", "tries"})),
 }
+FAMILIES: Registry[Family] = Registry("schedule", _FAMILIES)
 
 
 def names() -> list[str]:
@@ -67,11 +68,7 @@ def names() -> list[str]:
 
 
 def family(name: str) -> Family:
-    if name not in FAMILIES:
-        near = difflib.get_close_matches(name, FAMILIES, 1)
-        hint = f"; did you mean {near[0]}?" if near else "."
-        raise UserError(f"no schedule is called {name!r}{hint} There are {', '.join(FAMILIES)}")
-    return FAMILIES[name]
+    return FAMILIES.find(name)
 
 
 def generate(
@@ -115,6 +112,4 @@ def _choice(kind: type[Mode] | type[Placement], what: str, text: str) -> Mode | 
     try:
         return kind(text)
     except ValueError:
-        near = difflib.get_close_matches(text, list(kind), 1)
-        hint = f"; did you mean {near[0]}?" if near else "."
-        raise UserError(f"no {what} is called {text!r}{hint} There are {', '.join(kind)}") from None
+        raise UserError(f"unknown {what} {text!r}{nearest(text, kind)} There are {', '.join(kind)}") from None

@@ -55,7 +55,7 @@ class _Stream:
 class _Writer:
     streams: tuple[_Stream, ...]
     row: list[Action] = field(default_factory=list)
-    put_off: deque[Action] = field(default_factory=deque)  # deferred weight gradients, oldest first
+    deferred: deque[Action] = field(default_factory=deque)  # deferred weight gradients, oldest first
 
     def repeat(self, count: int, steps: str) -> None:
         """Steps are F0, F1, B0, B1 (of the first or second stream), I0, I1 (with a deferred weight gradient) and W."""
@@ -65,7 +65,7 @@ class _Writer:
 
     def do(self, step: str) -> None:
         if step == "W":
-            self.row.append(self.put_off.popleft())
+            self.row.append(self.deferred.popleft())
             return
         kind, stream = Kind(step[0]), self.streams[int(step[1])]
         done = stream.forwards if kind is Kind.FORWARD else stream.backwards
@@ -76,7 +76,7 @@ class _Writer:
         else:
             stream.backwards += 1
         if kind is Kind.INPUT_GRAD:
-            self.put_off.append(action._replace(kind=Kind.WEIGHT_GRAD))
+            self.deferred.append(action._replace(kind=Kind.WEIGHT_GRAD))
 
 
 def _row(streams: tuple[_Stream, ...], rank: int, half: int, microbatches: int) -> Row:

@@ -21,7 +21,7 @@ def network_of(kind: devices.Kind, ranks: int, group: int, rank_stride: int) -> 
     """All ranks, in groups of this many along x, with so many ranks between neighbours."""
     outside = ranks // (group * rank_stride)
     grid = Grid(data=outside, x=group, y=rank_stride, placement=("pipe", "data", "z", "x", "y"))
-    return Network(grid, devices.current(kind), lanes=devices.lanes(kind, ranks))
+    return Network(grid, devices.current(kind), num_comm_channels=devices.num_comm_channels(kind, ranks))
 
 
 def measure_links(network: Network, rank_stride: int, sizes: tuple[int, ...], repeats: int) -> list[Transfer]:

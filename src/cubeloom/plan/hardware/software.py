@@ -50,7 +50,7 @@ class Software:
     """Bytes of gradients in a message; 0: so many that latency does not count."""
     update_bytes: float = 28.0
     """That an optimizer's step reads and writes for each parameter, in half precision."""
-    masters: bool = True
+    fp32_master_weights: bool = True
     """Weights in half precision have float32 copies, which the optimizer updates."""
     moments: float | None = None
     """Bytes of each of AdamW's two moments of a parameter; by default those of the weights that it updates."""
@@ -61,7 +61,7 @@ class Software:
 
     def state_bytes(self, item: int) -> float:
         """Of a parameter of `item` bytes: two moments, and in half precision a float32 weight."""
-        master = 4 if self.masters and item < 4 else 0
+        master = 4 if self.fp32_master_weights and item < 4 else 0
         return master + 2 * (self.moments or master or item)
 
 

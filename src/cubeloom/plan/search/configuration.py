@@ -44,7 +44,7 @@ def configuration(answer: Answer, plan: Plan) -> str:
             "recompute": RECOMPUTE[plan.recompute],
             "gradients": answer.task.gradients,
         },
-        "optimizer": {"zero": True},
+        "optimizer": {"shard_optimizer_state": True},
     }
     if answer.task.precision != "model":
         sections["layout"]["precision"] = answer.task.precision

@@ -3,4 +3,4 @@
 from cubeloom.tools.emulate.events import Program as Program
 from cubeloom.tools.emulate.pipeline import EmulatedPipeline as EmulatedPipeline
 from cubeloom.tools.emulate.rank import EmulatedRank as EmulatedRank
-from cubeloom.tools.emulate.rank import Stepped as Stepped
+from cubeloom.tools.emulate.rank import EmulatedStep as EmulatedStep

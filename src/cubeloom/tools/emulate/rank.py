@@ -27,7 +27,7 @@ _AHEAD = 0.02  # seconds from the moment all ranks are ready to the common start
 
 
 @dataclass(frozen=True)
-class Stepped:
+class EmulatedStep:
     """Seconds of the wall clock from the common start until the last rank finished, and how far behind its device's
     clock a process was at the end.
     """
@@ -48,7 +48,7 @@ class EmulatedRank:
         self._channels = Channels(network, schedule)
         self._boundaries = {stage: {"clock": Shape((3,), torch.float64)} for stage in range(schedule.stages)}
 
-    def step(self) -> Stepped:
+    def step(self) -> EmulatedStep:
         """One step, with the measurements of all ranks."""
         (ready,) = self._most(time.perf_counter())
         begin = ready + _AHEAD
@@ -59,7 +59,7 @@ class EmulatedRank:
         work.do(self._program.after)
         work.sleep(to_the_end=True)
         now = time.perf_counter()
-        return Stepped(*self._most(now - begin, now - work.clock))
+        return EmulatedStep(*self._most(now - begin, now - work.clock))
 
     def _most(self, *numbers: float) -> list[float]:
         """The maximum of each over all ranks."""

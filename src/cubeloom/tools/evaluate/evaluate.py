@@ -137,7 +137,7 @@ def _placed(job: Job, asked: Evaluation) -> Job:
 
 
 def _samples(job: Job, source: ModelSource, data: Path | None) -> Samples:
-    if data is not None and source.naming.task != "next token":
+    if data is not None and source.naming.data != "tokens":
         job, data = replace(job, data=DataSettings(sources=(Source(folder=data),))), None
     if data is None:
         return samples_of(job, "validation")

@@ -49,11 +49,22 @@ def job_of(given: Path, checkpoint: Path, named: str | None = None) -> tuple[Job
     if run is None:
         return Job(), OurModel(config_of(checkpoint, progress))
     job = load(Job, run / SETTINGS)
+    _check_no_code(run, job, named)
     sources = tuple(_from_here(run, each) for each in job.data.sources)
     job = replace(job, data=replace(job.data, sources=sources), model=_model_from_here(run, job.model, named))
     source = job.source()
     # Its data may no longer exist, and with them the vocabulary.
     return job, OurModel(config_of(checkpoint, progress), source.preset) if isinstance(source, OurModel) else source
+
+
+def _check_no_code(run: Path, job: Job, named: str | None) -> None:
+    """Data and loss are read of the file that the user names for the model, or of none."""
+    file = None if named is None else Path(named.rpartition(":")[0]).resolve()
+    for name in (job.data.name, job.model.loss):
+        if name is not None and ".py:" in name and Path(name.rpartition(":")[0]).resolve() != file:
+            raise UserError(
+                f"{run} uses {name}, and no file is executed that a run names, unless --model is of this file"
+            )
 
 
 def _model_from_here(run: Path, model: ModelSettings, named: str | None) -> ModelSettings:

@@ -121,10 +121,10 @@ def _ranks(job: Job, share_gpu: bool) -> Iterator[StepTimes]:
             f"the command on {counted(size, 'rank')} with torchrun or srun, or let ranks share with --share-gpu"
         )
     with sharing(size, kind), RankPool(size, kind) as pool:
-        lanes = devices.lanes(kind, size)
+        num_comm_channels = devices.num_comm_channels(kind, size)
 
         def times(job: Job, steps: int) -> list[float]:
-            found: list[float] = pool.run(size, step_times, job, steps, lanes, timeout=_TIMEOUT)[0]
+            found: list[float] = pool.run(size, step_times, job, steps, num_comm_channels, timeout=_TIMEOUT)[0]
             return found
 
         yield times

@@ -13,9 +13,14 @@ from cubeloom.train.trainer import Trainer
 WARM_UP = 3  # steps that do not count: the first connects ranks, the second records
 
 
-def step_times(job: Job, steps: int, lanes: int = 1) -> list[float]:
+def step_times(job: Job, steps: int, num_comm_channels: int = 1) -> list[float]:
     """Seconds of each step on its slowest rank: the same on all ranks. Nothing is written."""
-    network = Network(job.grid, devices.current(job.device), job.patience, lanes=job.lanes or lanes)
+    network = Network(
+        job.grid,
+        devices.current(job.device),
+        job.patience,
+        num_comm_channels=job.num_comm_channels or num_comm_channels,
+    )
     trainer = Trainer(job, network)
     mine = []
     for number in range(WARM_UP + steps):

@@ -134,7 +134,10 @@ def cluster_of(job: Job, name: str) -> Cluster:
     found, settings = hardware.cluster(name), job.optimizer
     moments = None if settings.moments is None else dtypes.as_torch(settings.moments).itemsize
     return replace(
-        found, software=replace(found.software, masters=settings.masters, moments=moments, offload=settings.offload)
+        found,
+        software=replace(
+            found.software, fp32_master_weights=settings.fp32_master_weights, moments=moments, offload=settings.offload
+        ),
     )
 
 
@@ -172,7 +175,7 @@ def job_of(answer: Answer, plan: Plan, base: Job | None = None) -> Job:
         grid=made.grid,
         schedule=made.schedule,
         layout=replace(made.layout, compile=base.layout.compile),
-        optimizer=replace(base.optimizer, zero=made.optimizer.zero),
+        optimizer=replace(base.optimizer, shard_optimizer_state=made.optimizer.shard_optimizer_state),
     )
 
 

@@ -84,6 +84,6 @@ def _of_file(checkpoint: Path, said: Mapping[str, Any], named: str | None) -> As
 
 
 def _writing(checkpoint: Path, model: nn.Module, naming: Naming, positions: int | None) -> AsDecoder:
-    if naming.task != "next token":
+    if naming.data != "tokens":
         raise UserError(f"{checkpoint} is of a {type(model).__name__}, which does not write text")
     return AsDecoder(model, dict(naming.names)["tokens"], positions)

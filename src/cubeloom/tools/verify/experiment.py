@@ -36,7 +36,7 @@ class Experiment:
     repeat: bool = False  # one batch for all steps, so that the model can learn it
     learning_rate: float = 1e-3
     zero: bool = False  # optimizer state sharded over the data axis
-    masters: bool = True  # float32 copies of weights with a lower precision
+    fp32_master_weights: bool = True  # float32 copies of weights with a lower precision
     moments: Literal["bfloat16"] | None = None  # rounded stochastically
     offload: bool = False  # optimizer state and masters in the host's memory
     weights: str | None = None  # a file to start from, instead of initial values
@@ -60,8 +60,8 @@ class Experiment:
             dtype=dtype,
             seed=seed,
             initial_seed=seed,
-            zero=job.optimizer.zero,
-            masters=job.optimizer.masters,
+            zero=job.optimizer.shard_optimizer_state,
+            fp32_master_weights=job.optimizer.fp32_master_weights,
             moments=job.optimizer.moments,
             offload=job.optimizer.offload,
             schedule=job.schedule.schedule(job.grid.pipe),
@@ -146,7 +146,7 @@ class Experiment:
             # With dropout the serial model is a cube of one device.
             rest=self.rest if self.drops else ShardingPolicy(precision=self.rest.precision),
             zero=False,
-            masters=True,
+            fp32_master_weights=True,
             offload=False,
             schedule=None,
             recompute=False,

@@ -185,9 +185,9 @@ def build(experiment: Experiment, network: Network, fill: Fill, known: Known | N
         pipeline.learn({name: tensor.to(network.device) for name, tensor in first.items()}, known)
         step, parameters, gradients = pipeline.step, pipeline.parameters, pipeline.gradients
     optimizer: BlockOptimizer | ShardedOptimizer = (
-        ShardedOptimizer(parameters.values(), gradients, make, experiment.masters, experiment.offload)
+        ShardedOptimizer(parameters.values(), gradients, make, experiment.fp32_master_weights, experiment.offload)
         if experiment.zero
-        else BlockOptimizer(parameters.values(), make, experiment.masters, experiment.offload)
+        else BlockOptimizer(parameters.values(), make, experiment.fp32_master_weights, experiment.offload)
     )
     locate(optimizer, parameters, network)
     live = Live(experiment, network, step, parameters, optimizer, gradients)

@@ -88,7 +88,12 @@ def grid_run(experiment: Experiment, folder: str, kind: devices.Kind) -> Outcome
     """Train on the grid, and compare each rank's blocks with those of the serial model."""
     device = devices.current(kind)
     devices.compute_in_full()
-    network = Network(experiment.grid, device, experiment.patience, lanes=devices.lanes(kind, experiment.grid.world))
+    network = Network(
+        experiment.grid,
+        device,
+        experiment.patience,
+        num_comm_channels=devices.num_comm_channels(kind, experiment.grid.world),
+    )
     fill = fill_of(experiment, experiment.skeleton(), device)
     live = build(experiment, network, fill)
     parameters, optimizer = live.parameters, live.optimizer

@@ -21,7 +21,7 @@ from cubeloom.train.checkpoint.shard import Shard
 from cubeloom.train.checkpoint.tensor_file import CODES, TensorFile
 
 
-class Held(NamedTuple):
+class HeldShard(NamedTuple):
     """A shard without its values: what rank 0 needs to assign its writing to a rank."""
 
     name: str
@@ -42,13 +42,13 @@ def assign(shards: Mapping[str, Shard], host_group: HostGroup) -> tuple[dict[str
     Called by all ranks.
     """
     own = {
-        Held(name, each.local.dtype, each.whole, each.offset, tuple(each.local.shape), number): each
+        HeldShard(name, each.local.dtype, each.whole, each.offset, tuple(each.local.shape), number): each
         for name, shard in shards.items()
         for number, each in enumerate(shard.written())
     }
     found: list[Index] = []
 
-    def rule(of_all: Sequence[list[Held]]) -> list[list[str]]:
+    def rule(of_all: Sequence[list[HeldShard]]) -> list[list[str]]:
         names, index = assigned(of_all)
         found.append(index)
         return names
@@ -77,13 +77,13 @@ def file_of(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def assigned(of_all: Sequence[list[Held]]) -> tuple[list[list[str]], Index]:
+def assigned(of_all: Sequence[list[HeldShard]]) -> tuple[list[list[str]], Index]:
     """What each rank writes, and the index. Of the ranks with equal shards, the one with the least to write writes
     them.
     """
     holders: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
-    described: dict[tuple[str, tuple[int, ...]], Held] = {}
-    held_by: dict[tuple[int, str, tuple[int, ...]], Held] = {}
+    described: dict[tuple[str, tuple[int, ...]], HeldShard] = {}
+    held_by: dict[tuple[int, str, tuple[int, ...]], HeldShard] = {}
     for rank, held in enumerate(of_all):
         for each in held:
             holders[each.name, each.offset].append(rank)

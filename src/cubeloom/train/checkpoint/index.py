@@ -82,7 +82,7 @@ def index_of(checkpoint: Path, manifest: Mapping[str, Any]) -> Index:
     """The index of a checkpoint to be read. All files that it names must be in the manifest, which has their checksums."""
     index = read_index(checkpoint)
     if unknown := files_of(index) - manifest["files"].keys():
-        raise UserError(f"{checkpoint / INDEX} is damaged: it names {min(unknown)}, of which nobody knows the checksum")
+        raise UserError(f"{checkpoint / INDEX} is damaged: it names {min(unknown)}, whose checksums are unknown")
     return index
 
 

@@ -77,7 +77,7 @@ def _differences(
         "the index does not name what ranks wrote": written_only,
         "no rank wrote what the index names": named_only,
         "missing is what ranks wrote": missing,
-        "nobody knows of": extra,
+        "unknown": extra,
     }
     return "; ".join(f"{what}: {_some(names)}" for what, names in words.items() if names)
 

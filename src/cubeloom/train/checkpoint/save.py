@@ -48,7 +48,7 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         # A separate group, created by all ranks together: two threads of a rank must not communicate in one group.
-        self._aside = network.new_host_group()
+        self._host_group = network.new_host_group()
 
     def save(
         self,
@@ -63,7 +63,7 @@ class CheckpointWriter:
         shards = weights_of(parameters, self._network) | state_of(parameters, optimizer, self._network)
         copies = {name: replace(shard, local=shard.local.to("cpu", copy=True)) for name, shard in shards.items()}
         said = said_of(optimizer)
-        arguments = self._folder, step, copies, self._network, self._aside, progress, said, self._keep, best
+        arguments = self._folder, step, copies, self._network, self._host_group, progress, said, self._keep, best
         # A rank that fails because another is gone must not wait for this thread, which waits for that rank, too.
         self._thread = threading.Thread(target=self._work, args=arguments, name="cubeloom checkpoint", daemon=True)
         self._thread.start()

@@ -170,7 +170,7 @@ class Streaming:
         ), rest
 
 
-class Held:
+class ValidationStream:
     """The first samples of a stream, kept in memory: validation reads them again and again."""
 
     def __init__(self, stream: Streaming) -> None:

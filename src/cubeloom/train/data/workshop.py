@@ -56,5 +56,5 @@ def publish(folder: Path, out: Path) -> None:
 
 def _explained(error: OSError, out: Path) -> UserError:
     if error.errno in FULL:
-        return UserError(f"the disk of {out.parent} is full; with more room the same command goes on from here")
-    return UserError(f"cannot write {out}: {reason(error)}; the same command goes on from here")
+        return UserError(f"the disk of {out.parent} is full; with more room the same command resumes")
+    return UserError(f"cannot write {out}: {reason(error)}; the same command resumes")

@@ -19,9 +19,9 @@ def announced(job: Job) -> str:
     lines = {
         "model": _model(job),
         "grid": f"{job.grid}: {counted(job.grid.world, 'rank')} on {job.device}{_schedule(job)}",
-        "data": ", ".join(map(_source, job.data.sources)) or "random samples, to try the grid: the loss will not fall",
+        "data": _data(job),
         "steps": ", ".join(_steps(job)),
-        "folder": f"{job.folder}{', which has a run that goes on' if job.checkpoints.is_dir() else ''}",
+        "folder": f"{job.folder}{', whose run is resumed' if job.checkpoints.is_dir() else ''}",
     }
     return "\n".join(f"{name:7}{text}" for name, text in lines.items())
 
@@ -41,6 +41,13 @@ def _schedule(job: Job) -> str:
     return f", {schedule.name} with {parts}" if job.grid.pipe > 1 or schedule.microbatches > 1 else ""
 
 
+def _data(job: Job) -> str:
+    sources = ", ".join(map(_source, job.data.sources))
+    if job.data.name not in (None, "random"):
+        return f"{job.data.name}{' of ' if sources else ''}{sources}"
+    return sources or "random samples, to try the grid: the loss will not fall"
+
+
 def _source(source: Source) -> str:
     if source.folder is None:
         return f"{source.stream}, tokenized as it is read"
@@ -53,7 +60,9 @@ def _source(source: Source) -> str:
 def _steps(job: Job) -> Iterator[str]:
     samples, sequence = job.batch.samples, job.batch.sequence
     config = job.config()
-    if config is None or isinstance(config, LanguageConfig):
+    if sequence == 1:
+        yield f"{job.steps:,} of {counted(samples, 'sample')}"
+    elif config is None or isinstance(config, LanguageConfig):
         yield f"{job.steps:,} of {samples} × {sequence:,} = {count(samples * sequence)} tokens"
         yield f"{count(job.steps * samples * sequence)} in all"
     else:

@@ -10,7 +10,8 @@ from cubeloom.comm import devices
 from cubeloom.pipeline import Updates
 from cubeloom.pipeline.runtime.recorded import check_recordable
 from cubeloom.train.job.job import Job
-from cubeloom.train.job.samples import check_validation, samples_of
+from cubeloom.train.job.samples import check_samples, check_validation, samples_of
+from cubeloom.train.optimizers import check_elementwise
 
 
 def check(job: Job, device_here: bool = True) -> None:
@@ -20,17 +21,23 @@ def check(job: Job, device_here: bool = True) -> None:
     layout = job.laid_out()
     job.learning_rate(0)
     samples_of(job, "training")
+    check_samples(job)
+    check_elementwise(job.optimizer, job.given_optimizer)
     if job.evaluation.every is not None:
         check_validation(job)
-    if layout.schedule.updates is not Updates.FLUSH and (job.optimizer.zero or job.optimizer.clip > 0):
+    if layout.schedule.updates is not Updates.FLUSH and (job.optimizer.shard_optimizer_state or job.optimizer.clip > 0):
         raise UserError(
-            f"schedule.name = {job.schedule.name!r} updates weights within a step: it takes no optimizer.zero, and "
-            "optimizer.clip = 0, since there is no gradient of a whole step"
+            f"schedule.name = {job.schedule.name!r} updates weights within a step: it takes no"
+            " optimizer.shard_optimizer_state, and optimizer.clip = 0, since there is no gradient of a whole step"
         )
-    if (job.optimizer.name, job.dtype, job.device) == ("sgd", "bfloat16", devices.CPU) and not job.optimizer.masters:
+    if (job.optimizer.name, job.dtype, job.device) == (
+        "sgd",
+        "bfloat16",
+        devices.CPU,
+    ) and not job.optimizer.fp32_master_weights:
         raise UserError(
-            "optimizer.masters = false: torch's sgd on a CPU does not update weights of bfloat16 (its issue 191763); "
-            "leave it out, or use optimizer.name = 'adamw'"
+            "optimizer.fp32_master_weights = false: torch's sgd on a CPU does not update weights of bfloat16 (its issue "
+            "191763); leave it out, or use optimizer.name = 'adamw'"
         )
     if job.layout.record:
         if job.device == devices.CPU:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cubeloom import models
 from cubeloom.base import dtypes
 from cubeloom.base.grid import Grid
-from cubeloom.base.limits import LANES, SAMPLES, patience, within
+from cubeloom.base.limits import COMM_CHANNELS, SAMPLES, duration, within
 from cubeloom.comm.kinds import CPU, Kind
 from cubeloom.models.configs import BERTConfig, Config, LanguageConfig
 from cubeloom.parallel import Batch, ShardingPolicy
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cubeloom.models import ModelSource
     from cubeloom.pipeline.runtime.build import StagePlan
     from cubeloom.train.data import Samples
+    from cubeloom.train.optimizers import Builder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class Job:
     """Seconds that a rank has after a SIGTERM to finish its step and write a checkpoint; then it is killed. Launchers
     have their own limit; torch's is 30 s.
     """
-    lanes: int | None = None
+    num_comm_channels: int | None = None
     """Communicators over which large collectives are split; by default two if ranks share a GPU, otherwise one."""
     restarts: int = 3
     """How often a failed job is restarted from its last checkpoint."""
@@ -82,10 +83,10 @@ class Job:
     def __post_init__(self) -> None:
         within("steps", self.steps)
         within("restarts", self.restarts, least=0)
-        patience("patience", self.patience)
-        patience("grace", self.grace)
-        if self.lanes is not None:
-            within("lanes", self.lanes, most=LANES)
+        duration("patience", self.patience)
+        duration("grace", self.grace)
+        if self.num_comm_channels is not None:
+            within("num_comm_channels", self.num_comm_channels, most=COMM_CHANNELS)
         within("batch.samples", self.batch.samples, most=SAMPLES)
         within("batch.sequence", self.batch.sequence)
 
@@ -112,6 +113,11 @@ class Job:
 
     def given_samples(self, part: str) -> Samples | None:
         """Samples that a program gave; None if the settings name the data."""
+        return None
+
+    @property
+    def given_optimizer(self) -> Builder | None:
+        """A function of a program that makes the optimizer; None if the settings name it."""
         return None
 
     def skeleton(self) -> nn.Module:

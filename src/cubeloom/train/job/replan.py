@@ -84,5 +84,5 @@ def _fitted(job: Job, grid: Grid, fits: _Fits) -> Job | None:
 def _bytes(job: Job) -> float:
     """Bytes that the first rank receives in a step."""
     config = ParallelConfig.exact(job.grid, job.rest, job.batch, job.numbers.itemsize)
-    volume = job.laid_out().volume(config, worker=0, zero=job.optimizer.zero)
+    volume = job.laid_out().volume(config, worker=0, zero=job.optimizer.shard_optimizer_state)
     return float(sum(volume.values()))

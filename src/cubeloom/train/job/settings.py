@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from cubeloom import models
 from cubeloom.base.errors import UserError
 from cubeloom.base.limits import of_model, share, within
+from cubeloom.base.registry import named
 from cubeloom.models.configs import Config
-from cubeloom.models.named import named
+from cubeloom.models.named import LOSSES
+from cubeloom.models.named import named as model_named
 from cubeloom.models.presets import PRESETS, config
 from cubeloom.parallel import ShardingPolicy
 from cubeloom.parallel.config import Activations, GradientDtype, Inputs, Precision, Weights
 from cubeloom.pipeline import Schedule, Sync, family, generate, overlapped, synchronised
+from cubeloom.pipeline.schedules import FAMILIES
 from cubeloom.train.job.rates import Decay
+from cubeloom.train.job.registries import DATA, OPTIMIZERS
 
 if TYPE_CHECKING:
     from cubeloom.models import ModelSource
@@ -55,6 +59,8 @@ class ModelSettings:
     """The share of each target's probability that is spread over all other tokens."""
     tied: bool | None = None
     """Whether embedding and output layer share their weights."""
+    loss: str | None = named(LOSSES)
+    """For a model of others: the loss of its output and the targets, instead of its own."""
     start: Path | None = None
     """A checkpoint whose weights to start from, for instance one that `cubeloom convert` wrote."""
 
@@ -74,6 +80,10 @@ class ModelSettings:
         """A preset with its changes; None for any other model, which has its own sizes."""
         changes = self._changes()
         if self.called in PRESETS:
+            if self.loss is not None:
+                raise UserError(
+                    f"model.loss = {self.loss!r} is for models of others: {self.called} computes its own loss"
+                )
             return self._changed(config(self.called), changes)
         for name in changes:
             raise UserError(f"model.{name} is for presets: the sizes of {self.called} are its own")
@@ -81,10 +91,10 @@ class ModelSettings:
 
     def source(self) -> ModelSource:
         found = self.config()
-        return named(self.called) if found is None else models.OurModel(found, self.called)
+        return model_named(self.called, self.loss) if found is None else models.OurModel(found, self.called)
 
     def _changes(self) -> dict[str, Any]:
-        names = [field.name for field in fields(self) if field.name not in ("name", "preset", "start")]
+        names = [field.name for field in fields(self) if field.name not in ("name", "preset", "start", "loss")]
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def _changed(self, model: Config, changes: dict[str, Any]) -> Config:
@@ -142,6 +152,8 @@ class Source:
 class DataSettings:
     """Where samples come from. Their order depends only on the seed and the step."""
 
+    name: str | None = named(DATA)
+    """How samples are made of the sources; by default as the model needs them, and random without any source."""
     sources: tuple[Source, ...] = ()
     """The sources, mixed by their weights. Without any, random tokens are drawn, to try a grid."""
     seed: int | None = None
@@ -163,8 +175,8 @@ class DataSettings:
 class ScheduleSettings:
     """The pipeline schedule. With `pipe = 1` its micro-batches are gradient accumulation."""
 
-    name: str = "1f1b"
-    """A schedule of `cubeloom schedule`, such as 1f1b, interleaved, zb-h1, chimera, chimera-zb or auto."""
+    name: str = named(FAMILIES, "1f1b")
+    """A schedule of `cubeloom schedule`."""
     microbatches: int | None = None
     """Number of micro-batches; by default two per worker, and one without a pipeline."""
     pairs: int | None = None
@@ -256,8 +268,8 @@ class LayoutSettings:
 class OptimizerSettings:
     """The optimizer, and what is done with gradients before it."""
 
-    name: Literal["adamw", "sgd"] = "adamw"
-    """Torch's fused AdamW, or SGD with momentum."""
+    name: str = named(OPTIMIZERS, "adamw")
+    """Torch's fused AdamW, SGD with momentum, or your own function, which is executed."""
     betas: tuple[float, float] = (0.9, 0.95)
     """For adamw: the decay of its running means of gradients and of their squares."""
     eps: float = 1e-8
@@ -268,15 +280,15 @@ class OptimizerSettings:
     """The weight decay of matrices; vectors, such as biases and norms, have none."""
     clip: float = 1.0
     """Gradients are scaled so that their norm is at most this; 0 turns clipping off."""
-    zero: bool = False
+    shard_optimizer_state: bool = False
     """Shard the optimizer state over the data axis and a pipeline's replicas (ZeRO-1)."""
-    masters: bool = True
+    fp32_master_weights: bool = True
     """Keep float32 master weights if weights have a lower precision; without them small updates are rounded away, but
     memory is saved.
     """
     moments: Literal["bfloat16"] | None = None
-    """For adamw: keep both moments in bfloat16, rounded stochastically; without masters, weights of bfloat16 are rounded
-    so as well. By default moments have the dtype of the weights that are updated.
+    """For adamw: keep both moments in bfloat16, rounded stochastically; without master weights, weights of bfloat16 are
+    rounded so as well. By default moments have the dtype of the weights that are updated.
     """
     offload: bool = False
     """Keep the optimizer's state and master weights in the host's memory, and bring them to the device part by part while
@@ -355,11 +367,11 @@ class GuardSettings:
 
     spike: float | None = None
     """Also skip steps whose gradient norm is this many times the median of the last 32."""
-    most: int = 10
+    max_consecutive_skips: int = 10
     """This many skips in a row end the run."""
 
     def __post_init__(self) -> None:
-        within("guard.most", self.most)
+        within("guard.max_consecutive_skips", self.max_consecutive_skips)
         if self.spike is not None and not self.spike > 1:
             raise UserError(f"guard.spike must be above 1, got {self.spike}")
 

@@ -19,7 +19,7 @@ BEGINNINGS = ("start", "resume")
 _ENDS = {
     "done": "ended",
     "early stop": "ended early",
-    "asked to stop": "stopped when asked to; the same command goes on",
+    "asked to stop": "stopped when asked to; the same command resumes",
 }
 
 

@@ -16,14 +16,14 @@ from cubeloom.launch import RankPool
 pytestmark = pytest.mark.timeout(120)
 
 
-def _collectives(lanes: int, least: int, numbers: int) -> tuple[list[Tensor], list[Entry], int]:
-    """`least` bytes are worth a lane."""
-    with patch.object(axis, "LANE_BYTES", least):
-        return _all(lanes, numbers)
+def _collectives(num_comm_channels: int, least: int, numbers: int) -> tuple[list[Tensor], list[Entry], int]:
+    """`least` bytes are worth a channel."""
+    with patch.object(axis, "CHANNEL_BYTES", least):
+        return _all(num_comm_channels, numbers)
 
 
-def _all(lanes: int, numbers: int) -> tuple[list[Tensor], list[Entry], int]:
-    network = Network(Grid(x=2, data=2, placement=("x", "data", "pipe", "y", "z")), lanes=lanes)
+def _all(num_comm_channels: int, numbers: int) -> tuple[list[Tensor], list[Entry], int]:
+    network = Network(Grid(x=2, data=2, placement=("x", "data", "pipe", "y", "z")), num_comm_channels=num_comm_channels)
     mine = torch.arange(4.0 * numbers).reshape(4, numbers) * (1 + network.rank)
     found = []
     with network.recording() as ledger:
@@ -43,8 +43,8 @@ def _all(lanes: int, numbers: int) -> tuple[list[Tensor], list[Entry], int]:
 def test_lanes_change_nothing(ranks: RankPool, numbers: int) -> None:
     alone = ranks.run(4, _collectives, 1, 1, numbers)
     for several in (ranks.run(4, _collectives, 3, 1, numbers), ranks.run(4, _collectives, 2, 2**20, numbers)):
-        for (expected, entries, _), (found, counted, lanes) in zip(alone, several, strict=True):
-            assert lanes in (2, 3)
+        for (expected, entries, _), (found, counted, num_comm_channels) in zip(alone, several, strict=True):
+            assert num_comm_channels in (2, 3)
             assert counted == entries
             for one, other in zip(expected, found, strict=True):
                 assert torch.equal(one, other)
