@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from cubeloom.base import functions_of_torch
 from cubeloom.base import torch_private as private
 from cubeloom.base.parts import parts_of
 from cubeloom.comm import world
@@ -352,8 +353,8 @@ def _distributed() -> None:
 def test_operations_that_a_subclass_is_asked_for_say_what_they_do() -> None:
     aten = torch.ops.aten
     elementwise = (aten.mul.Tensor, aten.detach.default, aten.clone.default, aten._to_copy.default, aten.add_.Tensor)
-    assert all(map(private.is_elementwise, (*elementwise, aten.zeros_like.default)))
-    assert not any(map(private.is_elementwise, (aten.sum.default, aten.mm.default, aten.t.default)))
+    assert all(map(functions_of_torch.is_elementwise, (*elementwise, aten.zeros_like.default)))
+    assert not any(map(functions_of_torch.is_elementwise, (aten.sum.default, aten.mm.default, aten.t.default)))
     assert private.changes_its_input(aten.add_.Tensor) and private.changes_its_input(aten.copy_.default)
     assert not private.changes_its_input(aten.add.Tensor)
 
@@ -568,13 +569,13 @@ def test_functions_of_tensors_have_the_names_of_operations() -> None:
 
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            cls.names.append(private.name_of_function(func))
+            cls.names.append(functions_of_torch.name_of_function(func))
             return private.plain_functions(func, types, args, kwargs or {})
 
     x = torch.ones(2).as_subclass(Seen)
     _ = x.detach(), x.data, x * 2, 1 - x, torch.zeros_like(x), torch._foreach_norm([x]), x.sum(), x.shape
     assert Seen.names == ["detach", "detach", "mul", "__rsub__", "zeros_like", "_foreach_norm", "sum", None]
-    elementwise = [name for name in Seen.names if name is not None and private.names_elementwise(name)]
+    elementwise = [name for name in Seen.names if name is not None and functions_of_torch.names_elementwise(name)]
     assert elementwise == ["detach", "detach", "mul", "__rsub__", "zeros_like"]
 
 

@@ -44,7 +44,7 @@ class CallAgain:
     @contextmanager
     def measured_nothing(self) -> Iterator[None]:
         """A graph that is being recorded computes nothing."""
-        now = self.amax and self.amax._now.clone()
+        now = None if self.amax is None else self.amax._now.clone()
         yield
         if self.amax is not None and now is not None:
             self.amax._now.copy_(now)

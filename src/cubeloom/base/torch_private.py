@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from functools import cache
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -31,6 +30,8 @@ from torch.utils._python_dispatch import _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils.flop_counter import flop_registry
+
+from cubeloom.base.functions_of_torch import every_head
 
 # Classes of modules without a public name.
 AnyConvolution = _ConvNd
@@ -234,51 +235,8 @@ plain_functions = torch._C._disabled_torch_function_impl
 """For `__torch_function__` of a DTensor subclass: results do not become members of the subclass."""
 
 
-def is_elementwise(operation: Any) -> bool:
-    """Whether an operation on tensor subclasses is element-wise."""
-    return torch.Tag.pointwise in operation.tags or operation.overloadpacket in _COPIES
-
-
-_COPIES = {
-    *(torch.ops.aten.detach, torch.ops.aten.clone, torch.ops.aten.alias, torch.ops.aten._to_copy, torch.ops.aten.copy_),
-    *(torch.ops.aten.zeros_like, torch.ops.aten.ones_like, torch.ops.aten.empty_like, torch.ops.aten.fill_),
-    *(torch.ops.aten.zero_, torch.ops.aten.full_like, torch.ops.aten.rand_like, torch.ops.aten.randn_like),
-}
-
-
 DISPATCHES_SUBCLASSES = tuple(int(each) for each in torch.__version__.split(".")[:2]) >= (2, 13)
 """Whether `__torch_dispatch__` of a subclass of DTensor is called. Before, torch took all for DTensors, in C++."""
-
-
-def name_of_function(function: Any) -> str | None:
-    """Of what `__torch_function__` is called for: the operation's name. None for an attribute, but not for `data`."""
-    name = function.__name__
-    if name in ("__get__", "__set__"):
-        return "detach" if getattr(function.__self__, "__name__", "") == "data" and name == "__get__" else None
-    return str(name)
-
-
-@cache
-def names_elementwise(name: str) -> bool:
-    """The same as `is_elementwise`, of a function's or a method's name, such as `__mul__` or `_foreach_add_`."""
-    name = name.strip("_").removeprefix("foreach_").removeprefix("fused_")
-    if name in (
-        "to",
-        "type",
-        "float",
-        "double",
-        "half",
-        "bfloat16",
-        "cpu",
-        "cuda",
-        "requires_grad",
-        "adamw",
-        "sgd",
-        "deepcopy",
-    ):
-        return True
-    packet = getattr(torch.ops.aten, name, None) or getattr(torch.ops.aten, name.removeprefix("r"), None)
-    return packet is not None and any(is_elementwise(getattr(packet, each)) for each in packet.overloads())
 
 
 def changes_its_input(operation: Any) -> bool:
@@ -358,17 +316,9 @@ class FlopCounter(TorchDispatchMode):
         found = function(*args, **(kwargs or {}))
         count = _FLOPS.get(getattr(function, "_overloadpacket", function))
         if count is not None:
-            given = _every_head(args) if "scaled_dot_product" in str(function) else args
+            given = every_head(args) if "scaled_dot_product" in str(function) else args
             self.total += int(count(*given, **(kwargs or {}), out_val=found))
         return found
-
-
-def _every_head(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Before torch 2.13 the formulas of attention want as many heads of keys and values as of queries."""
-    tensors = [each for each in args if isinstance(each, Tensor) and each.dim() == 4]
-    heads = max(each.shape[1] for each in tensors)
-    whole = {id(each): each.new_empty(len(each), heads, *each.shape[2:], device="meta") for each in tensors}
-    return tuple(whole.get(id(each), each) for each in args)
 
 
 # --- functions that modes of torch see ---

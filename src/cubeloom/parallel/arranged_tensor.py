@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
-from cubeloom.base import torch_private
+from cubeloom.base import functions_of_torch, torch_private
 from cubeloom.base.errors import UserError
 from cubeloom.parallel.arrangement import Arrangement
 
@@ -30,11 +30,11 @@ class ArrangedTensor(DTensor):
         """Before torch 2.13 operations of subclasses of DTensor are seen here only, and not in `__torch_dispatch__`."""
         if torch_private.DISPATCHES_SUBCLASSES:
             return torch_private.plain_functions(func, types, args, kwargs or {})
-        name = torch_private.name_of_function(func)
+        name = functions_of_torch.name_of_function(func)
         if name is None:  # an attribute
             return torch_private.plain_functions(func, types, args, kwargs or {})
         arranged = [each for each in torch_private.tree_leaves((args, kwargs)) if isinstance(each, ArrangedTensor)]
-        elementwise = torch_private.names_elementwise(name)
+        elementwise = functions_of_torch.names_elementwise(name)
         found = torch_private.plain_functions(func, types, args, kwargs or {})
         if not elementwise and any(isinstance(each, Tensor) for each in torch_private.tree_leaves(found)):
             _check_copies(arranged, name)
@@ -55,7 +55,7 @@ class ArrangedTensor(DTensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         arranged = [each for each in torch_private.tree_leaves((args, kwargs)) if isinstance(each, ArrangedTensor)]
-        elementwise = torch_private.is_elementwise(func)
+        elementwise = functions_of_torch.is_elementwise(func)
         if not elementwise:
             _check_copies(arranged, func.overloadpacket.__name__)
         found = super().__torch_dispatch__(func, types, args, kwargs or {})

@@ -34,7 +34,7 @@ from cubeloom.parallel.buckets import BUCKET_BYTES, Arrival, Buckets, Receiver, 
 from cubeloom.parallel.config import GradientDtype
 from cubeloom.parallel.parameter import like, local_of
 from cubeloom.parallel.products import add_to
-from cubeloom.parallel.use import Use
+from cubeloom.parallel.use import EndOfBackward, Use
 from cubeloom.parallel.weight_gradient import DeferredWeightGrads as DeferredWeightGrads
 from cubeloom.parallel.weight_gradient import WeightGradient as WeightGradient
 
@@ -75,7 +75,7 @@ class Gradients:
         self._owed: Counter[nn.Parameter] = Counter()  # gradients still arriving
         self._waiting: set[nn.Parameter] = set()  # parameters without a use, but with a gradient still arriving
         self._backward = -1  # the current backward, at whose end `_end` is called
-        self._end_of: weakref.ref[_End] | None = None
+        self._end_of: weakref.ref[EndOfBackward] | None = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> Gradients:
         """For a copy of the model: the same reductions for its parameters. Pending work is not copied."""
@@ -145,7 +145,7 @@ class Gradients:
         self._sums.clear()
 
     def sums(self) -> dict[nn.Parameter, Tensor]:
-        """This rank's accumulated gradients that have not been reduced."""
+        """This rank's accumulated gradients."""
         return dict(self._sums)
 
     def accumulate_in(self, sums: dict[nn.Parameter, Tensor]) -> None:
@@ -240,10 +240,9 @@ class Gradients:
     def _dtype_of_product(self, parameter: nn.Parameter) -> torch.dtype:
         """That of the sum. If nothing is added to the product it is that of `grad`: it would be rounded to it anyway."""
         how = self._reductions[parameter]
-        of_this_use = self._uses[parameter] == 1 and parameter not in self._sums and parameter.grad is None
-        if of_this_use and how.alone and how.ranks == 1 and (self._once or not self._accumulating):
-            return parameter.grad_dtype or self.dtype_of(parameter)
-        return self.dtype_of(parameter)
+        only = self._uses[parameter] == 1 and parameter not in self._sums and parameter.grad is None
+        final = how.alone and how.ranks == 1 and (self._once or not self._accumulating)
+        return (parameter.grad_dtype if only and final else None) or self.dtype_of(parameter)
 
     def _arrive(self) -> None:
         parameter, pending = self._arriving.popleft()
@@ -283,7 +282,7 @@ class Gradients:
             return
         if self._end_of is not None and self._end_of() is None:
             self.abandon()
-        end = _End(self)
+        end = EndOfBackward(self._end)
         self._backward, self._end_of = running, weakref.ref(end)
         torch_private.when_backward_ends(end)
 
@@ -399,13 +398,3 @@ class Gradients:
             parameter.grad = like(parameter, whole.contiguous())
         else:
             local_of(parameter.grad).add_(whole)
-
-
-class _End:
-    """Called by autograd when a backward ends. It exists as long as autograd's own task."""
-
-    def __init__(self, gradients: Gradients) -> None:
-        self._gradients = gradients
-
-    def __call__(self) -> None:
-        self._gradients._end()

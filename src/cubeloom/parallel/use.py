@@ -32,3 +32,13 @@ class Use:
     def __del__(self) -> None:
         if self._counted:
             self._uses[self._parameter] -= 1
+
+
+class EndOfBackward:
+    """Called by autograd when a backward ends. It exists as long as autograd's own task."""
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
+
+    def __call__(self) -> None:
+        self._ended()
