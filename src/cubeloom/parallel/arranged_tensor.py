@@ -27,15 +27,13 @@ class ArrangedTensor(DTensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Before torch 2.13 operations of subclasses of DTensor are seen here only, and not in `__torch_dispatch__`."""
-        if torch_private.DISPATCHES_SUBCLASSES:
-            return torch_private.plain_functions(func, types, args, kwargs or {})
+        """Before torch 2.13 operations are seen here only, and not in `__torch_dispatch__`."""
+        found = torch_private.plain_functions(func, types, args, kwargs or {})
         name = functions_of_torch.name_of_function(func)
         if name is None:  # an attribute
-            return torch_private.plain_functions(func, types, args, kwargs or {})
+            return found
         arranged = [each for each in torch_private.tree_leaves((args, kwargs)) if isinstance(each, ArrangedTensor)]
         elementwise = functions_of_torch.names_elementwise(name)
-        found = torch_private.plain_functions(func, types, args, kwargs or {})
         if not elementwise and any(isinstance(each, Tensor) for each in torch_private.tree_leaves(found)):
             _check_copies(arranged, name)
         if elementwise and type(found) is DTensor and found.placements == arranged[0].placements:
@@ -43,7 +41,7 @@ class ArrangedTensor(DTensor):
         return found
 
     def clone(self, **options: Any) -> ArrangedTensor:
-        """For `deepcopy`, inside of which `__torch_function__` is not called."""
+        """For `deepcopy` before torch 2.13, inside of which `__torch_function__` is not called."""
         return _become_arranged(super().clone(**options), self.arrangement)
 
     @classmethod
@@ -91,6 +89,10 @@ class ArrangedTensor(DTensor):
             f"torch.distributed.checkpoint would save {name} as this grid holds it, which no other grid could load; use "
             "cubeloom.save"
         )
+
+
+if torch_private.DISPATCHES_SUBCLASSES:
+    ArrangedTensor.__torch_function__ = torch_private.plain_functions  # type: ignore[assignment,method-assign]
 
 
 def _become_arranged(found: Tensor, arrangement: Arrangement) -> ArrangedTensor:
